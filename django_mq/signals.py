@@ -49,7 +49,7 @@ queue_caught_up = LoggedSignal("queue_caught_up")
 queue_deep = LoggedSignal("queue_deep", logging.WARNING)
 
 
-def wanted(signal: LoggedSignal) -> bool:
+def is_observed(signal: LoggedSignal) -> bool:
     """Return whether `signal` has receivers or its log line is enabled; the hot path checks."""
     return bool(signal.receivers) or logger.isEnabledFor(signal.level)
 

@@ -55,8 +55,8 @@ _SPANS = ("0", "-1 day", "1 us", "2000000 years", "178000000 years", "1000000 mo
 
 
 def _whole(bits: int) -> tuple[str, ...]:
-    most = 2 ** (bits - 1) - 1
-    return (str(-most - 1), "-1", "0", "1", str(most - 1), str(most))
+    maximum = 2 ** (bits - 1) - 1
+    return (str(-maximum - 1), "-1", "0", "1", str(maximum - 1), str(maximum))
 
 
 BY_KIND: dict[type[models.Field[Any, Any]], Sequence[str]] = {

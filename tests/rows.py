@@ -14,7 +14,7 @@ from django.db.models import Model
 from django.db.models.functions import Now
 
 from django_mq.models import QueuedMessage, QueueState, WorkerHeartbeat
-from django_mq.policy.handler_stats import Tally
+from django_mq.policy.handler_stats import HandlerTotals
 
 M = TypeVar("M", bound=Model)
 
@@ -124,7 +124,7 @@ def tally(
     *, waited: Sequence[float] = (), ran: Sequence[float] = (), **given: Any
 ) -> dict[str, Any]:
     """Return the part of a heartbeat about one handler."""
-    tally = Tally(**given)
+    tally = HandlerTotals(**given)
     tally.waited.add(waited)
     tally.ran.add(ran)
     return tally.as_json()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from django_mq.contrib.prometheus import QueueCollector
-from django_mq.policy.handler_stats import Tally
+from django_mq.policy.handler_stats import HandlerTotals
 from django_mq.supervisor.worker_figures import exposed
 from tests.test_docs import ROOT
 
@@ -21,7 +21,7 @@ PLACE = ROOT / "docs/monitoring"
 
 def known() -> set[str]:
     """Return the names of all metrics, including those of histogram parts."""
-    page = exposed({("q", "h"): Tally()}, processes=1)
+    page = exposed({("q", "h"): HandlerTotals()}, processes=1)
     names = set(re.findall(r"^(\w+)", page, re.MULTILINE))
     return names | {family.name for family in QueueCollector().describe()}
 

@@ -114,8 +114,8 @@ def test_statements_lock_unique_ids_in_the_order_of_the_columns() -> None:
         put_aside.PUT_ASIDE: {"rows": "[]"},
         free_unique_ids.FREE: done,
         free_unique_ids.LOCK: one,
-        free_unique_ids.BRING_FORWARD: {**one, "ring": True},
-        free_unique_ids.TAKE_AGAIN: {"ids": [1]},
+        free_unique_ids.PROMOTE_PUT_ASIDE: {**one, "ring": True},
+        free_unique_ids.REACQUIRE: {"ids": [1]},
     }
     with connection.cursor() as cursor:
         for statement, params in statements.items():

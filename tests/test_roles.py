@@ -104,12 +104,12 @@ def meets_the_limit() -> None:
 def reply() -> None:
     with connection.cursor() as cursor:
         cursor.execute(results.LISTEN)
-        results.look(cursor, [1, 7])
+        results.reply_states(cursor, [1, 7])
 
 
 def read_task() -> None:
     with connection.cursor() as cursor:
-        assert kept_results.look(cursor, 8) is not None
+        assert kept_results.find(cursor, 8) is not None
         kept_results.failed_attempts(cursor, 8)
 
 
@@ -125,12 +125,12 @@ def dry_replay() -> None:
         queues.replay(ids=9, dry_run=True)
 
 
-def bring_forward() -> None:
+def promote_put_aside() -> None:
     """The steps of a broadcast if a message was put aside for an id that is free by now."""
     with connection.cursor() as cursor:
         id = free_unique_ids.UniqueId("mail", "", "a.b", "u1")
         free_unique_ids.lock(cursor, [id])
-        free_unique_ids.bring_forward(cursor, [id])
+        free_unique_ids.promote_put_aside(cursor, [id])
 
 
 def sql(text: str) -> Call:
@@ -165,7 +165,7 @@ CALLS: dict[str, dict[str, Call]] = {
         "broadcast requeue": lambda: duplicate("requeue", "u1"),
         "broadcast rerun in flight": lambda: duplicate("rerun", "u1"),
         "broadcast new": lambda: duplicate("skip", "new"),
-        "broadcast bring forward": bring_forward,
+        "broadcast promotes": promote_put_aside,
         "read asides": sql("select put_aside from django_mq_uniquekey"),
     },
     "due times": {

@@ -21,7 +21,7 @@ from benchmarks.workers import drained
 from benchmarks.workloads import Bench
 from django_mq import broadcast, handler
 from django_mq.handlers import isolated
-from django_mq.store import look
+from django_mq.store import poll
 
 DAY = 86_400.0
 TIMES = 20
@@ -51,7 +51,7 @@ def _queues(bench: Bench) -> list[Row]:
         with Claimer("ours", names) as ours:
             ours.warm_up()
             claims[f"{number:,}"] = median(ours.take().milliseconds for _ in range(TIMES))
-            looks[f"{number:,}"] = milliseconds(lambda ours=ours: look.look(ours.cursor))
+            looks[f"{number:,}"] = milliseconds(lambda ours=ours: poll.poll(ours.cursor))
         rates = []
         for _ in bench.in_turn(f"growth: {number} queues"):
             database.clear()

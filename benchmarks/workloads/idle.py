@@ -21,13 +21,13 @@ from benchmarks.workers import Seen, Worker
 from benchmarks.workloads import Bench
 from django_mq import broadcast
 from django_mq.store.claim_lapsed import CLAIM_LAPSED
-from django_mq.store.look import LOOK
+from django_mq.store.poll import POLL
 
 APART = ("mq-keeper", "mq-listener")
 #: After its start, and after the lapse, the idle worker has so many seconds to come to rest.
 REST = 2.0
 #: The statements of an idle worker, by name.
-NAMES = {LOOK: "looks for due messages", CLAIM_LAPSED: "claims of lapsed leases"}
+NAMES = {POLL: "looks for due messages", CLAIM_LAPSED: "claims of lapsed leases"}
 
 
 def run(bench: Bench) -> list[Row]:
@@ -85,7 +85,7 @@ def rate(times: list[float]) -> float:
 def shown(statements: list[tuple[float, str, str]]) -> str:
     """Return what was asked how often: by its name, or by the beginning of the statement.
 
-    >>> shown([(0.0, "main", LOOK), (0.5, "main", "select 1"), (1.0, "main", LOOK)])
+    >>> shown([(0.0, "main", POLL), (0.5, "main", "select 1"), (1.0, "main", POLL)])
     '2 looks for due messages, 1 x select 1'
     """
     names = {_beginning(text): name for text, name in NAMES.items()}

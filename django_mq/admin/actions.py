@@ -147,7 +147,7 @@ class MessageActionsAdmin(EverythingAdmin):
         chosen = () if across else request.POST.getlist(ACTION_CHECKBOX_NAME)
         absent = len({*ids_of(chosen)}.difference(ids))
         if heads:
-            found = standings(ids, most=1, using=self.alias)
+            found = standings(ids, maximum=1, using=self.alias)
             ids = sorted({found[id].head or id if id in found else id for id in ids})
         if action.removes:
             return self._confirm(request, action, ids, absent=absent)
@@ -196,7 +196,7 @@ class MessageActionsAdmin(EverythingAdmin):
 
     def _behind(self, ids: Sequence[int]) -> str:
         """Return how many messages wait behind the heads among `ids`; empty for none."""
-        found = standings(ids, most=MAX_MESSAGES, using=self.alias).values()
+        found = standings(ids, maximum=MAX_MESSAGES, using=self.alias).values()
         count = sum(each.behind for each in found if each.head is None)
         more = any(each.behind == MAX_MESSAGES for each in found)
         return f"{count:,}{'+' if more else ''}" if count else ""

@@ -23,7 +23,7 @@ from django_mq.admin.queue_rows import QueueRowsAdmin
 from django_mq.exceptions import InvalidName
 from django_mq.models import QueueState
 from django_mq.policy.routing import check_name
-from django_mq.queues.decisions import MOST_IN_FLIGHT
+from django_mq.queues.decisions import MAX_IN_FLIGHT
 from django_mq.queues.transactions import writing
 
 #: The offered pauses in seconds; the empty one lasts until the queue is resumed.
@@ -64,15 +64,15 @@ def _limit(form: QueryDict, queue: str, alias: str) -> Decision:
     text = form.get("max_in_flight", "").strip()
     if text and not (text.isascii() and text.isdecimal() and len(text) < 11):
         raise BadRequest("A limit must be a whole number, or empty.")
-    most = int(text) if text else None
-    if most is not None and most > MOST_IN_FLIGHT:
-        raise BadRequest(f"A limit must be at most {MOST_IN_FLIGHT:,}.")
+    maximum = int(text) if text else None
+    if maximum is not None and maximum > MAX_IN_FLIGHT:
+        raise BadRequest(f"A limit must be at most {MAX_IN_FLIGHT:,}.")
 
     def limit() -> str:
-        queues.limit(queue, most, using=alias)
-        return "Limit lifted." if most is None else f"Limited to {most} in flight."
+        queues.limit(queue, maximum, using=alias)
+        return "Limit lifted." if maximum is None else f"Limited to {maximum} in flight."
 
-    if most is None:
+    if maximum is None:
         return limit, "Queue %s has the limit of the settings again."
     return limit, "Queue %s is limited."
 
@@ -178,5 +178,5 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
             "may_change": self.may_change(request),
             "pauses": PAUSES.items(),
             **{f"{name}_url": self.url(QueueState, name) for name in DECISIONS},
-            "most_in_flight": MOST_IN_FLIGHT,
+            "most_in_flight": MAX_IN_FLIGHT,
         }

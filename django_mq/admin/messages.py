@@ -55,7 +55,7 @@ from django_mq.states import MessageState
 from django_mq.store import find_messages
 
 #: Counts of messages behind one in the list stop here.
-MOST_BEHIND = 100
+MAX_BEHIND = 100
 
 
 class QueuedMessageAdmin(
@@ -123,7 +123,7 @@ class QueuedMessageAdmin(
     def read_rows(self, request: HttpRequest, found: ChangeList) -> None:
         """Read the messages with their positions in their lines, days of creation, and counts."""
         rows = list(found.result_list)
-        known = standings([row.pk for row in rows], most=MOST_BEHIND, using=self.alias)
+        known = standings([row.pk for row in rows], maximum=MAX_BEHIND, using=self.alias)
         for row in rows:
             row.standing = known.get(row.pk)
         found.days = self.days(request)  # type: ignore[attr-defined]  # for the template
@@ -241,7 +241,7 @@ class QueuedMessageAdmin(
         notes = [self._detail(message)]
         standing = getattr(message, "standing", None)
         if standing is not None and standing.head is None and standing.behind:
-            count = shown_count(standing.behind, MOST_BEHIND)
+            count = shown_count(standing.behind, MAX_BEHIND)
             notes.append(f"{count} behind it")
         return format_html("{}{}", badge(message.state), notes_below(*notes))
 

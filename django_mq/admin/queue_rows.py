@@ -39,7 +39,7 @@ class Cell:
     text: str
     url: str
     #: The limit of the count; empty for none.
-    most: str = ""
+    limit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,8 @@ class QueueRowsAdmin(HeadsAdmin):
         url = ""
         if linked and text != "0":
             url = self.url(QueuedMessage, "changelist", queue=counts.queue, state=state)
-        most = counts.max_in_flight if name == IN_FLIGHT else None
-        return Cell(name, label, text, url, "" if most is None else f"{most:,}")
+        maximum = counts.max_in_flight if name == IN_FLIGHT else None
+        return Cell(name, label, text, url, "" if maximum is None else f"{maximum:,}")
 
 
 def _first(counts: queues.QueueCounts) -> int | None:

@@ -26,7 +26,7 @@ from django_mq.queues.transactions import reading
 from django_mq.store.queue_names import CHORES
 
 #: The maximum number of heads on the page of a queue.
-MOST_HEADS = 50
+MAX_HEADS = 50
 #: Queues on a page of their list.
 PER_PAGE = 100
 
@@ -54,14 +54,14 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
         page = Paginator(seen, PER_PAGE).get_page(request.GET.get("page"))
         asked = list(page.object_list)
         with reading(self.alias) as cursor:
-            found, most = read_many_counts(cursor, asked)
+            found, maximum = read_many_counts(cursor, asked)
         context = self.page_context(
             request,
             "Queues",
             rows=self.rows(request, found.values()),
             page=page,
             columns=COLUMNS,
-            most=f"{most:,}",
+            maximum=f"{maximum:,}",
             query=query,
             may_pause_query=self.may_change(request) and self.may_name(request, query),
             other_pages="" if not query else f"{urlencode({'q': query})}&",
@@ -93,14 +93,14 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
             "owned": row.counts.owned_until,
             "backoff": row.counts.backoff_until,
         }
-        heads = queues.heads(queue, limit=MOST_HEADS + 1, using=self.alias)
+        heads = queues.heads(queue, limit=MAX_HEADS + 1, using=self.alias)
         context = self.page_context(
             request,
             queue,
             list_crumb=True,
             row=row,
-            heads=self.head_rows(request, heads[:MOST_HEADS]),
-            more_heads=len(heads) > MOST_HEADS,
+            heads=self.head_rows(request, heads[:MAX_HEADS]),
+            more_heads=len(heads) > MAX_HEADS,
             blocked_url=self.url(QueuedMessage, "changelist", queue=queue, state="blocked")
             if self.may_see_messages(request)
             else "",

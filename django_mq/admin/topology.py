@@ -13,7 +13,7 @@ from django_mq.models import QueuedMessage, QueueState
 from django_mq.states import MessageState
 
 #: The maximum numbers of types and handlers in the table; `mq_routes` lists all.
-MOST_TYPES, MOST_HANDLERS = 200, 40
+MAX_TYPES, MAX_HANDLERS = 200, 40
 
 
 class TopologyAdmin(ReadOnlyAdmin):
@@ -25,7 +25,7 @@ class TopologyAdmin(ReadOnlyAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         found = queues.topology(only=self.get_queues(request), using=self.alias)
-        shown = found.handlers[:MOST_HANDLERS]
+        shown = found.handlers[:MAX_HANDLERS]
         may_see_messages = self.may_see_messages(request)
         context = self.page_context(
             request,
@@ -41,12 +41,12 @@ class TopologyAdmin(ReadOnlyAdmin):
                     else "",
                     [one.name in each.handlers for one in shown],
                 )
-                for each in found.types[:MOST_TYPES]
+                for each in found.types[:MAX_TYPES]
             ],
             held=badge(MessageState.HELD),
-            unheard=found.unheard[:MOST_TYPES],
+            unheard=found.unheard[:MAX_TYPES],
             uncalled=found.uncalled,
             observed=found.observed,
-            more=len(found.types) > MOST_TYPES or len(found.handlers) > MOST_HANDLERS,
+            more=len(found.types) > MAX_TYPES or len(found.handlers) > MAX_HANDLERS,
         )
         return TemplateResponse(request, "admin/django_mq/topology.html", context)

@@ -54,10 +54,10 @@ class Window:
         end = Q(pk__lte=self.last) if self.ascending else Q(pk__gte=self.last)
         return self.bounds & end
 
-    def step(self, rows: QuerySet[Any], most: int) -> int | None:
-        """Return the key of the row after `most` ones in the list's order; None: there is none."""
+    def step(self, rows: QuerySet[Any], maximum: int) -> int | None:
+        """Return the key of the row after `maximum` ones, in the list's order; None without one."""
         keys = rows.order_by("pk" if self.ascending else "-pk").values_list("pk", flat=True)
-        found: int | None = next(iter(keys[most - 1 : most]), None)
+        found: int | None = next(iter(keys[maximum - 1 : maximum]), None)
         return found
 
 

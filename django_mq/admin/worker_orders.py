@@ -29,7 +29,7 @@ NOTES = {
     "stop": "Told to drain and stop.",
 }
 #: Queues that the confirmation names because no other worker claims from them.
-MOST_QUEUES = 10
+MAX_QUEUES = 10
 
 
 class WorkerOrdersAdmin(ReadOnlyAdmin):
@@ -121,8 +121,8 @@ class WorkerOrdersAdmin(ReadOnlyAdmin):
             label=LABELS[name],
             worker=worker,
             running=len(worker.running),
-            alone=alone[:MOST_QUEUES],
-            more=max(0, len(alone) - MOST_QUEUES),
+            alone=alone[:MAX_QUEUES],
+            more=max(0, len(alone) - MAX_QUEUES),
             on_page=page,
             url=self.url(WorkerHeartbeat, "order", name),
             back=self.url(WorkerHeartbeat, "change", worker.id)

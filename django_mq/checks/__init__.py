@@ -28,9 +28,9 @@ from django_mq.messages.codecs import Unsupported
 from django_mq.store.driver import may_prepare
 from django_mq.store.session_facts import is_pooled
 
-OLDEST_SERVER = 15
+MIN_SERVER_VERSION = 15
 #: Older versions lose a NOTIFY that arrives while another statement runs on the connection.
-OLDEST_DRIVER = (3, 2, 6)
+MIN_DRIVER_VERSION = (3, 2, 6)
 #: A lease is renewed after a third of it; a slice that lasts longer misses a renewal.
 RENEWALS = 3
 
@@ -73,17 +73,17 @@ def check_versions(settings: Settings, databases: Collection[str]) -> CheckMessa
     if alias not in databases or not _is_postgresql(alias):
         return
     driver = _driver_version()
-    if get_version_tuple(driver) < OLDEST_DRIVER:
+    if get_version_tuple(driver) < MIN_DRIVER_VERSION:
         yield checks.Error(
             f"The installed psycopg version is {driver}; django_mq needs 3.2.6 or later.",
             hint='Install "psycopg>=3.2.6".',
             id="django_mq.E003",
         )
     server = connections[alias].pg_version // 10000  # type: ignore[attr-defined]
-    if server < OLDEST_SERVER:
+    if server < MIN_SERVER_VERSION:
         yield checks.Error(
             f"The database {alias!r} runs PostgreSQL {server}, which django_mq does not support.",
-            hint=f"Upgrade the server to PostgreSQL {OLDEST_SERVER} or later.",
+            hint=f"Upgrade the server to PostgreSQL {MIN_SERVER_VERSION} or later.",
             id="django_mq.E003",
         )
 

@@ -41,10 +41,10 @@ DAY = 86400.0
 #: Deeper JSON comes close to the recursion limit of Python's own encoder.
 MAX_NESTING = 500
 #: Each thread has a connection of its own.
-MOST_THREADS = 1000
+MAX_THREADS = 1000
 #: A worker sets memory aside for each message that it may hold.
-MOST_IN_BATCH = 10_000
-MOST_ASYNC_SLOTS = 100_000
+MAX_BATCH_SIZE = 10_000
+MAX_ASYNC_SLOTS = 100_000
 #: Options that a queue inherits from the settings for all queues.
 INHERITED = ("retry", "lease", "batch_size", "batch_bytes", "dead_retention")
 
@@ -88,7 +88,7 @@ class QueueOptions:
 
     retry: RetryPolicy = _setting(readers.retry_policy)
     lease: float = _setting(duration())
-    batch_size: int = _setting(integer(1, MOST_IN_BATCH))
+    batch_size: int = _setting(integer(1, MAX_BATCH_SIZE))
     batch_bytes: int = _setting(integer(1))
     dead_retention: float | None = _setting(optional(duration()))
     ordered: bool = _setting(flag, False)
@@ -113,12 +113,12 @@ class Settings:
     wakeup: str = _setting(readers.text, "notify")
     poll_interval: float = _setting(duration(), 1.0)
     lease: float = _setting(duration(), 30.0)
-    batch_size: int = _setting(integer(1, MOST_IN_BATCH), 100)
+    batch_size: int = _setting(integer(1, MAX_BATCH_SIZE), 100)
     batch_bytes: int = _setting(integer(1), 4 * 1024 * 1024)
     slice_seconds: float = _setting(duration(), 0.1)
     processes: int = _setting(integer(1), 1)
-    threads: int = _setting(integer(1, MOST_THREADS), 1)
-    async_slots: int = _setting(integer(1, MOST_ASYNC_SLOTS), 100)
+    threads: int = _setting(integer(1, MAX_THREADS), 1)
+    async_slots: int = _setting(integer(1, MAX_ASYNC_SLOTS), 100)
     timeout: float = _setting(duration(), 300.0)
     retry: RetryPolicy = _setting(readers.retry_policy, make=RetryPolicy)
     retry_floor: float = _setting(duration(zero=True), 0.1)
@@ -235,9 +235,9 @@ def _read_settings(raw: object) -> tuple[Settings | None, list[SettingError]]:
     return Settings(**values, queues=MappingProxyType(queues), unlisted=unlisted), []
 
 
-def _forget(*, setting: str, **_: object) -> None:
+def _clear_cache(*, setting: str, **_: object) -> None:
     if setting == "DJANGO_MQ":
         get_settings.cache_clear()
 
 
-setting_changed.connect(_forget, dispatch_uid="django_mq.conf")
+setting_changed.connect(_clear_cache, dispatch_uid="django_mq.conf")

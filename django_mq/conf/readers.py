@@ -51,8 +51,8 @@ def duration(*, zero: bool = False) -> Reader:
     def read(value: object) -> float:
         seconds = as_seconds(value)
         if seconds is None or seconds > MAX_DURATION or (seconds == 0 and not zero):
-            least = "from zero" if zero else "more than zero"
-            raise ValueError(f"must be seconds or a timedelta, {least} and at most 100 years")
+            minimum = "from zero" if zero else "more than zero"
+            raise ValueError(f"must be seconds or a timedelta, {minimum} and at most 100 years")
         return seconds
 
     return read

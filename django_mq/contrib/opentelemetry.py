@@ -28,7 +28,7 @@ __all__ = ["instrument", "uninstrument"]
 
 SYSTEM = "django_mq"
 #: The maximum number of links of one span: a batch handler's list may have thousands of producers.
-MOST_LINKS = 128
+MAX_LINKS = 128
 
 _active: _Instrumentation | None = None
 
@@ -53,7 +53,7 @@ def instrument(
         trace.get_tracer("django_mq", VERSION, tracer_provider),
         metrics.get_meter("django_mq", VERSION, meter_provider),
     )
-    origin.carriers.append(_active.carry)
+    origin.metadata_sources.append(_active.inject)
     calls.surroundings.append(_active.process)
 
 
@@ -61,7 +61,7 @@ def uninstrument() -> None:
     """Stop the tracing that `instrument()` started."""
     global _active
     if _active is not None:
-        origin.carriers.remove(_active.carry)
+        origin.metadata_sources.remove(_active.inject)
         calls.surroundings.remove(_active.process)
         _active = None
 
@@ -73,7 +73,7 @@ class _Instrumentation:
             "messaging.process.duration", unit="s", description="Duration of processing operation."
         )
 
-    def carry(self) -> Mapping[str, str]:
+    def inject(self) -> Mapping[str, str]:
         """Return the context for messages that are broadcast now: empty without a span."""
         if not trace.get_current_span().is_recording():
             return {}
@@ -110,7 +110,7 @@ class _Instrumentation:
                 context=Context(),  # its own trace: a link leads to the producer's
                 kind=SpanKind.CONSUMER,
                 attributes={**labels, **_attributes(deliveries, listed=argument is not first)},
-                links=[link for each in deliveries[:MOST_LINKS] if (link := _link(each))],
+                links=[link for each in deliveries[:MAX_LINKS] if (link := _link(each))],
                 record_exception=False,
                 set_status_on_exception=False,
             ) as span

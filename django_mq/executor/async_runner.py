@@ -14,19 +14,19 @@ from django_mq.executor.async_settler import AsyncSettler
 from django_mq.executor.async_slots import Slots
 from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.lease_clock import lease_clock
-from django_mq.executor.leased_call import leased_call, result_of, sort_started
+from django_mq.executor.leased_call import leased_call, result_of, split_started
 from django_mq.executor.lingering import LINGER_SHARE, Lingering
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.loop_timeout import GRACE, LoopTimeout
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import CallEntries, Scoreboard
 from django_mq.executor.shared_thread import OtherThreads, SharedThread
-from django_mq.executor.tasks import Task, has_expired, may_start_unlocked, most_in_call
+from django_mq.executor.tasks import Task, has_expired, max_in_call, may_start_unlocked
 from django_mq.executor.watchdog import Link
 from django_mq.messages import current_delivery
 from django_mq.policy.outcomes import AttemptEnded, TimedOut, was_stopped
 from django_mq.policy.stack import Frame, awaited_by, raised_from
-from django_mq.signals import log_failure, message_started, wanted
+from django_mq.signals import is_observed, log_failure, message_started
 
 #: Seconds over which freed slots are collected before they are announced: one claim fills them all.
 ROOM_EVERY = 0.002
@@ -59,7 +59,7 @@ class AsyncRunner(threading.Thread):
         self._free = list(range(first_entry, first_entry + slots))
         self._room_notice_due = False
         self._batch = batch
-        self._lingering = Lingering(batch=batch, longest=context.shortest_lease / LINGER_SHARE)
+        self._lingering = Lingering(batch=batch, max_linger=context.shortest_lease / LINGER_SHARE)
         self._timer: asyncio.TimerHandle | None = None
         #: The drain ran out of time and cancelled handlers.
         self.cut_off = False
@@ -67,7 +67,9 @@ class AsyncRunner(threading.Thread):
         self._running: dict[asyncio.Task[None], CallEntries] = {}
         # By message id: the operator who stopped it.
         self._stopped: dict[int, str] = {}
-        self._settler = AsyncSettler(context, on_left=self._leave, give_up=self._give_up, link=link)
+        self._settler = AsyncSettler(
+            context, on_calls_ended=self._finish_calls, give_up=self._give_up, link=link
+        )
 
     def start(self) -> None:
         # Here, because a loop has file descriptors that only the end of the thread closes: a run
@@ -82,7 +84,7 @@ class AsyncRunner(threading.Thread):
     def submit(self, tasks: list[Task]) -> None:
         """Start `tasks`, for which there is room. Called by the thread that claims."""
         self._slots.take(len(tasks))
-        self._local_queue.enter(len(tasks))
+        self._local_queue.begin_calls(len(tasks))
         self._loop.call_soon_threadsafe(self._start, tasks)
 
     def stop(self, id: int, by: str) -> bool:
@@ -107,7 +109,7 @@ class AsyncRunner(threading.Thread):
             asyncio.run_coroutine_threadsafe(self._drain(seconds), self._loop)
 
     def run(self) -> None:
-        self._scoreboard.run_from(self._first_entry)
+        self._scoreboard.bind_thread(self._first_entry)
         self._settler.start()
         asyncio.set_event_loop(self._loop)
         self._thread = SharedThread(self._loop)
@@ -132,7 +134,7 @@ class AsyncRunner(threading.Thread):
 
     def _start(self, tasks: list[Task]) -> None:
         for task in tasks:
-            if most_in_call(task, self._batch) == 1:
+            if max_in_call(task, self._batch) == 1:
                 self._begin([task])
             elif full := self._lingering.add(task):
                 self._begin(full)
@@ -187,18 +189,18 @@ class AsyncRunner(threading.Thread):
             return tasks
         answer: asyncio.Future[dict[int, bool]] = self._loop.create_future()
         self._settler.start_leases(tasks, answer)
-        barred, ready = sort_started(tasks, await answer)
+        barred, ready = split_started(tasks, await answer)
         for each in barred:
             if each.settled is Settled.LOST:
                 reports.lease_lost(each.delivery)
         if barred:
-            self._settler.settle(barred, tasks, left=False)
+            self._settler.settle(barred, tasks, call_ended=False)
         return ready
 
-    def _leave(self, tasks: Sequence[Task]) -> None:
+    def _finish_calls(self, tasks: Sequence[Task]) -> None:
         """Note that the calls of `tasks` are settled. Called by the thread that settles."""
         came_free = self._slots.settle(_ids(tasks))
-        self._local_queue.leave(*[task.line for task in tasks])
+        self._local_queue.end_calls(*[task.line for task in tasks])
         if came_free:
             self._on_room()
 
@@ -207,7 +209,7 @@ class AsyncRunner(threading.Thread):
         for task in tasks:
             if task.line is not None:
                 self._local_queue.break_line(task.line)
-        self._local_queue.settled([each.delivery.id for each in ended])
+        self._local_queue.untrack([each.delivery.id for each in ended])
 
     def _notify_room(self) -> None:
         """Announce free slots after a moment, in which more may come free."""
@@ -226,7 +228,7 @@ class AsyncRunner(threading.Thread):
         timeout = LoopTimeout(self._loop, limit, entries)
         lease = max(self._context.lease_of(task.delivery.queue) for task in tasks)
         call = leased_call(tasks, alias=self._context.alias, lease=lease, timeout=timeout)
-        if wanted(message_started):
+        if is_observed(message_started):
             for delivery in call.deliveries:
                 reports.started(delivery)
         timeout.show(tasks[0].timeout)

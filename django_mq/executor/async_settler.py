@@ -36,7 +36,7 @@ class AsyncSettler(threading.Thread):
         self,
         context: RunContext,
         *,
-        on_left: Callable[[Sequence[Task]], None],
+        on_calls_ended: Callable[[Sequence[Task]], None],
         give_up: Callable[[Sequence[Ended], Sequence[Task]], None],
         link: Link,
     ) -> None:
@@ -45,9 +45,11 @@ class AsyncSettler(threading.Thread):
         self._outage = context.outage
         self._statements = Statements(context.alias, link=link)
         self._settlement = Settlement(self._statements, context)
-        self._on_left = on_left
+        self._on_calls_ended = on_calls_ended
         self._give_up = give_up
-        self._asked: queue.SimpleQueue[_StartRequest | _SettleRequest | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[_StartRequest | _SettleRequest | None] = (
+            queue.SimpleQueue()
+        )
 
     def start_leases(self, tasks: list[Task], answer: asyncio.Future[dict[int, bool]]) -> None:
         """Request full leases for `tasks`.
@@ -55,45 +57,49 @@ class AsyncSettler(threading.Thread):
         The result of `answer` maps the ids of those still ours to whether they have expired; it may
         contain other ids.
         """
-        self._asked.put(_StartRequest(tasks, answer))
+        self._requests.put(_StartRequest(tasks, answer))
 
-    def settle(self, ended: Sequence[Ended], tasks: Sequence[Task], *, left: bool = True) -> None:
+    def settle(
+        self, ended: Sequence[Ended], tasks: Sequence[Task], *, call_ended: bool = True
+    ) -> None:
         """Request to settle `ended`, of the call of `tasks`, except lost ones.
 
-        If the call is `left`, `on_left` is then called with `tasks`. If an error of our own
+        With `call_ended`, `on_calls_ended` is then called with `tasks`. If an error of our own
         prevents the settle, `give_up` is called first: the leases lapse.
         """
-        self._asked.put(_SettleRequest(ended, tasks, left))
+        self._requests.put(_SettleRequest(ended, tasks, call_ended))
 
     def end(self) -> None:
         """End the thread after all earlier requests."""
-        self._asked.put(None)
+        self._requests.put(None)
 
     def run(self) -> None:
         ending = False
         try:
             while not ending:
-                asked = [self._asked.get()]
+                requests = [self._requests.get()]
                 with contextlib.suppress(queue.Empty):
                     while True:
-                        asked.append(self._asked.get_nowait())
-                ending = None in asked
-                self._settle([each for each in asked if isinstance(each, _SettleRequest)])
-                self._start([each for each in asked if isinstance(each, _StartRequest)])
+                        requests.append(self._requests.get_nowait())
+                ending = None in requests
+                self._settle([each for each in requests if isinstance(each, _SettleRequest)])
+                self._start([each for each in requests if isinstance(each, _StartRequest)])
         finally:
             self._statements.close()
 
-    def _settle(self, asked: list[_SettleRequest]) -> None:
-        ended = [each for request in asked for each in request.ended]
+    def _settle(self, requests: list[_SettleRequest]) -> None:
+        ended = [each for request in requests for each in request.ended]
         failure: Exception | None = None
         try:
             self._settle_all(ended)
         except Exception as error:  # a bug of ours: the other handlers must not wait for ever
             log_failure("executor_failed", failure := error, "async settler failed")
             self._statements.close()
-            self._give_up(ended, [task for request in asked for task in request.tasks])
-        if left := [task for request in asked if request.left for task in request.tasks]:
-            self._on_left(left)
+            self._give_up(ended, [task for request in requests for task in request.tasks])
+        if finished := [
+            task for request in requests if request.call_ended for task in request.tasks
+        ]:
+            self._on_calls_ended(finished)
         if failure:
             self._outage.wait(failure, logged=True)
 
@@ -107,16 +113,16 @@ class AsyncSettler(threading.Thread):
             reports.all_ended(settled)
             self._context.on_settled(settled)
 
-    def _start(self, asked: list[_StartRequest]) -> None:
-        if not asked:
+    def _start(self, requests: list[_StartRequest]) -> None:
+        if not requests:
             return
         started: dict[int, bool] = {}
         try:
-            started = self._start_all([task for request in asked for task in request.tasks])
+            started = self._start_all([task for request in requests for task in request.tasks])
         except Exception as error:  # a bug of ours: the coroutines wait for the answers
             log_failure("executor_failed", error, "async settler failed")
             self._statements.close()
-        answers = [request.answer for request in asked]
+        answers = [request.answer for request in requests]
         answers[0].get_loop().call_soon_threadsafe(_resolve, answers, started)
 
     def _start_all(self, starts: list[Task]) -> dict[int, bool]:
@@ -155,7 +161,7 @@ class AsyncSettler(threading.Thread):
                 if self._outage.stopped():
                     return {}
             else:
-                self._outage.over()
+                self._outage.end()
                 return started
 
 
@@ -173,4 +179,4 @@ class _StartRequest(NamedTuple):
 class _SettleRequest(NamedTuple):
     ended: Sequence[Ended]
     tasks: Sequence[Task]
-    left: bool
+    call_ended: bool

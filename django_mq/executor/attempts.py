@@ -55,7 +55,7 @@ class Attempts:
         savepoint, wrapper = self.session.savepoint, self.session.wrapper
         hooks, wrappers = len(wrapper.run_on_commit), len(wrapper.execute_wrappers)
         result, error, seconds = None, None, 0.0
-        self._show(tasks, state)
+        self._record_start(tasks, state)
         self.session.link.lent = True
         try:
             if state.announcing:
@@ -67,13 +67,13 @@ class Attempts:
                 result, error = call(function, argument_of(tasks), delivery)
             seconds = perf_counter() - began
             if error is None:
-                error = _keep(savepoint, more=monotonic() < until)
+                error = _keep_writes(savepoint, more=monotonic() < until)
             state.savepoints += savepoint.opened
             if error is not None:
-                savepoint.undo()
+                savepoint.roll_back()
                 del wrapper.run_on_commit[hooks:]
         except (TransactionEnded, *DATABASE_ERRORS) as raised:
-            self._blame(tasks, error or _reported_error(raised), seconds, state)
+            self._abort(tasks, error or _reported_error(raised), seconds, state)
             raise SliceAborted from raised
         finally:
             self.session.link.lent = False
@@ -93,7 +93,7 @@ class Attempts:
             task.delivery, self.policy_of(task.delivery._row), error, seconds=seconds
         )
 
-    def _show(self, tasks: list[Task], state: SliceState) -> None:
+    def _record_start(self, tasks: list[Task], state: SliceState) -> None:
         state.attempted = True
         began = monotonic()
         state.deadline = deadline = began + tasks[0].timeout
@@ -111,8 +111,8 @@ class Attempts:
         savepoint.arm()
         for task in tasks:
             reports.started(task.delivery)
-        if _keep(savepoint) is not None:
-            savepoint.undo()
+        if _keep_writes(savepoint) is not None:
+            savepoint.roll_back()
         state.savepoints += savepoint.opened
         return savepoint.opened
 
@@ -135,10 +135,10 @@ class Attempts:
     ) -> None:
         state.broken_lines.update(task.line for task in tasks)
         if self.conflicts.may_repeat(tasks, error):
-            state.again.extend(tasks)
+            state.to_rerun.extend(tasks)
             state.stopped = True
         elif len(tasks) > 1:
-            state.again.extend(tasks)  # the messages of a failed batch run one by one
+            state.to_rerun.extend(tasks)  # the messages of a failed batch run one by one
         else:
             ended = self.failure_end(tasks[0], error, seconds)
             part.tasks.append(tasks[0])
@@ -156,16 +156,16 @@ class Attempts:
         if isinstance(error, NotLocked):
             return
         if self.conflicts.count(tasks):
-            state.again.extend(tasks)
+            state.to_rerun.extend(tasks)
         else:
             self._failed(tasks, error, seconds, state, state.unbound)
 
-    def _blame(
+    def _abort(
         self, tasks: list[Task], error: BaseException, seconds: float, state: SliceState
     ) -> None:
         state.aborted = True
         if len(tasks) > 1:
-            state.again.extend(tasks)
+            state.to_rerun.extend(tasks)
         else:
             state.culprit = self.failure_end(tasks[0], error, seconds)
 
@@ -177,7 +177,7 @@ def _reported_error(raised: Exception) -> Exception:
     return raised
 
 
-def _keep(savepoint: LazySavepoint, *, more: bool = False) -> BaseException | None:
+def _keep_writes(savepoint: LazySavepoint, *, more: bool = False) -> BaseException | None:
     """Keep the handler's writes; return the error of a handler that spoiled its transaction.
 
     Raises TransactionEnded for a handler that ended it.

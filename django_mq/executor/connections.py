@@ -45,7 +45,7 @@ DATABASE_ERRORS = (psycopg.Error, DjangoError)
 _REFUSALS = frozenset({"57014", "40001", "40P01", "55P03", "53100"})
 
 #: Seconds between two tries to reach a lost database: the first wait, and the longest.
-FIRST_WAIT, LONGEST_WAIT = 0.25, 5.0
+RECONNECT_WAIT, MAX_RECONNECT_WAIT = 0.25, 5.0
 #: Seconds to connect, unless the alias sets a `connect_timeout`.
 CONNECT_SECONDS = 10
 
@@ -65,8 +65,8 @@ def plain_connection(alias: str, link: Link | None = None) -> BaseDatabaseWrappe
         connect = wrapper.get_new_connection
 
         def connect_and_attach(params: dict[str, Any]) -> Any:
-            if link.longest_wait < CONNECT_SECONDS:
-                params = {**params, "connect_timeout": max(1, round(link.longest_wait))}
+            if link.max_wait < CONNECT_SECONDS:
+                params = {**params, "connect_timeout": max(1, round(link.max_wait))}
             driver = connect(params)
             link.attach(driver)
             return driver
@@ -215,7 +215,7 @@ class Outage:
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
         self._lock = threading.Lock()
-        self._wait = FIRST_WAIT
+        self._wait = RECONNECT_WAIT
         self._said_at = float("-inf")
         self._lost = False
 
@@ -232,7 +232,7 @@ class Outage:
             if says:
                 self._said_at = monotonic()
                 self._lost = self._lost or not refused
-                self._wait = min(wait * 2, LONGEST_WAIT)
+                self._wait = min(wait * 2, MAX_RECONNECT_WAIT)
         if says and not logged:  # without the lock: a log handler may block
             logger.warning(
                 "%s (%s); trying again in %.2g s",
@@ -245,7 +245,7 @@ class Outage:
 
     def wait_quietly(self) -> None:
         """Sleep for the first wait, or until the drain is over."""
-        self._stop.wait(FIRST_WAIT)
+        self._stop.wait(RECONNECT_WAIT)
 
     @property
     def lost(self) -> bool:
@@ -256,11 +256,11 @@ class Outage:
         """Return whether the drain is over: nothing waits for the database any longer."""
         return self._stop.is_set()
 
-    def over(self) -> None:
+    def end(self) -> None:
         """Note that the database has answered: the next outage begins with a short wait again."""
-        if self._wait != FIRST_WAIT:
+        if self._wait != RECONNECT_WAIT:
             with self._lock:
-                self._wait = FIRST_WAIT
+                self._wait = RECONNECT_WAIT
                 back, self._lost = self._lost, False
             if back:
                 logger.info("database is back", extra={"event": "database_back"})

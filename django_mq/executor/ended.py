@@ -16,15 +16,15 @@ from django_mq.policy.outcomes import DeadLettered, Outcome, Retried, Snoozed, d
 from django_mq.store import settle
 
 #: The longest wait, in seconds, until a held message is looked at again.
-LONGEST_HOLD = 300.0
+MAX_HOLD = 300.0
 
 
 class Settled(Enum):
     """The ends of a delivery.
 
-    FINISHED: its handler acked it with `finish()`. BURIED: dead without an attempt. RELEASED: it
-    runs again after the message before it in its line, and uses no attempt. LOST: the lease is no
-    longer ours.
+    FINISHED: its handler acked it with `finish()`. DEAD_LETTERED: dead without an attempt.
+    RELEASED: it runs again after the message before it in its line, and uses no attempt. LOST: the
+    lease is no longer ours.
     """
 
     ACKED = auto()
@@ -32,7 +32,7 @@ class Settled(Enum):
     FAILED = auto()
     SNOOZED = auto()
     HELD = auto()
-    BURIED = auto()
+    DEAD_LETTERED = auto()
     RELEASED = auto()
     LOST = auto()
 
@@ -48,7 +48,7 @@ REMOVED_OR_LOST = (*DONE, Settled.LOST)
 class Ended(NamedTuple):
     """How a delivery ended.
 
-    `outcome` is that of a failure or a snooze, `reason` why the message is held or buried.
+    `outcome` is that of a failure or a snooze, `reason` why the message is held or dead.
     """
 
     delivery: Delivery
@@ -83,8 +83,8 @@ def failed_row(ended: Ended, *, suspect: bool = False) -> settle.FailedDelivery 
     if isinstance(outcome, DeadLettered):
         at, delay, dead_reason = None, 0.0, outcome.reason
     elif isinstance(outcome, Retried):
-        (at, delay), dead_reason = when(outcome.after), ""
-        delay = max(delay, outcome.least)
+        (at, delay), dead_reason = moment_or_delay(outcome.after), ""
+        delay = max(delay, outcome.min_wait)
     else:
         return None
     failure = outcome.failure
@@ -126,9 +126,9 @@ def hold_delay(held_for: float | None) -> float:
     >>> hold_delay(None), hold_delay(1.0), hold_delay(3.1), hold_delay(9000.0)
     (1.0, 1.0, 3.1, 300.0)
     """
-    return min(max(1.0, held_for or 0.0), LONGEST_HOLD)
+    return min(max(1.0, held_for or 0.0), MAX_HOLD)
 
 
-def when(after: float | datetime) -> tuple[datetime | None, float]:
+def moment_or_delay(after: float | datetime) -> tuple[datetime | None, float]:
     """Return a time as the store takes it: a moment, or seconds from now."""
     return (after, 0.0) if isinstance(after, datetime) else (None, after)

@@ -65,7 +65,7 @@ class Executor(threading.Thread):
         self._nonatomic = NonAtomic(session, context, entries=self._entries, settlement=settlement)
 
     def run(self) -> None:
-        self._entries.run_here()
+        self._entries.bind_thread()
         self._connect()
         try:
             while (slice_ := self._local_queue.take()) is not None:
@@ -75,7 +75,7 @@ class Executor(threading.Thread):
                     log_failure("executor_failed", error, "executor failed")
                     for line in slice_.lines:
                         self._local_queue.break_line(line)
-                    self._local_queue.settled(task.delivery.id for task in slice_.tasks)
+                    self._local_queue.untrack(task.delivery.id for task in slice_.tasks)
                     self._outage.wait(error, logged=True)
                 finally:
                     self._local_queue.done(slice_)
@@ -85,49 +85,51 @@ class Executor(threading.Thread):
     def _perform(self, slice_: Slice) -> None:
         tasks = slice_.tasks
         if not tasks[0].handler.atomic:
-            self._session.stand_down()
+            self._session.leave_block()
             if not self._nonatomic.run(tasks):
                 self._local_queue.put_back(tasks)
             return
         began = monotonic()
         remainder = self._slice_runner.run(tasks)
-        unstarted = len(remainder.left) + len(remainder.locked)
-        self._set_pace(tasks, unstarted, remainder.again, monotonic() - began)
-        left, locked = remainder.left, remainder.locked
-        again = deque(_in_order(remainder.again, tasks))
+        unstarted = len(remainder.not_started) + len(remainder.locked)
+        self._set_pace(tasks, unstarted, remainder.to_rerun, monotonic() - began)
+        left, locked = remainder.not_started, remainder.locked
+        to_rerun = deque(_in_order(remainder.to_rerun, tasks))
         broken_lines: set[Line] = set()
-        while again and not self._outage.stopped():
-            task = again.popleft()
+        while to_rerun and not self._outage.stopped():
+            task = to_rerun.popleft()
             if task.line in broken_lines or self._local_queue.is_unwanted(task):
                 left.insert(0, task)  # a message before it failed, or has not ended
                 continue
             remainder = self._slice_runner.run([task])
-            left = remainder.left + left
+            left = remainder.not_started + left
             locked = locked + remainder.locked
             if task.line is None:
-                again.extend(remainder.again)
+                to_rerun.extend(remainder.to_rerun)
                 continue
-            again.extendleft(remainder.again)  # before the others of its line
-            if remainder.left or remainder.locked:
+            to_rerun.extendleft(remainder.to_rerun)  # before the others of its line
+            if remainder.not_started or remainder.locked:
                 broken_lines.add(task.line)
         lined = [task for task in locked if task.line is not None]
-        if back := [*again, *left, *lined]:
+        if back := [*to_rerun, *left, *lined]:
             self._local_queue.put_back(_in_order(back, tasks))
         if others := [task for task in locked if task.line is None]:
             self._local_queue.put(others)
-        self._slice_runner.get_ready()
+        self._slice_runner.prepare()
 
-    def _set_pace(self, tasks: list[Task], left: int, again: list[Task], seconds: float) -> None:
-        for task in again:
+    def _set_pace(
+        self, tasks: list[Task], unstarted: int, reruns: list[Task], seconds: float
+    ) -> None:
+        for task in reruns:
             self._local_queue.pace(task.handler).conflict()
-        if again:
+        if reruns:
             return
-        ran = Counter(map(attrgetter("handler"), tasks[: len(tasks) - left]))
+        ran = Counter(map(attrgetter("handler"), tasks[: len(tasks) - unstarted]))
         for handler, count in ran.items():
             if seconds > self._slice_seconds:
                 self._local_queue.pace(handler).overran()
             else:
-                self._local_queue.pace(handler).kept_time(count, self._slice_size)
+                self._local_queue.pace(handler).ended_in_time(count, self._slice_size)
 
 
 def _in_order(some: Sequence[Task], tasks: Sequence[Task]) -> list[Task]:

@@ -10,14 +10,14 @@ from django_mq import handlers
 from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.minutes import FigureSource, Minutes
 from django_mq.messages import ClaimedRow, Delivery
-from django_mq.policy.handler_stats import Tally
+from django_mq.policy.handler_stats import HandlerTotals
 from django_mq.policy.outcomes import DeadLettered, Retried
 
 #: The maximum number of handlers in a heartbeat: those that ended the most messages.
 MAX_HANDLERS = 100
 #: Pairs of queue and handler that are counted separately. Beyond these, the queues of a handler are
 #: counted together.
-MOST_SOURCES = 500
+MAX_SOURCES = 500
 
 
 def queued_for(delivery: Delivery) -> float | None:
@@ -29,8 +29,8 @@ def queued_for(delivery: Delivery) -> float | None:
     return max(0.0, row.waited) if row.attempts == 1 else None
 
 
-class HandlerTallies:
-    """The tallies of one worker by queue and handler, each in constant memory. Thread-safe."""
+class WorkerTotals:
+    """The totals of one worker by queue and handler, each in constant memory. Thread-safe."""
 
     def __init__(self) -> None:
         self.minutes = Minutes()
@@ -49,23 +49,23 @@ class HandlerTallies:
         for (queue, handler), those in together.items():
             with self.minutes.lock:
                 source = self._source(queue, handler)
-                created = _count(self.minutes.tally(source), those)
+                created = _count(self.minutes.current(source), those)
                 if created:
                     self.minutes.arrived(source, created)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the heartbeat's tallies: at most 100 handlers, most messages first."""
-        return {name: tally.as_json() for name, tally in self.read().items()}
+        """Return the heartbeat's totals: at most 100 handlers, most messages first."""
+        return {name: total.as_json() for name, total in self.read().items()}
 
-    def read(self) -> dict[str, Tally]:
-        """Return copies of the tallies of the same handlers, over all queues."""
-        found: dict[str, Tally] = {}
-        for source, tally in self.by_source().items():
-            found.setdefault(source.handler, Tally()).merge(tally)
+    def read(self) -> dict[str, HandlerTotals]:
+        """Return copies of the totals of the same handlers, over all queues."""
+        found: dict[str, HandlerTotals] = {}
+        for source, total in self.by_source().items():
+            found.setdefault(source.handler, HandlerTotals()).merge(total)
         return dict(sorted(found.items(), key=lambda item: -item[1].total)[:MAX_HANDLERS])
 
-    def by_source(self) -> dict[FigureSource, Tally]:
-        """Return a copy of the tally of each pair of queue and handler, since the worker started.
+    def by_source(self) -> dict[FigureSource, HandlerTotals]:
+        """Return a copy of the totals of each pair of queue and handler, since the worker started.
 
         Beyond 500 pairs, the queue is empty.
         """
@@ -79,7 +79,7 @@ class HandlerTallies:
         if source not in self._sources:
             known = handlers.get(handler)
             source = FigureSource(queue, known.name if known else "")
-            if source not in self._sources and len(self._sources) >= MOST_SOURCES:
+            if source not in self._sources and len(self._sources) >= MAX_SOURCES:
                 source = FigureSource("", source.handler)
             self._sources.add(source)
         return source
@@ -89,38 +89,38 @@ class HandlerTallies:
 _names = itemgetter(*map(ClaimedRow._fields.index, ("queue", "handler")))
 
 
-def _count(tally: Tally, ended: Sequence[Ended]) -> list[float]:
+def _count(totals: HandlerTotals, ended: Sequence[Ended]) -> list[float]:
     """Count deliveries; return the creation times of those that ended their first attempt."""
     others = [each for each in ended if each.settled is not ACKED]
-    tally.acked += len(ended) - len(others)
+    totals.acked += len(ended) - len(others)
     last_at = ended[-1].delivery._row.claimed_at
     if others:
-        ended = [each for each in ended if each.settled is ACKED or _count_other(tally, each)]
+        ended = [each for each in ended if each.settled is ACKED or _count_other(totals, each)]
     ran = [each for each in ended if each.seconds]  # the others did not run here
     first = [row for each in ran if (row := each.delivery._row).attempts == 1]
-    tally.ran.add([each.seconds for each in ran])
-    tally.waited.add([row.waited for row in first])
-    tally.last_at = last_at if tally.last_at is None else max(tally.last_at, last_at)
+    totals.ran.add([each.seconds for each in ran])
+    totals.waited.add([row.waited for row in first])
+    totals.last_at = last_at if totals.last_at is None else max(totals.last_at, last_at)
     if others:
         first = [each.delivery._row for each in ended if _is_new(each)]
     return [row.created for row in first]
 
 
-def _count_other(tally: Tally, each: Ended) -> bool:
+def _count_other(totals: HandlerTotals, each: Ended) -> bool:
     """Count a delivery that is not simply acked; return whether it was an attempt, or died."""
     settled = each.settled
     if settled in (Settled.HELD, Settled.RELEASED):
         return False
     if settled is Settled.FINISHED:
-        tally.acked += 1
+        totals.acked += 1
     elif settled is Settled.SNOOZED:
-        tally.snoozed += 1
+        totals.snoozed += 1
     elif isinstance(each.outcome, Retried):
-        tally.failed += 1
-        tally.retried += 1
+        totals.failed += 1
+        totals.retried += 1
     else:
-        tally.failed += isinstance(each.outcome, DeadLettered)
-        tally.dead += 1
+        totals.failed += isinstance(each.outcome, DeadLettered)
+        totals.dead += 1
     return True
 
 
@@ -131,24 +131,24 @@ def _is_new(each: Ended) -> bool:
     return first and each.settled is not Settled.SNOOZED
 
 
-#: The tallies of each worker that runs in this process, by its id.
-_of: dict[str, HandlerTallies] = {}
+#: The totals of each worker that runs in this process, by its id.
+_by_worker: dict[str, WorkerTotals] = {}
 
 
-def begin(worker: str) -> HandlerTallies:
+def begin(worker: str) -> WorkerTotals:
     """Start counting for `worker`."""
-    tallies = _of[worker] = HandlerTallies()
-    return tallies
+    totals = _by_worker[worker] = WorkerTotals()
+    return totals
 
 
 def end(worker: str) -> None:
     """Stop counting for `worker`."""
-    _of.pop(worker, None)
+    _by_worker.pop(worker, None)
 
 
-def of(worker: str) -> HandlerTallies | None:
-    """Return the tallies of `worker`, if it runs in this process."""
-    return _of.get(worker)
+def totals_of(worker: str) -> WorkerTotals | None:
+    """Return the totals of `worker`, if it runs in this process."""
+    return _by_worker.get(worker)
 
 
 def count(ended: Sequence[Ended]) -> None:
@@ -160,5 +160,5 @@ def count(ended: Sequence[Ended]) -> None:
     if not ended:
         return
     worker = ended[0].delivery._row.claimed_by.partition(":")[0]
-    for tallies in [_of[worker]] if worker in _of else list(_of.values())[:1]:
-        tallies.add(ended)
+    for totals in [_by_worker[worker]] if worker in _by_worker else list(_by_worker.values())[:1]:
+        totals.add(ended)

@@ -19,64 +19,64 @@ class HistoryOptions(NamedTuple):
     with_content: bool
 
 
-class _Known(NamedTuple):
+class _HistoryRules(NamedTuple):
     """The rules that settings and handlers give; `used` is whether any message is kept."""
 
     settings: Settings
     table: object
     used: bool
-    of: dict[tuple[str, str], HistoryOptions]
+    by_handler: dict[tuple[str, str], HistoryOptions]
 
 
-_known: _Known | None = None
+_rules: _HistoryRules | None = None
 
 
 def is_used() -> bool:
     """Return whether any queue or handler keeps a history."""
-    return _now().used
+    return _current_rules().used
 
 
 def handled(ended: Sequence[Ended]) -> list[HandledDelivery]:
     """Return those of `ended`, which all succeeded, that are kept."""
-    known = _now()
-    if not known.used:
+    rules = _current_rules()
+    if not rules.used:
         return []
-    found = (_handled(known, each.delivery._row, each.seconds) for each in ended)
+    found = (_handled(rules, each.delivery._row, each.seconds) for each in ended)
     return [each for each in found if each is not None]
 
 
 def handled_one(row: ClaimedRow, seconds: float) -> HandledDelivery | None:
     """Return the message whose handler succeeded after `seconds`, if it is kept."""
-    known = _now()
-    return _handled(known, row, seconds) if known.used else None
+    rules = _current_rules()
+    return _handled(rules, row, seconds) if rules.used else None
 
 
-def _handled(known: _Known, row: ClaimedRow, seconds: float) -> HandledDelivery | None:
+def _handled(rules: _HistoryRules, row: ClaimedRow, seconds: float) -> HandledDelivery | None:
     kind = row.queue, row.handler
-    keep = known.of.get(kind)
-    if keep is None:
-        keep = known.of[kind] = _keep(known.settings, *kind)
-    if not keep.seconds:
+    options = rules.by_handler.get(kind)
+    if options is None:
+        options = rules.by_handler[kind] = _options(rules.settings, *kind)
+    if not options.seconds:
         return None
     payload = row.payload
     size = len(payload) if payload.isascii() else len(payload.encode())
-    return HandledDelivery(fence_of(row), seconds, keep.seconds, size, keep.with_content)
+    return HandledDelivery(fence_of(row), seconds, options.seconds, size, options.with_content)
 
 
-def _now() -> _Known:
-    """Return what is known under the current settings, with the current handlers."""
-    global _known
-    settings, table, found = get_settings(), handlers.table(), _known
+def _current_rules() -> _HistoryRules:
+    """Return the rules of the current settings and handlers."""
+    global _rules
+    settings, table, found = get_settings(), handlers.table(), _rules
     if found is None or found.settings is not settings or found.table is not table:
         kept = (
             *(options.history for options in settings.queues.values()),
             *(each.history for each in handlers.all_handlers()),
         )
-        found = _known = _Known(settings, table, any(kept), {})
+        found = _rules = _HistoryRules(settings, table, any(kept), {})
     return found
 
 
-def _keep(settings: Settings, queue: str, name: str) -> HistoryOptions:
+def _options(settings: Settings, queue: str, name: str) -> HistoryOptions:
     options, handler = settings.queue(queue), handlers.get(name)
     seconds, with_content = options.history, options.history_payload
     if handler is not None:

@@ -91,7 +91,7 @@ class BatchCall:
                 alias=alias,
                 lease=lease,
                 timeout=timeout,
-                answer=self.note_answer,
+                answer=self.record_answer,
                 fences=fences,
             )
             for task in tasks
@@ -109,7 +109,7 @@ class BatchCall:
             return False
         return True
 
-    def note_answer(self, delivery: BatchDelivery, error: BaseException) -> None:
+    def record_answer(self, delivery: BatchDelivery, error: BaseException) -> None:
         """End `delivery` with `error` when the call ends; raises LeaseLost if it has ended."""
         with self._lock:
             if self._ended:
@@ -186,11 +186,11 @@ class BatchDelivery(LeasedDelivery):
             f" together when {self.handler} returns"
         )
 
-    def _of_this_call(self) -> list[Fence]:
+    def _call_fences(self) -> list[Fence]:
         return list(self._fences)
 
 
-def sort_started(
+def split_started(
     tasks: Sequence[Task], started: Mapping[int, bool | None]
 ) -> tuple[list[Ended], list[Task]]:
     """Split `tasks` into the ends of those that must not run, and the tasks to run.
@@ -208,7 +208,7 @@ def sort_started(
         elif expired is None:
             settled, reason = Settled.LOST, ""
         elif expired:
-            settled, reason = Settled.BURIED, "expired"
+            settled, reason = Settled.DEAD_LETTERED, "expired"
         else:
             ready.append(task)
             continue

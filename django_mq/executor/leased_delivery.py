@@ -56,10 +56,10 @@ class LeasedDelivery(Delivery):
 
     def _extend_lease(self, lease: float) -> None:
         with connections[self._alias].cursor() as cursor:
-            if self.id not in leases.start(cursor, self._of_this_call(), lease=lease):
+            if self.id not in leases.start(cursor, self._call_fences(), lease=lease):
                 raise self._lost()
 
-    def _of_this_call(self) -> list[Fence]:
+    def _call_fences(self) -> list[Fence]:
         """Return the fences of all messages of the call."""
         return [self.fence]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
-from django_mq.executor.tasks import Task, most_in_call
+from django_mq.executor.tasks import Task, max_in_call
 from django_mq.handlers import Handler
 
 #: The shortest lease is this many times the longest linger, so that no list depends on renewals.
@@ -15,13 +15,13 @@ LINGER_SHARE = 4
 class Lingering:
     """The tasks of each handler that wait until their list is full or its first is overdue.
 
-    A list has up to `batch` messages, or the handler's `max_batch`. `longest` bounds the wait, in
-    seconds. Not thread-safe.
+    A list has up to `batch` messages, or the handler's `max_batch`. `max_linger` bounds the wait,
+    in seconds. Not thread-safe.
     """
 
-    def __init__(self, *, batch: int, longest: float) -> None:
+    def __init__(self, *, batch: int, max_linger: float) -> None:
         self._batch = batch
-        self._longest = longest
+        self._max_linger = max_linger
         self._lists: dict[Handler, list[Task]] = {}
         self._due: dict[Handler, float] = {}
 
@@ -33,9 +33,9 @@ class Lingering:
         handler = task.handler
         waiting = self._lists.setdefault(handler, [])
         if not waiting:
-            self._due[handler] = monotonic() + min(handler.linger, self._longest)
+            self._due[handler] = monotonic() + min(handler.linger, self._max_linger)
         waiting.append(task)
-        return self._take(handler) if len(waiting) >= most_in_call(task, self._batch) else []
+        return self._take(handler) if len(waiting) >= max_in_call(task, self._batch) else []
 
     def size(self, handler: Handler) -> int:
         """Return how many messages a full list of `handler` has."""

@@ -20,7 +20,7 @@ from django_mq.messages import Delivery
 
 #: Seconds that a suspect waits for a moment when nothing else runs; after that nothing else starts.
 SUSPECT_WAIT_SECONDS = 10.0
-#: Seconds without a new slice after which the waiting tasks are given back.
+#: Seconds without a new slice after which the waiting tasks are released.
 STUCK_AFTER = 1.0
 
 
@@ -28,7 +28,7 @@ class LocalQueue:
     """Holds deliveries between claim and settle. Thread-safe.
 
     A slice has up to `slice_size` messages, a batch handler gets up to `batch`. `on_room` is called
-    when few tasks wait to be taken, and when nothing is left at all. `longest_linger` is the
+    when few tasks wait to be taken, and when nothing is left at all. `max_linger` is the
     maximum time, in seconds, that tasks wait for their list to fill.
     """
 
@@ -38,14 +38,14 @@ class LocalQueue:
         batch: int,
         slice_size: int,
         on_room: Callable[[], None],
-        longest_linger: float = float("inf"),
+        max_linger: float = float("inf"),
     ) -> None:
         self._batch = batch
         self._slice_size = slice_size
         self._on_room = on_room
         self._notify_below = -1
         self._lock = threading.Condition()
-        self._waiting = WaitingTasks(on_room, Lingering(batch=batch, longest=longest_linger))
+        self._waiting = WaitingTasks(on_room, Lingering(batch=batch, max_linger=max_linger))
         self._running = 0
         self._free = 0
         self._taken_at = monotonic()
@@ -81,7 +81,7 @@ class LocalQueue:
                 if self._notify_when_free:
                     self._notify_when_free = False
                     self._on_room()
-                self._lock.wait(self._waiting.patience())
+                self._lock.wait(self._waiting.wait_timeout())
                 self._free -= 1
             return None
 
@@ -124,19 +124,19 @@ class LocalQueue:
             self._notify_when_free = stuck and bool(self._running)
             return self._notify_when_free
 
-    def give_back(self) -> list[Task]:
+    def take_waiting(self) -> list[Task]:
         """Remove and return everything that waits: the worker releases it to other workers."""
         with self._lock:
             return self._waiting.take_all()
 
-    def take_given_back(self) -> list[Task]:
+    def take_to_release(self) -> list[Task]:
         """Remove and return tasks that must no longer run here: the worker releases them."""
         with self._lock:
-            given_back, self._waiting.given_back = self._waiting.given_back, []
-            return given_back
+            to_release, self._waiting.to_release = self._waiting.to_release, []
+            return to_release
 
     def break_line(self, line: Line) -> None:
-        """Give back the tasks that wait here behind a delivery of `line` that was not acked."""
+        """Mark for release the tasks that wait behind a delivery of `line` that was not acked."""
         with self._lock:
             self._waiting.ordering.break_line(line)
             self._waiting.drop(lambda task: task.line == line)
@@ -148,14 +148,14 @@ class LocalQueue:
     def stop_queue(self, queue: str, before: datetime | None = None) -> None:
         """Start nothing of `queue` that was claimed before `before` (None: nothing at all).
 
-        Its waiting tasks are given back. The next call for the queue replaces this one.
+        Its waiting tasks are marked for release. The next call for the queue replaces this one.
         """
         with self._lock:
             self.stopped_queues.stop(queue, before)
             self._waiting.drop(lambda task: self.stopped_queues.has(task.delivery))
 
     def drop(self, queues: Collection[str], *, keeping: Collection[str]) -> None:
-        """Give back the waiting tasks of `queues`, except those of the claims `keeping`."""
+        """Mark for release the waiting tasks of `queues`, except those of the claims `keeping`."""
         with self._lock:
             self._waiting.drop(
                 lambda task: (
@@ -164,7 +164,7 @@ class LocalQueue:
             )
 
     def admit(self, task: Task) -> bool:
-        """Return whether a coroutine may start now; else it waits for its line or is given back."""
+        """Return whether a coroutine may start now; else it waits for its line or for release."""
         with self._lock:
             admitted = self._waiting.admit(task)
             if not admitted:  # it may be ready, behind a task that is no coroutine
@@ -195,13 +195,13 @@ class LocalQueue:
             self._on_room()  # async handlers may start again
         self._notify_if_idle()
 
-    def enter(self, count: int = 1) -> None:
+    def begin_calls(self, count: int = 1) -> None:
         """Count async handlers, which run without `take()`."""
         with self._lock:
             self._running += count
 
-    def leave(self, *lines: Line | None) -> None:
-        """Undo `enter()` for the handlers that ended, one for each of `lines`."""
+    def end_calls(self, *lines: Line | None) -> None:
+        """Undo `begin_calls()` for the handlers that ended, one for each of `lines`."""
         with self._lock:
             self._running -= len(lines)
             for line in lines:
@@ -210,12 +210,12 @@ class LocalQueue:
                 self._lock.notify_all()
         self._notify_if_idle()
 
-    def keep(self, deliveries: Iterable[Delivery]) -> None:
+    def track(self, deliveries: Iterable[Delivery]) -> None:
         """Keep the leases of `deliveries` renewed until they are settled."""
         with self._lock:
             self._unsettled.update([(delivery._row.id, delivery) for delivery in deliveries])
 
-    def settled(self, ids: Iterable[int]) -> None:
+    def untrack(self, ids: Iterable[int]) -> None:
         """Stop renewing the leases of the messages with these ids."""
         with self._lock:
             for id in ids:
@@ -225,7 +225,7 @@ class LocalQueue:
         """Start nothing until `resume()`; return the tasks that did not start."""
         with self._lock:
             self.suspended = True
-        return self.give_back()
+        return self.take_waiting()
 
     def resume(self) -> None:
         """Undo `suspend()`."""
@@ -238,7 +238,7 @@ class LocalQueue:
         with self._lock:
             self._closed = True
             self._lock.notify_all()
-        return self.give_back()
+        return self.take_waiting()
 
     def notify_below(self, count: int) -> None:
         """Call `on_room` as soon as fewer than `count` tasks wait."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django_mq.executor.lease_clock import lease_clock
-from django_mq.policy.handler_stats import Tally
+from django_mq.policy.handler_stats import HandlerTotals
 from django_mq.store.figures import ArrivalCount, MinuteRow
 
 MINUTE = 60
@@ -37,14 +37,14 @@ class Minutes:
     """Tallies by minute, and the sum of past ones.
 
     The database's clock decides which minute it is. Until `set_clock()`, the minute is 0.
-    Thread-safe, except `minute()`, `tally()` and `arrived()`: these need `lock`, and so does a
-    change of the tally.
+    Thread-safe, except `minute()`, `current()` and `arrived()`: these need `lock`, and so does a
+    change of the totals.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._past: dict[FigureSource, Tally] = {}
-        self._open: dict[MinuteKey, Tally] = {}
+        self._past: dict[FigureSource, HandlerTotals] = {}
+        self._open: dict[MinuteKey, HandlerTotals] = {}
         self._arrived: dict[MinuteKey, int] = {}
         self._changed: set[MinuteKey] = set()
         self._taken: set[MinuteKey] = set()
@@ -68,13 +68,13 @@ class Minutes:
             self._latest = max(self._latest, now - now % MINUTE)
         return self._latest
 
-    def tally(self, source: FigureSource) -> Tally:
-        """Return the tally of `source` in the current minute, to be added to."""
+    def current(self, source: FigureSource) -> HandlerTotals:
+        """Return the totals of `source` in the current minute, to be added to."""
         key = MinuteKey(self.minute(), source)
         self._changed.add(key)
         found = self._open.get(key)
         if found is None:
-            found = self._open[key] = Tally()
+            found = self._open[key] = HandlerTotals()
         return found
 
     def arrived(self, source: FigureSource, created: Sequence[float]) -> None:
@@ -119,9 +119,9 @@ class Minutes:
             for key in [
                 key for key in self._open if key.minute < latest and key not in self._changed
             ]:
-                tally = self._open.pop(key)
-                tally.merge(self._past.get(key.source, Tally()))
-                self._past[key.source] = tally
+                total = self._open.pop(key)
+                total.merge(self._past.get(key.source, HandlerTotals()))
+                self._past[key.source] = total
             for key in [key for key in self._arrived if key.minute <= latest - LATE]:
                 if key not in self._changed:
                     del self._arrived[key]
@@ -131,14 +131,14 @@ class Minutes:
         with self.lock:
             self._changed |= self._taken
 
-    def total(self, source: FigureSource) -> Tally:
-        """Return the sum of all tallies of `source`."""
+    def total(self, source: FigureSource) -> HandlerTotals:
+        """Return the sum of all totals of `source`."""
         with self.lock:
-            total = Tally()
+            total = HandlerTotals()
             for key in sorted(self._open, reverse=True):
                 if key.source == source:
                     total.merge(self._open[key])
-            total.merge(self._past.get(source, Tally()))
+            total.merge(self._past.get(source, HandlerTotals()))
             return total
 
 
@@ -147,14 +147,14 @@ def _move(counts: dict[MinuteKey, Any], minute: int) -> None:
         counts[key._replace(minute=minute)] = counts.pop(key)
 
 
-def _row(key: MinuteKey, tally: Tally) -> MinuteRow:
+def _row(key: MinuteKey, total: HandlerTotals) -> MinuteRow:
     return MinuteRow(
         key.minute,
         *key.source,
-        acked=tally.acked,
-        failed=tally.failed,
-        retried=tally.retried,
-        dead=tally.dead,
-        waited=tally.waited.counts(),
-        ran=tally.ran.counts(),
+        acked=total.acked,
+        failed=total.failed,
+        retried=total.retried,
+        dead=total.dead,
+        waited=total.waited.counts(),
+        ran=total.ran.counts(),
     )

@@ -23,14 +23,14 @@ from django_mq.executor.connections import (
     simple_query,
 )
 from django_mq.executor.ended import Ended, Settled
-from django_mq.executor.leased_call import LeasedCall, leased_call, sort_started
+from django_mq.executor.leased_call import LeasedCall, leased_call, split_started
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import CallEntries, ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.tasks import Task
 from django_mq.messages import Fence
-from django_mq.signals import log_failure, message_started, wanted
+from django_mq.signals import is_observed, log_failure, message_started
 from django_mq.store import leases
 
 
@@ -56,8 +56,8 @@ class NonAtomic:
             self.session.close()
             self.context.outage.wait(error)
             return False
-        self.context.outage.over()
-        barred, ready = sort_started(tasks, started)
+        self.context.outage.end()
+        barred, ready = split_started(tasks, started)
         lost = [each for each in barred if each.settled is Settled.LOST]
         if lost:
             for each in lost:
@@ -89,7 +89,7 @@ class NonAtomic:
         handler = tasks[0].handler
         timeout = EntryTimeout(self.entries.of_call([task.delivery.fence for task in tasks]))
         call = leased_call(tasks, alias=self.session.wrapper.alias, lease=lease, timeout=timeout)
-        if wanted(message_started):
+        if is_observed(message_started):
             for delivery in call.deliveries:
                 reports.started(delivery)
         timeout.extend(tasks[0].timeout)

@@ -8,7 +8,7 @@ part that takes messages one after another keeps `broken_lines` for as long as i
 - `Dispatch`, while it sorts claimed rows;
 - `Ordering`, until the slice of the line is done;
 - `SliceState`, for one slice, and `Executor` while it repeats the deliveries of that slice;
-- `sort_started()` and `BatchCall.end()`, for one call outside a transaction.
+- `split_started()` and `BatchCall.end()`, for one call outside a transaction.
 """
 
 from __future__ import annotations

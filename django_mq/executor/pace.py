@@ -16,8 +16,8 @@ class Pace:
     patience: int = 0
     run_singly: int = 0
 
-    def kept_time(self, ran: int, slice_size: int) -> None:
-        """Note that a slice with `ran` messages of this handler ended in time."""
+    def ended_in_time(self, ran: int, slice_size: int) -> None:
+        """Record that a slice with `ran` messages of this handler ended in time."""
         if self.run_singly > 0:
             self.run_singly -= ran
         elif ran >= self.limit:

@@ -50,4 +50,4 @@ def text(value: Any) -> str:
 
 def store(cursor: Cursor, answers: Sequence[Reply]) -> None:
     """Store answers in the transaction that settles, and notify waiting processes."""
-    results.store(cursor, answers, ring=notify.wanted())
+    results.store(cursor, answers, ring=notify.is_enabled())

@@ -38,7 +38,7 @@ def all_ended(ended: Sequence[Ended]) -> None:
                 for tell in django_task_observers:
                     tell(each)
     announced = ended
-    if not signals.wanted(signals.message_acked):
+    if not signals.is_observed(signals.message_acked):
         announced = [each for each in ended if each.settled is not ACKED]
     for each in announced:
         _say(each)
@@ -57,7 +57,7 @@ def _say(ended: Ended) -> None:
         reason = _reason(outcome, ended.error)
         text = f"is dead: {reason} ({_loggable_failure(outcome.failure)})"
         _announce(signals.message_dead, ended, text, reason=outcome.reason)
-    elif ended.settled is Settled.BURIED:
+    elif ended.settled is Settled.DEAD_LETTERED:
         _announce(signals.message_dead, ended, f"is dead: {ended.reason}", reason=ended.reason)
     elif isinstance(outcome, Snoozed):
         _warn_of_wait(delivery, outcome)
@@ -101,7 +101,7 @@ def _loggable_failure(failure: Failure) -> str:
 
 
 def _announce(signal: signals.LoggedSignal, ended: Ended, text: str, **more: Any) -> None:
-    if signal is not signals.message_acked or signals.wanted(signal):
+    if signal is not signals.message_acked or signals.is_observed(signal):
         signals.announce(
             signal,
             ended.delivery,

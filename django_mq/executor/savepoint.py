@@ -35,10 +35,10 @@ class ConstraintDropped(Exception):
 class LazySavepoint:
     """Stands between one handler at a time and the transaction of its slice.
 
-    Call `start()` once per slice, `arm()` before each handler, then `keep()` or `undo()`. The first
-    use of the connection in a slice also begins the transaction. A handler that writes is usually
-    followed by another one, so the query that ends its savepoint also opens the next, which saves a
-    third of the round trips.
+    Call `start()` once per slice, `arm()` before each handler, then `keep()` or `roll_back()`. The
+    first use of the connection in a slice also begins the transaction. A handler that writes is
+    usually followed by another one, so the query that ends its savepoint also opens the next, which
+    saves a third of the round trips.
     """
 
     NAME = "django_mq_delivery"
@@ -54,7 +54,7 @@ class LazySavepoint:
         self._begin: Callable[[], object] | None = None
         self._cursor: Any = None  # a psycopg.ClientCursor once it has started
         self._initially_immediate: list[Any] | None = None
-        self._open = self._undo = self._worker_limits = self._release = b""
+        self._open = self._rollback = self._worker_limits = self._release = b""
         self._release_for: tuple[dict[str, str], bool, str | None] | None = None
         self._depth = 0, 0
 
@@ -182,12 +182,12 @@ class LazySavepoint:
             self._unused = False
             self._run(b"release savepoint " + self.NAME.encode() + self._worker_limits)
 
-    def undo(self) -> None:
+    def roll_back(self) -> None:
         """Undo the handler's writes. Raises TransactionEnded if it ended the transaction."""
         self._watched.armed = False
         if self.opened:
             self._must_be_here()
-            self._run(self._undo)
+            self._run(self._rollback)
         savepoints, blocks = self._depth
         del self.wrapper.savepoint_ids[savepoints:], self.wrapper.atomic_blocks[blocks:]
         self.wrapper.needs_rollback = False
@@ -247,8 +247,8 @@ class LazySavepoint:
         )
         opened = f"; {slice_limits.handler_limits(settings or {})}" if own else ""
         self._open = f"savepoint {self.NAME}{opened}".encode()
-        undo = f"rollback to savepoint {self.NAME}; release savepoint {self.NAME}"
-        self._undo = undo.encode() + self._worker_limits
+        rollback = f"rollback to savepoint {self.NAME}; release savepoint {self.NAME}"
+        self._rollback = rollback.encode() + self._worker_limits
         self._release = b""
 
     def _compose_release(self) -> bytes:

@@ -68,14 +68,14 @@ class Scoreboard:
         self.entries = entries
 
     @property
-    def taken(self) -> int:
+    def claimed(self) -> int:
         """The number of messages claimed by all processes that wrote here."""
         count: int = _COUNT.unpack_from(self._memory, self._size)[0]
         return count
 
-    def add_taken(self, count: int) -> None:
+    def add_claimed(self, count: int) -> None:
         """Add `count` claimed messages. Only one thread of one process may call this."""
-        _COUNT.pack_into(self._memory, self._size, self.taken + count)
+        _COUNT.pack_into(self._memory, self._size, self.claimed + count)
 
     def write(
         self, index: int, fence: PlainFence, deadline: float, atomic: bool, began: float = 0.0
@@ -93,7 +93,7 @@ class Scoreboard:
         """Change the deadline of the message at `index`."""
         _DEADLINE.pack_into(self._memory, index * _ENTRY.size + _DEADLINE_AT, deadline)
 
-    def run_from(self, index: int) -> None:
+    def bind_thread(self, index: int) -> None:
         """Note that this thread runs the entries from `index` on, up to the next such note."""
         ident = threading.get_ident()
         _THREAD.pack_into(self._memory, self._threads_at + index * _THREAD.size, ident)
@@ -135,7 +135,7 @@ class Scoreboard:
         """Return whether any message has started since `wipe()`, even if it has ended."""
         return self._memory[: self._size] != bytes(self._size)
 
-    def note_progress(self, part: MonitoredPart, seconds: float) -> None:
+    def record_progress(self, part: MonitoredPart, seconds: float) -> None:
         """Note that `part` has moved, and must do so again within `seconds`."""
         at = self._size + _COUNT.size + part * _STALLED_AT.size
         _STALLED_AT.pack_into(self._memory, at, monotonic() + seconds)
@@ -154,7 +154,7 @@ class Scoreboard:
         return ((part, until) for part, (until,) in zip(MonitoredPart, marks, strict=True))
 
     def wipe(self) -> None:
-        """Clear all entries for the next process that writes here, but keep `taken`."""
+        """Clear all entries for the next process that writes here, but keep `claimed`."""
         self._memory[: self._size] = bytes(self._size)
         begin = self._size + _COUNT.size
         self._memory[begin:] = bytes(len(self._memory) - begin)
@@ -168,9 +168,9 @@ class ExecutorEntries:
         self._first = first
         self._count = count
 
-    def run_here(self) -> None:
+    def bind_thread(self) -> None:
         """Note that this thread runs them."""
-        self._scoreboard.run_from(self._first)
+        self._scoreboard.bind_thread(self._first)
 
     def start(self, fences: Sequence[Fence], deadline: float, began: float) -> None:
         """Enter the messages of a batch in a transaction."""

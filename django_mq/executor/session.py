@@ -60,12 +60,12 @@ class Session:
         self._recorded: object = None
         self._active_at = float("-inf")
 
-    def give_back(self) -> None:
+    def unwatch(self) -> None:
         """Give the connection back as it was."""
-        self.stand_down()
+        self.leave_block()
         self.savepoint.unwatch()
 
-    def get_ready(self) -> None:
+    def prepare_block(self) -> None:
         """Enter the next transaction's block now, while no message waits for it.
 
         Sends nothing to the server, and does not connect.
@@ -79,8 +79,8 @@ class Session:
             except DATABASE_ERRORS:
                 self.close()
 
-    def stand_down(self) -> None:
-        """Leave the block that `get_ready()` entered."""
+    def leave_block(self) -> None:
+        """Leave the block that `prepare_block()` entered."""
         if self._ready is not None:
             with self.block():
                 pass
@@ -94,7 +94,7 @@ class Session:
 
     def transaction(self) -> AbstractContextManager[None]:
         """Return the atomic block of a transaction in which no handler runs."""
-        self.stand_down()
+        self.leave_block()
         return transaction.atomic(using=self.alias, durable=True)
 
     def connect(self) -> psycopg.Connection[Any]:
@@ -104,7 +104,7 @@ class Session:
         driver: psycopg.Connection[Any] = self.wrapper.connection
         return driver
 
-    def record(self, worker: str) -> None:
+    def record_session(self, worker: str) -> None:
         """Add the server's session to the heartbeat of `worker`, once for each connection.
 
         A worker that takes over an ordered queue ends only recorded sessions. Behind a transaction
@@ -135,7 +135,7 @@ class Session:
             return statement_cursor(driver)
         return RepeatingCursor(driver, Limits(), limited=True)
 
-    def is_within(self) -> bool:
+    def is_nested(self) -> bool:
         """Return whether a test's transaction is open."""
         if self.borrowed and not self.wrapper.get_autocommit():
             return True  # the test commits by hand
@@ -167,7 +167,7 @@ class Session:
         Only if they used the connection: a reset takes a tenth of the time of a slice of 400
         messages. Never within a test's transaction.
         """
-        if self.borrowed or self.is_within():
+        if self.borrowed or self.is_nested():
             yield
             return
         self.savepoint.watch()
@@ -203,7 +203,7 @@ class Session:
         except DATABASE_ERRORS:
             self.close()
 
-    def note_activity(self) -> None:
+    def record_activity(self) -> None:
         """Note that the server has just answered."""
         self._active_at = monotonic()
 
@@ -224,7 +224,7 @@ class Session:
 
 
 class _Entered:
-    """A block that `get_ready()` has entered."""
+    """A block that `prepare_block()` has entered."""
 
     def __init__(self, block: transaction.Atomic) -> None:
         self._block = block

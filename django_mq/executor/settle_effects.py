@@ -137,7 +137,7 @@ def _answer_of(ended: Ended) -> Reply | None:
     if isinstance(outcome, DeadLettered):
         failure = outcome.failure
         return Reply(delivery.id, delivery.handler, None, failure.error_class, failure.text)
-    if ended.settled is Settled.BURIED:
+    if ended.settled is Settled.DEAD_LETTERED:
         return Reply(delivery.id, delivery.handler, None, results.UNANSWERED, ended.reason)
     if isinstance(ended.result, EncodedResults):
         return Reply(delivery.id, delivery.handler, ended.result[delivery.id])
@@ -166,8 +166,8 @@ EFFECTS: dict[str, Callable[[Cursor, Sequence[Ended]], None]] = {
 
 
 def _is_over(ended: Ended) -> bool:
-    buried = ended.settled is Settled.BURIED or isinstance(ended.outcome, DeadLettered)
-    return buried or ended.settled in DONE
+    is_dead = ended.settled is Settled.DEAD_LETTERED or isinstance(ended.outcome, DeadLettered)
+    return is_dead or ended.settled in DONE
 
 
 def _done(row: ClaimedRow, *, success: bool) -> EndedMessage:

@@ -25,7 +25,7 @@ from django_mq.executor.ended import (
     failed_row,
     failure_end,
     hold_delay,
-    when,
+    moment_or_delay,
 )
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.run_context import RunContext
@@ -38,7 +38,7 @@ from django_mq.store import history as kept_history
 from django_mq.store.history import HandledDelivery
 
 #: Conflicts of one delivery with other transactions before they count as a refusal.
-MOST_CONFLICTS = 20
+MAX_CONFLICTS = 20
 
 #: A connection that nothing else uses during a settle.
 Connection = Session | Statements
@@ -90,7 +90,7 @@ class Settlement:
                         break
                     doubtful = doubtful or not alive
                     answers += alive
-                    if answers <= MOST_CONFLICTS:
+                    if answers <= MAX_CONFLICTS:
                         self.outage.wait(error)
                         if self.outage.stopped():
                             return []
@@ -99,11 +99,11 @@ class Settlement:
                     alone = (self.settle([each], doubtful=doubtful) for each in ended)
                     return [done for settled in alone for done in settled]
                 conflicts += 1
-                if not is_conflict(error) or conflicts > MOST_CONFLICTS:
+                if not is_conflict(error) or conflicts > MAX_CONFLICTS:
                     if not careful and settle_effects.needing_transaction(ended):
                         return self.settle(ended, careful=True, doubtful=doubtful)
                     return self._refused(ended[0], error)
-        self.outage.over()
+        self.outage.end()
         for each in ended if attempt.lost else ():
             if each.delivery.id in attempt.lost:
                 reports.lease_lost(each.delivery)
@@ -226,7 +226,7 @@ def _settle_rows(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
     if released:
         lost.update({fence.id for fence in released} - settle.release(cursor, released))
     if snoozes := [
-        settle.Snooze(each.delivery.fence, *when(each.outcome.after))
+        settle.Snooze(each.delivery.fence, *moment_or_delay(each.outcome.after))
         for each in ended
         if isinstance(each.outcome, Snoozed)
     ]:
@@ -237,6 +237,6 @@ def _settle_rows(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
         if each.settled is Settled.HELD
     ]:
         lost.update({each.fence.id for each in holds} - settle.hold(cursor, holds))
-    if buried := {e.delivery.fence: e.reason for e in ended if e.settled is Settled.BURIED}:
-        lost.update({fence.id for fence in buried} - settle.bury(cursor, buried))
+    if reasons := {e.delivery.fence: e.reason for e in ended if e.settled is Settled.DEAD_LETTERED}:
+        lost.update({fence.id for fence in reasons} - settle.dead_letter_unstarted(cursor, reasons))
     return lost

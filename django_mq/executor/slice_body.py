@@ -19,7 +19,7 @@ from django_mq.store import row_locks
 
 #: PostgreSQL keeps 64 open subtransactions in shared memory; more of them spill over in the
 #: snapshot of every other backend.
-MOST_SAVEPOINTS = 50
+MAX_SAVEPOINTS = 50
 
 #: Reads this of every task of a slice, at the speed of C.
 _ordered = attrgetter("delivery._row.ordered")
@@ -44,7 +44,7 @@ class SliceBody:
         """Run the deliveries of `state`. Raises SliceAborted if one ended the transaction."""
         savepoint, batch = self.session.savepoint, state.tasks[0].handler.batch
         if not self.nested and any(map(_ordered, state.tasks)):
-            self.session.record(state.tasks[0].delivery.fence.claimed_by.partition(":")[0])
+            self.session.record_session(state.tasks[0].delivery.fence.claimed_by.partition(":")[0])
         savepoint.start(
             state.settings,
             own_session=not self.session.borrowed,
@@ -62,14 +62,14 @@ class SliceBody:
         last = len(tasks) - 1
         for index, task in enumerate(tasks):
             if index and (
-                state.stopped or state.savepoints >= MOST_SAVEPOINTS or monotonic() >= until
+                state.stopped or state.savepoints >= MAX_SAVEPOINTS or monotonic() >= until
             ):
-                state.left += tasks[index:]
+                state.not_started += tasks[index:]
                 return
             state.current = index
             wary = state.broken_lines or state.backing_off or state.stopped_queues
             if wary and not self._may_start(task, state):
-                state.left.append(task)
+                state.not_started.append(task)
                 continue
             row = task.delivery._row
             lock = not may_start_unlocked(task, leased_since)
@@ -79,7 +79,7 @@ class SliceBody:
                 self._is_barred(task, state)
             ):
                 continue
-            ends = index == last or state.savepoints + 1 >= MOST_SAVEPOINTS
+            ends = index == last or state.savepoints + 1 >= MAX_SAVEPOINTS
             self.attempts.run([task], state, locked=lock, until=0.0 if ends else until)
             state.stopped = state.stopped or (row.wants_result and not row.is_django_task)
 
@@ -88,7 +88,7 @@ class SliceBody:
         free: list[Task] = []
         for task in state.tasks:
             if not self._may_start(task, state):
-                state.left.append(task)
+                state.not_started.append(task)
             elif not self._is_barred(task, state):
                 free.append(task)
         if free:
@@ -109,7 +109,7 @@ class SliceBody:
         elif delivery.id in state.expired or has_expired(delivery):
             part = state.bound if delivery.id in state.expired else state.unbound
             part.tasks.append(task)
-            part.ended.append(Ended(delivery, Settled.BURIED, reason="expired"))
+            part.ended.append(Ended(delivery, Settled.DEAD_LETTERED, reason="expired"))
         else:
             return False
         state.broken_lines.add(task.line)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from django_mq.executor.ordering import Ordering
 from django_mq.executor.pace import Pace
-from django_mq.executor.tasks import Slice, Task, most_in_call
+from django_mq.executor.tasks import Slice, Task, max_in_call
 from django_mq.handlers import Handler
 
 
@@ -29,7 +29,7 @@ def next_slice(
     _occupy(slice_, ordering, slice_.tasks[0])
     head = slice_.tasks[0]
     first = head.handler
-    limits = {first: most_in_call(head, batch) if first.batch else pace(first).limit}
+    limits = {first: max_in_call(head, batch) if first.batch else pace(first).limit}
     if not (first.atomic or first.batch) or limits[first] == 1:
         return slice_
     taken = {first: 1}
@@ -44,7 +44,7 @@ def next_slice(
                 break
         if not (handler is first if first.batch else handler.atomic and not handler.batch):
             break
-        if first.batch and most_in_call(task, batch) < limits[first]:
+        if first.batch and max_in_call(task, batch) < limits[first]:
             break
         if handler not in limits:
             limits[handler] = pace(handler).limit

@@ -34,7 +34,7 @@ class SliceRecovery:
 
     def recover(self, state: SliceState, error: Exception) -> None:
         """Decide what becomes of the deliveries of a slice whose transaction ended with `error`."""
-        state.left = state.unstarted()
+        state.not_started = state.unstarted()
         if state.aborted:
             self._transaction_ended(state)
         elif isinstance(error, SettleIncomplete):
@@ -45,12 +45,12 @@ class SliceRecovery:
     def _settle_incomplete(self, state: SliceState) -> None:
         """Run each bound delivery again, alone: a lease was lost before its row was settled."""
         bound = state.bound
-        if len(bound.tasks) == 1 and not state.again:
+        if len(bound.tasks) == 1 and not state.to_rerun:
             reports.lease_lost(bound.tasks[0].delivery)
             bound.ended = [Ended(bound.tasks[0].delivery, Settled.LOST)]
             self.finish(bound)
         else:
-            state.again.extend(bound.tasks)
+            state.to_rerun.extend(bound.tasks)
             bound.clear()
 
     def _transaction_ended(self, state: SliceState) -> None:
@@ -64,7 +64,7 @@ class SliceRecovery:
         if ended_by_hand and state.bound.ended and self.settlement.was_committed(state.xid):
             self._settle(state.bound)
         else:
-            state.left[:0] = state.bound.tasks
+            state.not_started[:0] = state.bound.tasks
             state.bound.clear()
         if state.culprit is not None:
             self._settle(RanDeliveries(ended=[state.culprit]))
@@ -82,7 +82,7 @@ class SliceRecovery:
             self.session.close()
             self.settlement.outage.wait(error)
             self._connection_lost(state, error)
-        elif state.bound.tasks or state.again or is_conflict(error):
+        elif state.bound.tasks or state.to_rerun or is_conflict(error):
             self._run_again_or_fail(state, error)
         else:  # nothing can begin: our permissions or the tables are wrong
             self.session.close()
@@ -95,23 +95,23 @@ class SliceRecovery:
             if self.conflicts.count_loss(task):
                 failed.ended.append(self.failure_end(task, error, each.seconds))
             else:
-                state.again.append(task)
+                state.to_rerun.append(task)
         state.bound.clear()
         if failed.ended:
             self._settle(failed)
 
     def _run_again_or_fail(self, state: SliceState, error: Exception | None) -> None:
         bound = state.bound
-        alone = len(bound.tasks) == 1 and not state.again
+        alone = len(bound.tasks) == 1 and not state.to_rerun
         if error is not None and alone and not self.conflicts.may_repeat(bound.tasks, error):
             if not state.committing and self._may_be_careful(bound.ended[0]):
-                state.again.extend(bound.tasks)
+                state.to_rerun.extend(bound.tasks)
                 bound.clear()
                 return
             seconds = bound.ended[0].seconds
             self._settle(RanDeliveries(ended=[self.failure_end(bound.tasks[0], error, seconds)]))
         else:
-            state.again.extend(bound.tasks)
+            state.to_rerun.extend(bound.tasks)
             bound.clear()
 
     def _may_be_careful(self, ended: Ended) -> bool:

@@ -9,13 +9,13 @@ from typing import Any
 
 from django_mq.executor.calls import is_conflict
 from django_mq.executor.ended import Ended
-from django_mq.executor.settlement import MOST_CONFLICTS
+from django_mq.executor.settlement import MAX_CONFLICTS
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Line, Task
 
 #: How often the connection may be lost after a delivery ran, before the delivery is charged: a
 #: handler that outlasts a server's or a pooler's limit would otherwise run for ever.
-MOST_LOSSES = 3
+MAX_LOSSES = 3
 
 
 class SliceAborted(Exception):
@@ -72,8 +72,8 @@ class SliceState:
     announcing: bool = False
     bound: RanDeliveries = field(default_factory=RanDeliveries)
     unbound: RanDeliveries = field(default_factory=RanDeliveries)
-    left: list[Task] = field(default_factory=list)
-    again: list[Task] = field(default_factory=list)
+    not_started: list[Task] = field(default_factory=list)
+    to_rerun: list[Task] = field(default_factory=list)
     skipped: list[Task] = field(default_factory=list)
     broken_lines: set[Line | None] = field(default_factory=set)
     backing_off: set[str] = field(default_factory=set)
@@ -101,7 +101,7 @@ class SliceState:
     def _known(self) -> Iterable[Task]:
         yield from self.bound.tasks
         yield from self.unbound.tasks
-        yield from self.again
+        yield from self.to_rerun
         yield from self.skipped
 
 
@@ -109,12 +109,12 @@ class SliceState:
 class Remainder:
     """The tasks that a slice did not settle.
 
-    `left` did not start. `again` run again, each alone. `locked` are still ours, but another
-    session had locked their rows: they run later, after the others.
+    Those in `to_rerun` run again, each alone. Those in `locked` are still ours, but another session
+    had locked their rows: they run later, after the others.
     """
 
-    left: list[Task] = field(default_factory=list)
-    again: list[Task] = field(default_factory=list)
+    not_started: list[Task] = field(default_factory=list)
+    to_rerun: list[Task] = field(default_factory=list)
     locked: list[Task] = field(default_factory=list)
 
 
@@ -137,15 +137,15 @@ class Conflicts:
     def count(self, tasks: Sequence[Task]) -> bool:
         """Count a conflict of `tasks`; return whether they run again uncharged."""
         self._counts.update(task.delivery.id for task in tasks)
-        return all(self._counts[task.delivery.id] <= MOST_CONFLICTS for task in tasks)
+        return all(self._counts[task.delivery.id] <= MAX_CONFLICTS for task in tasks)
 
     def count_loss(self, task: Task) -> bool:
         """Count a connection lost after `task` ran; return whether that was one loss too many."""
         self._losses[task.delivery.id] += 1
-        return self._losses[task.delivery.id] > MOST_LOSSES
+        return self._losses[task.delivery.id] > MAX_LOSSES
 
-    def forget(self, ended: Sequence[Ended]) -> None:
-        """Forget settled deliveries: their next attempts start from zero."""
+    def discard(self, ended: Sequence[Ended]) -> None:
+        """Drop the counts of settled deliveries: their next attempts start from zero."""
         if self._counts or self._losses or self.careful:
             for each in ended:
                 self.careful.discard(each.delivery.id)

@@ -33,7 +33,7 @@ from django_mq.executor.slice_state import (
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Task
 from django_mq.messages import LONG_AGO
-from django_mq.signals import message_started, wanted
+from django_mq.signals import is_observed, message_started
 from django_mq.store import settle
 
 
@@ -62,7 +62,7 @@ class SliceRunner:
         self._slice_seconds = slice_seconds
         self._stopped = stopped
         self._conflicts = conflicts = Conflicts()
-        self._nested = nested = session.is_within()
+        self._nested = nested = session.is_nested()
         attempts = Attempts(
             session,
             entries=entries,
@@ -86,10 +86,10 @@ class SliceRunner:
             finish=self._finish,
         )
 
-    def get_ready(self) -> None:
+    def prepare(self) -> None:
         """Prepare the next slice while no message waits for it."""
         if not self._nested:
-            self._session.get_ready()
+            self._session.prepare_block()
 
     def run(self, tasks: Sequence[Task]) -> Remainder:
         """Run as many of `tasks` in one transaction as there is time for; return the rest."""
@@ -101,7 +101,7 @@ class SliceRunner:
             ),
             until=started + self._slice_seconds,
             stopped_queues=self._stopped,
-            announcing=wanted(message_started),
+            announcing=is_observed(message_started),
         )
         if not self._nested:
             self._session.make_clean()
@@ -119,23 +119,23 @@ class SliceRunner:
             self._recovery.recover(state, error)
         else:
             if state.begun:
-                self._outage.over()
+                self._outage.end()
             self._finish(state.bound)
         if state.unbound.ended:
             state.unbound.ended = self._settlement.settle(state.unbound.ended)
             self._finish(state.unbound)
         if state.savepoints and not self._nested:
             self._session.discard()
-        self._session.note_activity()
+        self._session.record_activity()
         return self._remainder(state)
 
     def _remainder(self, state: SliceState) -> Remainder:
         locked = self._still_ours(state.skipped)
         if locked and not state.attempted:
             self._outage.wait_quietly()  # nothing else to do, and the lock may last
-        for task in (*state.again, *locked):
+        for task in (*state.to_rerun, *locked):
             task.delivery._leased_at = LONG_AGO  # from now on it is locked before it starts
-        return Remainder(state.left, state.again, locked)
+        return Remainder(state.not_started, state.to_rerun, locked)
 
     def _still_ours(self, skipped: list[Task]) -> list[Task]:
         """Return those whose lease we still hold; report the others as lost."""
@@ -178,6 +178,6 @@ class SliceRunner:
                         run_hooks(hooks, each.delivery)
                 self._on_settled(ran.ended)
                 reports.all_ended(ran.ended)
-            self._conflicts.forget(ran.ended)
+            self._conflicts.discard(ran.ended)
         if not self._session.borrowed:
             tidy_up()

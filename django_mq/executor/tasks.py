@@ -67,7 +67,7 @@ def has_expired(delivery: Delivery) -> bool:
     return expires_in is not None and LONG_AGO < asked_at <= lease_clock() - expires_in
 
 
-def most_in_call(task: Task, batch: int) -> int:
+def max_in_call(task: Task, batch: int) -> int:
     """Return how many messages a batch handler may get together with `task`.
 
     Outside a transaction nothing of a failed call is undone, so the message that made it fail must

@@ -15,9 +15,9 @@ from django_mq.executor.tasks import Line, Task, is_coroutine, is_listed
 class WaitingTasks:
     """Tasks that are `ready`, or wait for their list or line; and suspects, which run alone.
 
-    `suspects` pairs each suspect with the time at which it began to wait. `given_back` has tasks
-    that must not start here, until the worker releases them. `on_room` is called when some are
-    given back or a coroutine may start. Not thread-safe: LocalQueue holds its lock.
+    `suspects` pairs each suspect with the time at which it began to wait. `to_release` has tasks
+    that must not start here, until the worker releases them. `on_room` is called when there
+    are such tasks or a coroutine may start. Not thread-safe: LocalQueue holds its lock.
     """
 
     def __init__(self, on_room: Callable[[], None], lingering: Lingering) -> None:
@@ -25,7 +25,7 @@ class WaitingTasks:
         self.lingering = lingering
         self.ready: deque[Task] = deque()
         self.suspects: deque[tuple[float, Task]] = deque()
-        self.given_back: list[Task] = []
+        self.to_release: list[Task] = []
         self.ordering = Ordering()
         self.stopped_queues = StoppedQueues()
 
@@ -44,7 +44,7 @@ class WaitingTasks:
         wary = self.ordering.broken_lines or self.stopped_queues
         for task in tasks:
             if wary and self.is_unwanted(task):
-                self.given_back.append(task)
+                self.to_release.append(task)
             elif task.delivery._row.suspect and task.line is None:
                 self.suspects.append((monotonic(), task))
             elif task.handler.linger and self._may_linger(task):
@@ -66,14 +66,14 @@ class WaitingTasks:
         """Return unstarted tasks of a slice, before all others."""
         for task in reversed(tasks):
             if self.is_unwanted(task):
-                self.given_back.append(task)
+                self.to_release.append(task)
             elif task.delivery._row.suspect and task.line is None:
                 self.suspects.appendleft((monotonic(), task))
             elif task.line is not None and self.ordering.is_busy(task.line):
                 self.ordering.wait_first(task, task.line)  # until its slice is done
             else:
                 self.ready.appendleft(task)
-        if self.given_back:
+        if self.to_release:
             self._on_room()
 
     def is_unwanted(self, task: Task) -> bool:
@@ -87,9 +87,9 @@ class WaitingTasks:
         """Remove and return everything."""
         # Each of these is the next of a line from which nothing runs yet.
         next_ = [task for _, task in self.suspects] + self.ordering.take_coroutines()
-        waiting = [*self.given_back, *self.ready, *next_, *self.ordering.take_waiting()]
+        waiting = [*self.to_release, *self.ready, *next_, *self.ordering.take_waiting()]
         waiting += self.lingering.drop(lambda task: True)
-        self.given_back.clear()
+        self.to_release.clear()
         self.ready.clear()
         self.suspects.clear()
         for task in next_:
@@ -97,7 +97,7 @@ class WaitingTasks:
         return waiting
 
     def drop(self, unwanted: Callable[[Task], bool]) -> None:
-        """Give back the tasks that are `unwanted`."""
+        """Mark for release the tasks that are `unwanted`."""
         dropped = [task for task in self.ready if unwanted(task)]
         if dropped:
             self.ready = deque(task for task in self.ready if not unwanted(task))
@@ -110,13 +110,13 @@ class WaitingTasks:
             self.free_line(task.line)
         dropped += next_
         if dropped:
-            self.given_back += dropped
+            self.to_release += dropped
             self._on_room()
 
     def admit(self, task: Task) -> bool:
-        """Return whether a coroutine may start now; else it waits for its line or is given back."""
+        """Return whether a coroutine may start now; else it waits for its line or for release."""
         if self.is_unwanted(task):
-            self.given_back.append(task)
+            self.to_release.append(task)
             return False
         if task.line is None:
             return True
@@ -162,7 +162,7 @@ class WaitingTasks:
             else:
                 break
 
-    def patience(self) -> float | None:
+    def wait_timeout(self) -> float | None:
         """Return the seconds until something may start without a notification; None: for ever."""
         wait = self.lingering.next_at() - monotonic()
         if self.suspects:

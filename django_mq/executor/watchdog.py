@@ -27,14 +27,14 @@ STALL_MARGIN = 2.0
 class Link:
     """One connection of the worker, and whether a statement of the worker waits for its answer.
 
-    The wait ends with an OperationalError after `seconds`, or `longest_wait` in a drain, by the
+    The wait ends with an OperationalError after `seconds`, or `max_wait` in a drain, by the
     ticks of the watchdog: a process that is frozen meanwhile loses no time. While a link is `lent`
     to a handler, only the handler's timeout bounds its waits.
     """
 
     def __init__(self, seconds: float = STATEMENT_SECONDS + STALL_MARGIN) -> None:
         self.seconds = seconds
-        self.longest_wait = float("inf")
+        self.max_wait = float("inf")
         self.lent = False
         #: How many waits began, and how many of them the server answered.
         self.waits = self.answers = 0
@@ -77,7 +77,7 @@ class Link:
             self._seen, self._ticks = self.waits, 0
             return
         self._ticks += 1
-        if self._ticks * TICK >= min(self.seconds, self.longest_wait):
+        if self._ticks * TICK >= min(self.seconds, self.max_wait):
             self.shut()
 
     def shut(self) -> None:
@@ -120,7 +120,7 @@ class Watchdog(threading.Thread):
     def limit_waits(self, seconds: float) -> None:
         """From now on no wait on a link that drains lasts longer than `seconds`."""
         for link in self._draining:
-            link.longest_wait = min(link.longest_wait, seconds)
+            link.max_wait = min(link.max_wait, seconds)
 
     def end(self) -> None:
         self._ending.set()

@@ -39,7 +39,7 @@ def probable_types(type: str) -> list[str]:
 def nearest_types(type: str) -> str:
     """Return a remark: the similar types that handlers here take, and where it was looked."""
     place = TASKS_PLACE if type.startswith(TASKS) else PLACE
-    return _remark(type, _known_types(type), place)
+    return _suggestion(type, _known_types(type), place)
 
 
 def _known_types(type: str) -> tuple[str, ...]:
@@ -57,9 +57,9 @@ def nearest_handlers(name: str, type: str | None = None) -> str:
     are meant.
     """
     if type is None:
-        return _remark(name, (*_names(tasks=False), *_names(tasks=True)))
+        return _suggestion(name, (*_names(tasks=False), *_names(tasks=True)))
     is_django_task = type.startswith(TASKS)
-    return _remark(
+    return _suggestion(
         name, tuple(_names(tasks=is_django_task)), TASKS_PLACE if is_django_task else PLACE
     )
 
@@ -70,14 +70,14 @@ def _names(*, tasks: bool) -> list[str]:
 
 
 @lru_cache(maxsize=256)
-def _remark(name: str, known: tuple[str, ...], place: str = PLACE) -> str:
+def _suggestion(name: str, known: tuple[str, ...], place: str = PLACE) -> str:
     """Return a remark that follows the name.
 
-    >>> _remark("shop.order.placed", ("shop.orders.placed", "mail.sent")) == (
+    >>> _suggestion("shop.order.placed", ("shop.orders.placed", "mail.sent")) == (
     ...     f" (did you mean shop.orders.placed? {PLACE})"
     ... )
     True
-    >>> _remark("x", ()) == f" ({PLACE})"
+    >>> _suggestion("x", ()) == f" ({PLACE})"
     True
     """
     found = similar(name, known)

@@ -15,7 +15,7 @@ from django_mq.policy.backoff import MAX_WAIT, RetryPolicy
 from django_mq.policy.routing import TASKS, check_name, check_pattern, plain_types
 
 #: The longest history, in seconds: as in the settings.
-LONGEST_HISTORY = 36525 * 86400.0
+MAX_HISTORY = 36525 * 86400.0
 
 
 def check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ def timeout_seconds(timeout: float | timedelta | None) -> float | None:
 def check_history(history: float | timedelta | None, payload: object) -> float | None:
     """Return `history` in seconds; raises InvalidHandler if it is not a possible retention."""
     seconds = None if history is None else as_seconds(history)
-    if history is not None and (seconds is None or seconds > LONGEST_HISTORY):
+    if history is not None and (seconds is None or seconds > MAX_HISTORY):
         raise InvalidHandler(
             f"history= must be seconds or a timedelta, at most 100 years, or 0, not {history!r}"
         )

@@ -18,7 +18,7 @@ from django_mq.handlers.callables import is_django_task, shown
 from django_mq.handlers.cron import times_of
 from django_mq.handlers.registry import Declaration
 from django_mq.messages.classes import class_of, message_class
-from django_mq.policy.column_bounds import LONGEST_SPAN
+from django_mq.policy.column_bounds import MAX_SPAN
 from django_mq.policy.due_times import CATCH_UP, OVERLAP, CatchUp, Overlap
 from django_mq.policy.routing import TASKS, check_name
 
@@ -75,7 +75,7 @@ def periodic(
         queue="" if queue is None else check_name(queue, "queue"),
         catch_up=_one_of(catch_up, "catch_up", CATCH_UP),
         overlap=_one_of(overlap, "overlap", OVERLAP),
-        expires=None if expires is None else _duration(expires, "expires", least=0),
+        expires=None if expires is None else _duration(expires, "expires", minimum=0),
         enabled=enabled,
         call_site=_position(sys._getframe(1)),
     )
@@ -103,7 +103,7 @@ def declaration(
         name=check_name(name, "schedule name"),
         type=_type_name(type),
         cron=" ".join(cron.split()) if cron else "",
-        every=None if every is None else _duration(every, "every", least=1),
+        every=None if every is None else _duration(every, "every", minimum=1),
         tz=tz,
     )
 
@@ -181,10 +181,10 @@ def _type_name(type: Any) -> str:
     return check_name(type, "type")
 
 
-def _duration(value: Seconds, what: str, *, least: int) -> timedelta:
+def _duration(value: Seconds, what: str, *, minimum: int) -> timedelta:
     seconds = as_seconds(value)
-    if seconds is None or not least <= seconds <= LONGEST_SPAN.total_seconds() or not seconds:
-        more = f"of at least {least} s" if least else "above zero"
+    if seconds is None or not minimum <= seconds <= MAX_SPAN.total_seconds() or not seconds:
+        more = f"of at least {minimum} s" if minimum else "above zero"
         raise InvalidOption(f"{what} must be seconds or a timedelta {more}, not {value!r}")
     return timedelta(seconds=seconds)
 

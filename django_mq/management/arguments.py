@@ -56,13 +56,13 @@ def port_and_address(text: str) -> tuple[int, str]:
     return port(number), address.strip("[]") or "127.0.0.1"
 
 
-def _whole(text: str, least: int, most: int) -> int:
+def _whole(text: str, minimum: int, maximum: int) -> int:
     try:
         number = int(text)
     except ValueError:
-        number = least - 1
-    if not least <= number <= most:
-        raise ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
+        number = minimum - 1
+    if not minimum <= number <= maximum:
+        raise ArgumentTypeError(f"{text!r} is not a whole number from {minimum} to {maximum}")
     return number
 
 

@@ -78,8 +78,8 @@ def heads_table(heads: Iterable[Head]) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    count, _, most = cell.partition("/")
-    numbers = count.removeprefix("≈ ").rstrip("+").replace(",", "") + most.replace(",", "")
+    count, _, maximum = cell.partition("/")
+    numbers = count.removeprefix("≈ ").rstrip("+").replace(",", "") + maximum.replace(",", "")
     return cell == "-" or numbers.isdecimal()
 
 

@@ -12,7 +12,7 @@ from django_mq.management.output import table
 from django_mq.policy.routing import Pattern
 
 #: The maximum number of types shown per handler.
-MOST_TYPES = 5
+MAX_PATTERNS = 5
 
 
 def served(patterns: Iterable[str], settings: Settings) -> str:
@@ -34,8 +34,8 @@ def _subscriptions(settings: Settings) -> Iterator[tuple[str, str, str]]:
     for each in handlers.all_handlers():
         for queue in handlers.allowed_queues(each, settings):
             found.add(queue)
-            more = ", ..." if each.patterns[MOST_TYPES:] else ""
-            yield queue, each.name, ", ".join(each.patterns[:MOST_TYPES]) + more or "(a task)"
+            more = ", ..." if each.patterns[MAX_PATTERNS:] else ""
+            yield queue, each.name, ", ".join(each.patterns[:MAX_PATTERNS]) + more or "(a task)"
     for queue in {settings.default_queue, *settings.queues} - found:
         yield queue, "-", "-"
 

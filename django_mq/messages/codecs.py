@@ -112,11 +112,11 @@ class _FixedTuple:
     def load(self, value: Any) -> Any:
         return self._each(value, "load", list, tuple)
 
-    def _each(self, value: Any, way: str, given: Any, made: Callable[[Any], Any]) -> Any:
+    def _each(self, value: Any, convert: str, given: Any, made: Callable[[Any], Any]) -> Any:
         if not isinstance(value, given) or len(value) != len(self._items):
             raise Mismatch(f"must be {len(self._items)} values; got {kind_of(value)}")
         pairs = enumerate(zip(self._items, value, strict=True))
-        return made([_at(f"[{i}]", getattr(codec, way), each) for i, (codec, each) in pairs])
+        return made([_at(f"[{i}]", getattr(codec, convert), each) for i, (codec, each) in pairs])
 
     def schema(self) -> dict[str, Any]:
         return {

@@ -11,7 +11,7 @@ from django.db.models import BooleanField, CheckConstraint, F, Func, Q
 from django.db.models.functions import Greatest, Least
 from django.db.models.lookups import GreaterThanOrEqual, LessThanOrEqual
 
-from django_mq.policy.column_bounds import FIRST_TIME, LAST_TIME, LONGEST_SPAN
+from django_mq.policy.column_bounds import FIRST_TIME, LAST_TIME, MAX_SPAN
 
 
 def times_are_times(name: str, *columns: str) -> CheckConstraint:
@@ -29,10 +29,8 @@ def times_are_times(name: str, *columns: str) -> CheckConstraint:
 
 
 def span_is_a_span(name: str, column: str) -> CheckConstraint:
-    """Return a CHECK that a duration is from zero to LONGEST_SPAN."""
-    return CheckConstraint(
-        name=name, condition=Q(**{f"{column}__range": (timedelta(0), LONGEST_SPAN)})
-    )
+    """Return a CHECK that a duration is from zero to MAX_SPAN."""
+    return CheckConstraint(name=name, condition=Q(**{f"{column}__range": (timedelta(0), MAX_SPAN)}))
 
 
 def has_json_type(name: str, **types: str) -> CheckConstraint:

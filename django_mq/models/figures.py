@@ -11,13 +11,13 @@ from django.db.models.lookups import LessThanOrEqual
 
 from django_mq.models.columns import JSONColumn
 from django_mq.models.constraints import times_are_times
-from django_mq.policy.column_bounds import LARGEST_COUNT, NAME, NAME_LENGTH, NAME_OR_EMPTY
+from django_mq.policy.column_bounds import MAX_FIGURE, NAME, NAME_LENGTH, NAME_OR_EMPTY
 
 _COUNTS = ("acked", "failed", "retried", "dead", "broadcast")
 _IS_HISTOGRAM = (
     "jsonb_typeof(%(expressions)s) = 'object' and not jsonb_path_exists(%(expressions)s,"
     """ '$.keyvalue() ? (!(@.key like_regex "^[0-9]{1,3}$") || @.value.type() != "number\""""
-    f" || @.value < 0 || @.value > {LARGEST_COUNT})')"
+    f" || @.value < 0 || @.value > {MAX_FIGURE})')"
 )
 
 
@@ -35,7 +35,7 @@ def _histogram(label: Any) -> Any:
 
 def _can_be_added_up(name: str) -> CheckConstraint:
     """Return a CHECK that the counts are small enough, and that histograms are counts by bucket."""
-    condition = Q(LessThanOrEqual(Greatest(*_COUNTS), LARGEST_COUNT))
+    condition = Q(LessThanOrEqual(Greatest(*_COUNTS), MAX_FIGURE))
     for column in ("waited", "ran"):
         condition &= Q(Func(F(column), template=_IS_HISTOGRAM, output_field=BooleanField()))
     return CheckConstraint(name=name, condition=condition)

@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 
 from django_mq.models.columns import DurationColumn, JSONColumn
 from django_mq.models.constraints import has_json_type, span_is_a_span, times_are_times
-from django_mq.policy.column_bounds import LONGEST_SPAN, NAME, NAME_LENGTH, NAME_OR_EMPTY
+from django_mq.policy.column_bounds import MAX_SPAN, NAME, NAME_LENGTH, NAME_OR_EMPTY
 from django_mq.policy.due_times import CATCH_UP, OVERLAP
 
 # Labels of the values of policy.due_times, and of the sources of schedules.
@@ -114,7 +114,7 @@ class Schedule(models.Model):
             models.CheckConstraint(
                 name="mq_schedule_timing",
                 condition=Q(
-                    cron="", every__isnull=False, every__range=(timedelta(seconds=1), LONGEST_SPAN)
+                    cron="", every__isnull=False, every__range=(timedelta(seconds=1), MAX_SPAN)
                 )
                 | Q(~Q(cron=""), every__isnull=True),
             ),

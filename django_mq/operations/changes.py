@@ -32,7 +32,7 @@ def remove(
 
 def requeue(cursor: CursorWrapper, ids: Sequence[int], *, attempts: int = 1) -> list[int]:
     """Give dead letters at least `attempts` more attempts."""
-    unique = free_unique_ids.take_again(cursor, ids=ids)
+    unique = free_unique_ids.reacquire(cursor, ids=ids)
     return _made_due(cursor, store.requeue(cursor, ids=ids, attempts=attempts, unique=unique))
 
 

@@ -20,7 +20,9 @@ def dead_heads(cursor: CursorWrapper, ids: Sequence[int], operation: int) -> lis
     Only those that were dead when the operation was requested: a head that was requeued in an
     earlier step, and has died again since, is left alone.
     """
-    found = standings(cursor, ids=ids, ordered=ordered_queues(), skipping=skipping_queues(), most=1)
+    found = standings(
+        cursor, ids=ids, ordered=ordered_queues(), skipping=skipping_queues(), maximum=1
+    )
     heads = {found[id].head or id if id in found else id for id in ids}
     return store.dead_before(cursor, operation, sorted(heads))
 

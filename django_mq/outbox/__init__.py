@@ -151,7 +151,7 @@ def cancel(
     alias = queue_connection(using).alias
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
         put_aside = 0
-        if id is None:  # first, since freeing an id brings forward what is put aside
+        if id is None:  # first, since freeing an id promotes what is put aside
             put_aside = free_unique_ids.drop_aside(cursor, type=type, unique_id=unique_id)
         removed, in_flight = cancel_waiting(cursor, id=id, type=type, unique_id=unique_id)
         operators.free_followers(cursor, removed)

@@ -92,8 +92,8 @@ def _count(connection: BaseDatabaseWrapper, queue: str, limit: int, last: _Count
     )
 
 
-def forget() -> None:
-    """Forget all counts, since this process has just run messages."""
+def clear() -> None:
+    """Clear all counts, since this process has just run messages."""
     _counts.clear()
 
 

@@ -162,7 +162,7 @@ class RowBuilder:
         message: Message,
         shared: Mapping[str, Any],
     ) -> NewRow:
-        options = self.queues.note(queue)
+        options = self.queues.add(queue)
         policy = message.retry or handlers.retry_of(handler, queue, self.settings)
         return NewRow(
             queue=queue,

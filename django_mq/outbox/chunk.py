@@ -70,7 +70,7 @@ class Chunk:
         self.stored = len(self.rows)
         if observers:
             for share in _split(self.rows, self._counts):
-                _tell_observers(writer.connection, share)
+                _notify_observers(writer.connection, share)
         return builder.receipts
 
     def _dedupe(self, writer: RowWriter) -> list[Receipt]:
@@ -85,7 +85,7 @@ class Chunk:
             stored = [each.row for each, copy in both if copy.outcome != "duplicate"]
             self.stored += len(stored)
             if stored:
-                _tell_observers(writer.connection, stored, share[0].unique_id)
+                _notify_observers(writer.connection, stored, share[0].unique_id)
             receipts.append(Receipt(tuple(found)))
         return receipts
 
@@ -135,7 +135,7 @@ def _split(values: Sequence[T], counts: Iterable[int]) -> Iterator[Sequence[T]]:
         start += count
 
 
-def _tell_observers(
+def _notify_observers(
     connection: BaseDatabaseWrapper, rows: Sequence[NewRow], unique_id: str | None = None
 ) -> None:
     for observer in observers:

@@ -29,8 +29,8 @@ MAX_WAIT_SECONDS = 3.0
 STATEMENT_WAIT_MS = 200
 #: Seconds between two attempts.
 RETRY_PAUSE = 0.01
-#: Milliseconds that `bring_forward()` waits for a session that is ending the message.
-BRING_FORWARD_WAIT_MS = 1000
+#: Milliseconds that `promote_put_aside()` waits for a session that is ending the message.
+PROMOTE_WAIT_MS = 1000
 #: Characters of JSON per statement.
 MAX_SIZE = 4 * 1024 * 1024
 LOCK_NOT_AVAILABLE, DEADLOCK = "55P03", "40P01"
@@ -41,7 +41,7 @@ class StoreResult(NamedTuple):
 
     copies: list[CopyReceipt]
     rows: list[NewRow]
-    left: list[operators.Removed]
+    left_keys: list[operators.Removed]
 
 
 class _Changed(Exception):
@@ -86,23 +86,23 @@ def _attempt(
     Then it rolls back to the savepoint: no id stays locked while the next attempt waits for one.
     """
     with connection.cursor() as cursor:
-        seen = _look(cursor, call)
-    left = _left_aside(seen)
+        seen = _read_states(cursor, call)
+    left = _free_put_aside(seen)
     if not left:
         return _write(connection, call, seen, admit)
     with _writing(connection) as cursor:
-        free_unique_ids.bring_forward(cursor, left)
-        seen = _look(cursor, call)
-        if _left_aside(seen):
+        free_unique_ids.promote_put_aside(cursor, left)
+        seen = _read_states(cursor, call)
+        if _free_put_aside(seen):
             raise _Changed
         return _write(connection, call, seen, admit)
 
 
-def _look(cursor: CursorWrapper, call: DedupeCall) -> dict[UniqueId, StoredUniqueId]:
-    return dict(zip(call.ids, unique_ids.look(cursor, call.ids), strict=True))
+def _read_states(cursor: CursorWrapper, call: DedupeCall) -> dict[UniqueId, StoredUniqueId]:
+    return dict(zip(call.ids, unique_ids.read_states(cursor, call.ids), strict=True))
 
 
-def _left_aside(seen: Mapping[UniqueId, StoredUniqueId]) -> list[UniqueId]:
+def _free_put_aside(seen: Mapping[UniqueId, StoredUniqueId]) -> list[UniqueId]:
     """Return the ids without a living message for which a row is put aside."""
     return [id for id, each in seen.items() if each.aside and not each.alive]
 
@@ -160,9 +160,9 @@ def _replace(cursor: CursorWrapper, writes: PlannedWrites) -> list[operators.Rem
     if len(replaced) < len(writes.replacing):
         raise _Changed
     left = [
-        operators.Removed(each.id, each.queue, each.handler, each.left_key, "", None)
+        operators.Removed(each.id, each.queue, each.handler, each.previous_key, "", None)
         for each in replaced
-        if each.left_key is not None
+        if each.previous_key is not None
     ]
     operators.free_followers(cursor, left)
     return left
@@ -179,30 +179,28 @@ def _put_aside(
 ) -> None:
     if writes.aside:
         put_aside.put_aside(cursor, writes.aside)
-        _bring_forward_after_commit(
-            connection.alias, [UniqueId(*_in_order(r)) for r in writes.aside]
-        )
+        _promote_after_commit(connection.alias, [UniqueId(*_in_order(r)) for r in writes.aside])
 
 
-def _bring_forward_after_commit(alias: str, ids: list[UniqueId]) -> None:
+def _promote_after_commit(alias: str, ids: list[UniqueId]) -> None:
     """Look again after the commit: the session that ended the message may not have seen the row.
 
     An optimisation: the workers' chores and the next broadcast also look.
     """
 
-    def bring_forward() -> None:
+    def promote() -> None:
         try:
             with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
-                operators.limit_waits(cursor, most_ms=BRING_FORWARD_WAIT_MS)
+                operators.limit_waits(cursor, most_ms=PROMOTE_WAIT_MS)
                 free_unique_ids.lock(cursor, ids)
-                free_unique_ids.bring_forward(cursor, ids)
+                free_unique_ids.promote_put_aside(cursor, ids)
         except Exception:
             logger.debug(
-                "could not bring forward messages that were put aside; the chores will do so",
+                "could not promote messages that were put aside; the chores will do so",
                 exc_info=True,
             )
 
-    transaction.on_commit(bring_forward, using=alias, robust=True)
+    transaction.on_commit(promote, using=alias, robust=True)
 
 
 def _in_order(each: UniqueRow) -> tuple[str, str, str, str]:

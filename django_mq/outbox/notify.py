@@ -41,7 +41,7 @@ def ring_after_commit(connection: BaseDatabaseWrapper) -> None:
     # the last hook keeps this cheap in a transaction with thousands of hooks.
     if connection.run_on_commit and connection.run_on_commit[-1][1] is ring:
         return
-    if notify.wanted():
+    if notify.is_enabled():
         connection.on_commit(ring, robust=True)
 
 

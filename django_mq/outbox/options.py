@@ -98,7 +98,7 @@ def check_retry(retry: object) -> str | None:
     return json.dumps(retry.to_data(), allow_nan=False)
 
 
-def check_unique(message: Message, longest: float) -> None:
+def check_unique(message: Message, max_delay: float) -> None:
     """Raise InvalidOption, or TypeError for options that do nothing without a unique id."""
     if message.on_duplicate not in (None, *_ON_DUPLICATE):
         raise InvalidOption(
@@ -114,10 +114,10 @@ def check_unique(message: Message, longest: float) -> None:
             f" give unique_id=... as well, or leave out {option}"
         )
     seconds = unique_seconds(message)
-    if seconds is not None and not 0 < seconds <= longest:
+    if seconds is not None and not 0 < seconds <= max_delay:
         raise InvalidOption(
             f"unique_for ({message.unique_for}) must be more than zero and at most"
-            f" {longest:,.0f} s (MAX_DELAY)"
+            f" {max_delay:,.0f} s (MAX_DELAY)"
         )
 
 

@@ -12,22 +12,22 @@ from django_mq.policy.routing import MAX_NAME
 
 #: Each returns further metadata for a broadcast, such as the context of a trace. It is called once
 #: per call of `broadcast()` or `broadcast_many()`.
-carriers: list[Callable[[], Mapping[str, str]]] = []
+metadata_sources: list[Callable[[], Mapping[str, str]]] = []
 
 
 def origin_metadata(max_hops: int) -> str:
     """Return the `mq.` metadata of a message that is broadcast now, as JSON text.
 
     Inside a handler: the id that the whole chain shares, the id of the current message, and the
-    length of the chain. Elsewhere only what `carriers` add. Raises TooManyHops when the
+    length of the chain. Elsewhere only what `metadata_sources` add. Raises TooManyHops when the
     chain is longer than `max_hops`: handlers that broadcast to each other would go on for ever.
     """
     delivery = current_delivery.get()
-    if delivery is None and not carriers:
+    if delivery is None and not metadata_sources:
         return "{}"
     found: dict[str, Any] = {}
-    for carry in carriers:
-        found.update(carry())
+    for source in metadata_sources:
+        found.update(source())
     if delivery is not None:
         found.update(_chain(delivery, max_hops))
     return json.dumps(found) if found else "{}"

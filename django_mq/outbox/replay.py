@@ -51,7 +51,7 @@ class Replays:
         queue = past.queue
         if queue not in handlers.allowed_queues(handler, self.settings):
             queue = handlers.queue_of(handler, self.settings)
-        options = self._queues.note(queue)
+        options = self._queues.add(queue)
         return NewRow(
             queue=queue,
             type=past.type,

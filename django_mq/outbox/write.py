@@ -37,8 +37,8 @@ class CallQueues:
         #: rows share one line.
         self.in_commit_order: dict[str, bool] = {}
 
-    def note(self, queue: str) -> QueueOptions:
-        """Note that a row goes to `queue`; return the options of the queue."""
+    def add(self, queue: str) -> QueueOptions:
+        """Add the queue of a row; return the options of the queue."""
         options = self.settings.queue(queue)
         if options.max_backlog is not None:
             self.max_backlogs[queue] = options.max_backlog
@@ -94,7 +94,7 @@ class RowWriter:
                 self.connection, candidates, partial(admit, self.connection, self._max_backlogs)
             )
             self._ring(stored.rows)
-            notify.ring_for_next(self.connection, self._settings, stored.left)
+            notify.ring_for_next(self.connection, self._settings, stored.left_keys)
         return stored.copies
 
     def _needs_block(self) -> bool:

@@ -108,17 +108,17 @@ def exponential(
     >>> [policy.delay(attempt, random=lambda: 0.5) for attempt in (1, 2, 3, 20)]
     [0.75, 1.5, 3.0, 45.0]
     """
-    first, most = _wait(base, "base"), _wait(cap, "cap")
+    first, maximum = _wait(base, "base"), _wait(cap, "cap")
     if first == 0:
         raise ValueError("base must be above zero; to retry at once use fixed(0)")
-    if most < first:
-        raise ValueError(f"cap ({most:g} s) must not be below base ({first:g} s)")
+    if maximum < first:
+        raise ValueError(f"cap ({maximum:g} s) must not be below base ({first:g} s)")
     growth = as_seconds(factor)
     if growth is None or growth < 1:
         raise ValueError(f"factor must be a number of at least 1, not {factor!r}")
     if jitter not in ("equal", "full", "none"):
         raise ValueError(f'jitter must be "equal", "full" or "none", not {jitter!r}')
-    return Exponential(first, growth, most, jitter)
+    return Exponential(first, growth, maximum, jitter)
 
 
 def fixed(seconds: Seconds) -> Fixed:
@@ -190,7 +190,7 @@ class RetryPolicy:
         object.__setattr__(floored, "_floor", min(seconds, MAX_WAIT))
         return floored
 
-    def least_wait(self, attempt: int) -> float:
+    def min_wait(self, attempt: int) -> float:
         """Return the minimum wait, in seconds, after attempt `attempt`; see `with_floor()`."""
         return self._floor if attempt > 1 else 0.0
 
@@ -204,7 +204,7 @@ class RetryPolicy:
         if attempt < 1:
             raise ValueError(f"attempts count from 1, not {attempt}")
         if isinstance(self.backoff, BackoffStrategy):
-            return max(self.least_wait(attempt), self.backoff.delay(attempt, random))
+            return max(self.min_wait(attempt), self.backoff.delay(attempt, random))
         try:
             value = self.backoff(attempt)
         except (Exception, SystemExit) as error:  # sys.exit() in a policy must not end the worker
@@ -215,7 +215,7 @@ class RetryPolicy:
                 f"the backoff callable returned {_shown(value)}; it must return seconds"
                 " of zero or more, or a timedelta"
             )
-        return max(self.least_wait(attempt), min(seconds, MAX_WAIT))
+        return max(self.min_wait(attempt), min(seconds, MAX_WAIT))
 
     def to_data(self) -> dict[str, Any]:
         """Return the policy as JSON data; `from_data()` returns an equal policy.

@@ -17,6 +17,6 @@ NAME_LENGTH = 128
 #: room for time zones.
 FIRST_TIME, LAST_TIME = datetime(1900, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, tzinfo=UTC)
 #: The longest duration of the settings: now plus this is a time that the tables accept.
-LONGEST_SPAN = timedelta(days=36525)
+MAX_SPAN = timedelta(days=36525)
 #: The largest count in a row of figures: JSON numbers and sums of many rows stay exact.
-LARGEST_COUNT = 2**53
+MAX_FIGURE = 2**53

@@ -16,7 +16,7 @@ CATCH_UP: tuple[CatchUp, ...] = ("once", "all", "none")
 OVERLAP: tuple[Overlap, ...] = ("allow", "skip")
 
 #: The maximum number of missed times, the newest, that `catch_up="all"` broadcasts later.
-MOST_MISSED = 1000
+MAX_MISSED = 1000
 #: How late a time may be without being missed: the fleet's own delay counts on top.
 PUNCTUAL = timedelta(minutes=1)
 #: How far back the first search for missed times reaches; each further search reaches twice as far.
@@ -62,15 +62,15 @@ def due(
 ) -> DueTimes:
     """Decide what to broadcast at `now` for a schedule that was due at `next_at`.
 
-    `once` broadcasts the latest time that is due, `all` the newest MOST_MISSED. `none` broadcasts
+    `once` broadcasts the latest time that is due, `all` the newest MAX_MISSED. `none` broadcasts
     the latest unless it was missed: more than `late` ago or, if even `next_at` is more than `late`
     ago, with another one to come within `late`.
     """
     following = next(times.after(now), None)
     if next_at > now:
         return DueTimes((), next_at)
-    most = MOST_MISSED if catch_up == "all" else 1
-    found = last_times(times, first=next_at, until=now, most=most)
+    maximum = MAX_MISSED if catch_up == "all" else 1
+    found = last_times(times, first=next_at, until=now, maximum=maximum)
     if catch_up == "none" and now - next_at > late:
         # No worker ran. The latest time of a schedule by the minute is never later than `late`, so
         # its own delay alone does not tell; but it is no loss, since the next one is near.
@@ -80,19 +80,19 @@ def due(
     return DueTimes(tuple(found), following)
 
 
-def last_times(times: Times, *, first: datetime, until: datetime, most: int) -> list[datetime]:
-    """Return the last `most` times from `first`, which is one, to `until`, in order.
+def last_times(times: Times, *, first: datetime, until: datetime, maximum: int) -> list[datetime]:
+    """Return the last `maximum` times from `first`, which is one, to `until`, in order.
 
     Searches forward only, from ever earlier starts: a schedule by the minute that was idle for a
     year costs as little as one that was idle for an hour.
     """
     window = FIRST_SEARCH
     while until - window > first:
-        found = deque(_between(times, until - window, until), most)
-        if len(found) == most:
+        found = deque(_between(times, until - window, until), maximum)
+        if len(found) == maximum:
             return list(found)
         window *= 2
-    return list(deque((first, *_between(times, first, until)), most))
+    return list(deque((first, *_between(times, first, until)), maximum))
 
 
 def _between(times: Times, after: datetime, until: datetime) -> Iterator[datetime]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 #: Seconds that a timedelta can hold.
-_LONGEST = 86400 * 999_999_999
+_MAX_SECONDS = 86400 * 999_999_999
 # Seconds and name of a unit, then of the next smaller one.
 _UNITS = (
     (86400, "d", 3600, "h"),
@@ -41,8 +41,8 @@ def precise_span(seconds: float) -> str:
     """
     if seconds <= 0:
         return "0 ms"
-    for size, unit, most in ((1e-6, "µs", 1000), (1e-3, "ms", 1000), (1.0, "s", 60)):
+    for size, unit, maximum in ((1e-6, "µs", 1000), (1e-3, "ms", 1000), (1.0, "s", 60)):
         shown = float(f"{seconds / size:.3g}")
-        if shown < most:
+        if shown < maximum:
             return f"{shown:g} {unit}"
-    return span(timedelta(seconds=min(max(seconds, 60.0), _LONGEST)))
+    return span(timedelta(seconds=min(max(seconds, 60.0), _MAX_SECONDS)))

@@ -94,12 +94,12 @@ def _encode_plain(value: object, encoder: type[json.JSONEncoder], max_depth: int
     return text if plain else None
 
 
-def _begins_deep(value: object, most: int) -> bool:
-    """Return whether more than `most` containers surround the first leaf of `value`.
+def _begins_deep(value: object, maximum: int) -> bool:
+    """Return whether more than `maximum` containers surround the first leaf of `value`.
 
     Encoding a cycle never ends; a list that has the same list twice, a hundred levels deep, hardly.
     """
-    for _ in range(most + 1):
+    for _ in range(maximum + 1):
         if isinstance(value, dict):
             value = next(iter(value.values()), None)
         elif isinstance(value, list | tuple) and value:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 
-def rough(count: int) -> int:
+def round_estimate(count: int) -> int:
     """Return an estimate with the digits that it deserves.
 
-    >>> rough(1_234_567), rough(98_765), rough(7), rough(-3)
+    >>> round_estimate(1_234_567), round_estimate(98_765), round_estimate(7), round_estimate(-3)
     (1200000, 99000, 7, 0)
     """
     return round(count, min(0, 2 - len(str(count)))) if count > 0 else 0
@@ -22,4 +22,4 @@ def counted(count: int, estimate: int, *, stopped: bool) -> str:
     """
     if not stopped:
         return f"{count:,}"
-    return f"≈ {rough(estimate):,}" if rough(estimate) > count else f"{count:,}+"
+    return f"≈ {round_estimate(estimate):,}" if round_estimate(estimate) > count else f"{count:,}+"

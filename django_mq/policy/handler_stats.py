@@ -33,7 +33,7 @@ class HandlerTimings:
 
 
 @dataclass(slots=True)
-class Tally:
+class HandlerTotals:
     """The running totals of one handler."""
 
     acked: int = 0
@@ -50,8 +50,8 @@ class Tally:
         """The number of attempts counted, and of messages that died without one."""
         return self.acked + self.retried + self.snoozed + self.dead
 
-    def merge(self, other: Tally) -> None:
-        """Add the counts of another process; this tally's own are the later ones."""
+    def merge(self, other: HandlerTotals) -> None:
+        """Add the counts of another process; this object's own are the later ones."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         if other.last_at is not None:
@@ -79,14 +79,14 @@ class Tally:
         }
 
     @classmethod
-    def from_json(cls, value: object) -> Tally:
+    def from_json(cls, value: object) -> HandlerTotals:
         """Return the totals that `as_json()` wrote; raise ValueError for any other data.
 
-        >>> tally = Tally(acked=2)
-        >>> tally.ran.add([0.5, 0.7])
-        >>> Tally.from_json(tally.as_json()) == tally
+        >>> totals = HandlerTotals(acked=2)
+        >>> totals.ran.add([0.5, 0.7])
+        >>> HandlerTotals.from_json(totals.as_json()) == totals
         True
-        >>> Tally.from_json({"acked": -2})
+        >>> HandlerTotals.from_json({"acked": -2})
         Traceback (most recent call last):
         ValueError: is not a count
         """

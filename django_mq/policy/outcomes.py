@@ -53,14 +53,14 @@ class Retried:
     """Run again at `after` (seconds from now, or a moment); the attempt counts.
 
     `backoff`: the failure also signals queue backoff. `warning`: a text for the log, or empty.
-    `least`: the minimum of seconds until it runs, even if the moment `after` is sooner.
+    `min_wait`: the minimum of seconds until it runs, even if the moment `after` is sooner.
     """
 
     after: float | datetime
     failure: Failure
     backoff: bool
     warning: str = ""
-    least: float = 0.0
+    min_wait: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +127,10 @@ def decide(
     if attempt >= max_attempts:
         return DeadLettered(EXHAUSTED, failure)
     after, warning = _cut(asked) if asked is not None else _policy_delay(policy, attempt, random)
-    least = policy.least_wait(attempt)
+    min_wait = policy.min_wait(attempt)
     if isinstance(after, float):
-        after = max(after, least)
-    return Retried(after, failure, backoff, warning, least)
+        after = max(after, min_wait)
+    return Retried(after, failure, backoff, warning, min_wait)
 
 
 def _policy_delay(policy: RetryPolicy, attempt: int, random: Random) -> tuple[float, str]:

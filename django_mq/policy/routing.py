@@ -177,7 +177,7 @@ class RoutingTable(Generic[S]):
         candidates, any_where = self._candidates(type)
         if not any_where:
             return candidates
-        return tuple(each for each in candidates if meets(each.where, each.match, metadata))
+        return tuple(each for each in candidates if matches_where(each.where, each.match, metadata))
 
     def takes(self, subscription: S, type: str) -> bool:
         """Return whether a pattern of `subscription` matches the type, whatever the metadata."""
@@ -201,14 +201,14 @@ class RoutingTable(Generic[S]):
         return found, any(each.where for each in found)
 
 
-def meets(where: Mapping[str, Any] | None, match: str, metadata: Mapping[str, Any]) -> bool:
+def matches_where(where: Mapping[str, Any] | None, match: str, metadata: Mapping[str, Any]) -> bool:
     """Return whether metadata has all, or any, of the values in `where`; True without `where`.
 
     Values are compared as JSON, at every depth: `True` does not equal 1.
 
-    >>> meets({"tier": "gold", "vip": True}, "any", {"tier": "gold", "vip": 1})
+    >>> matches_where({"tier": "gold", "vip": True}, "any", {"tier": "gold", "vip": 1})
     True
-    >>> meets({"tier": "gold", "vip": True}, "all", {"tier": "gold", "vip": 1})
+    >>> matches_where({"tier": "gold", "vip": True}, "all", {"tier": "gold", "vip": 1})
     False
     """
     if not where:
@@ -253,7 +253,7 @@ def _explain(
         for key, value in subscription.where.items()
         if not _holds(key, value, metadata)
     ]
-    if meets(subscription.where, subscription.match, metadata):
+    if matches_where(subscription.where, subscription.match, metadata):
         return True, f"{hit} matches, and so does the metadata ({subscription.match} of where)"
     return False, (
         f"{hit} matches, but the metadata lacks {' or '.join(missed)}"

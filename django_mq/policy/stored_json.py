@@ -16,7 +16,7 @@ from operator import add
 _EXPANDED = re.compile(r'(?<![\w"\\.])-?(?:\d{17,}|0\.0000\d+)(?![\w".])')
 #: jsonb writes 1e308 with 309 digits, which is the largest factor; without such numbers the factor
 #: stays below eight.
-MOST_EXPANDED = 64
+MAX_EXPANSION = 64
 _ZEROS = "0" * 20
 #: A string, with its escapes.
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
@@ -37,28 +37,28 @@ def excess(text: str, *, what: str, max_bytes: int, max_depth: int) -> str:
     >>> excess('{"n": ["]"]}', what="payload", max_bytes=99, max_depth=1)
     'its payload is nested deeper than 1 levels (MAX_DEPTH)'
     """
-    if 4 * len(text) > max_bytes and _least_written(text, max_bytes) > max_bytes:
+    if 4 * len(text) > max_bytes and _min_written_bytes(text, max_bytes) > max_bytes:
         return f"its {what} has more than {max_bytes:,} bytes of JSON (MAX_{what.upper()}_BYTES)"
     if text.count("{") + text.count("[") > max_depth and _is_deeper(text.encode(), max_depth):
         return f"its {what} is nested deeper than {max_depth} levels (MAX_DEPTH)"
     return ""
 
 
-def most_brackets(texts: Sequence[str]) -> int:
+def max_brackets(texts: Sequence[str]) -> int:
     """Return the most opening brackets of any of `texts`: none is nested deeper.
 
-    >>> most_brackets(['{"n": [1, 2]}', '[]'])
+    >>> max_brackets(['{"n": [1, 2]}', '[]'])
     2
     """
     of_objects, of_arrays = map(str.count, texts, repeat("{")), map(str.count, texts, repeat("["))
     return max(map(add, of_objects, of_arrays), default=0)
 
 
-def _least_written(text: str, enough: int) -> int:
+def _min_written_bytes(text: str, enough: int) -> int:
     """Return a lower bound of the bytes that a producer wrote; stops once it exceeds `enough`."""
     size = len(text) if text.isascii() else len(text.encode())
-    most = MOST_EXPANDED if _ZEROS in text else 8
-    if size <= enough or size > most * enough:
+    maximum = MAX_EXPANSION if _ZEROS in text else 8
+    if size <= enough or size > maximum * enough:
         return size
     size -= text.count(", ") + text.count('": ')
     if size <= enough:
@@ -68,18 +68,18 @@ def _least_written(text: str, enough: int) -> int:
     return size
 
 
-def _is_deeper(text: bytes, most: int) -> bool:
-    """Return whether containers are nested deeper than `most`.
+def _is_deeper(text: bytes, maximum: int) -> bool:
+    """Return whether containers are nested deeper than `maximum`.
 
     Each round removes the innermost containers, so there are as many rounds as levels. Brackets in
     strings rarely matter, and are left out only then.
     """
-    return _has_more_rounds(text, most) and _has_more_rounds(_STRING.sub(b"", text), most)
+    return _has_more_rounds(text, maximum) and _has_more_rounds(_STRING.sub(b"", text), maximum)
 
 
-def _has_more_rounds(text: bytes, most: int) -> bool:
+def _has_more_rounds(text: bytes, maximum: int) -> bool:
     left = text.translate(_ONE_KIND, _NON_BRACKETS)
-    for _ in range(most):
+    for _ in range(maximum):
         if not left:
             return False
         left = left.replace(b"[]", b"")

@@ -37,7 +37,7 @@ logger = logging.getLogger("django_mq")
 CHUNK = 1000
 #: Ids in the text of a log line, and in its record.
 IDS_IN_TEXT, IDS_IN_RECORD = 10, 1000
-MOST_ATTEMPTS = 1_000_000
+MAX_ADDED_ATTEMPTS = 1_000_000
 LOCK_NOT_AVAILABLE = "55P03"
 
 #: One id, or several.
@@ -114,7 +114,7 @@ def requeue(
     its unique id has since been taken, or is quiet after a success; of several with the same unique
     id, the last is requeued. `dry_run` changes nothing and returns the messages that it would try.
     """
-    whole_number(attempts, "attempts", most=MOST_ATTEMPTS)
+    whole_number(attempts, "attempts", maximum=MAX_ADDED_ATTEMPTS)
     alias = alias_of(using)
     wanted = _selected(
         alias,
@@ -127,7 +127,7 @@ def requeue(
         limit=limit,
     )
     if dry_run:
-        dead = _among(alias, wanted)
+        dead = _keep_selectable(alias, wanted)
         return Changed(tuple(dead), len(wanted) - len(dead))
     requeue = partial(changes.requeue, attempts=attempts)
     return _change("messages_requeued", requeue, wanted, alias)
@@ -169,7 +169,7 @@ def purge(
         limit=limit,
     )
     if dry_run:
-        found = wanted if ids is None else _among(alias, wanted, waiting=waiting)
+        found = wanted if ids is None else _keep_selectable(alias, wanted, waiting=waiting)
         return Changed(tuple(found), len(wanted) - len(found))
     remove = partial(changes.remove, waiting=waiting, dead=True, reason="purged")
     return _change("messages_purged", remove, wanted, alias)
@@ -239,7 +239,7 @@ def _named(
     return _selected(alias, ids, waiting=waiting, fingerprint=fingerprint)
 
 
-def _among(alias: str, ids: Sequence[int], *, waiting: bool = False) -> list[int]:
+def _keep_selectable(alias: str, ids: Sequence[int], *, waiting: bool = False) -> list[int]:
     with reading(alias) as cursor:
         return selection.keep_selectable(cursor, ids=ids, waiting=waiting)
 

@@ -29,14 +29,14 @@ def queue_names(queue: str | Collection[str] | None) -> list[str] | None:
     return [check_name(each, "queue") for each in given]
 
 
-def whole_number(value: object, what: str, *, most: int = MAX_BIGINT) -> int:
-    """Return `value` if it is a whole number from 1 to `most`; raise ValueError otherwise.
+def whole_number(value: object, what: str, *, maximum: int = MAX_BIGINT) -> int:
+    """Return `value` if it is a whole number from 1 to `maximum`; raise ValueError otherwise.
 
     >>> whole_number(7, "limit")
     7
     """
-    if type(value) is not int or not 1 <= value <= most:
-        raise ValueError(f"{what} must be a whole number from 1 to {most:,}, not {value!r}")
+    if type(value) is not int or not 1 <= value <= maximum:
+        raise ValueError(f"{what} must be a whole number from 1 to {maximum:,}, not {value!r}")
     return value
 
 

@@ -24,7 +24,7 @@ from django_mq.store import queues as store
 logger = logging.getLogger("django_mq")
 
 #: The largest value of the column.
-MOST_IN_FLIGHT = 2**31 - 1
+MAX_IN_FLIGHT = 2**31 - 1
 
 
 def pause(
@@ -93,10 +93,10 @@ def limit(
     """
     check_name(queue, "queue")
     if max_in_flight is not None and (
-        type(max_in_flight) is not int or not 0 <= max_in_flight <= MOST_IN_FLIGHT
+        type(max_in_flight) is not int or not 0 <= max_in_flight <= MAX_IN_FLIGHT
     ):
         raise ValueError(
-            f"max_in_flight must be a whole number from 0 to {MOST_IN_FLIGHT:,}, or None for the"
+            f"max_in_flight must be a whole number from 0 to {MAX_IN_FLIGHT:,}, or None for the"
             f" limit of the settings, not {max_in_flight!r}"
         )
     alias = alias_of(using)

@@ -13,7 +13,7 @@ from django_mq.policy.column_bounds import FIRST_TIME
 from django_mq.queues.arguments import check_fingerprint, queue_names, seconds, whole_number
 from django_mq.queues.transactions import reading
 from django_mq.store import error_groups as store
-from django_mq.store.error_groups import MOST_COUNTED, PairRow
+from django_mq.store.error_groups import MAX_COUNTED, PairRow
 from django_mq.store.schedules import now
 
 
@@ -75,34 +75,34 @@ def errors(
             since=start,
             queues=names,
             fingerprint=fingerprint,
-            limit=whole_number(limit, "limit", most=10_000),
+            limit=whole_number(limit, "limit", maximum=10_000),
             offset=offset,
         )
         left = store.remaining_messages(cursor, pairs, since=start) if pairs else {}
     pairs.sort(key=attrgetter("fingerprint"))
-    most = store.attempts_per_pair(pairs)
+    maximum = store.attempts_per_pair(pairs)
     found = [
-        _group(list(rows), most, *left.get(fingerprint, (0, 0)))
+        _group(list(rows), maximum, *left.get(fingerprint, (0, 0)))
         for fingerprint, rows in groupby(pairs, key=attrgetter("fingerprint"))
     ]
     return sorted(found, key=attrgetter("last"), reverse=True)
 
 
-def _group(pairs: list[PairRow], most: int, dead: int, waiting: int) -> ErrorGroup:
+def _group(pairs: list[PairRow], maximum: int, dead: int, waiting: int) -> ErrorGroup:
     newest = max(pairs, key=attrgetter("last"))
-    looked_up = all(pair.attempts <= most for pair in pairs)
+    looked_up = all(pair.attempts <= maximum for pair in pairs)
     return ErrorGroup(
         fingerprint=newest.fingerprint,
         error_class=newest.error_class,
         handler=newest.handler,
         place=newest.place,
         queues=tuple(sorted(pair.queue for pair in pairs)),
-        count=sum(min(pair.attempts, MOST_COUNTED) for pair in pairs),
+        count=sum(min(pair.attempts, MAX_COUNTED) for pair in pairs),
         first=datetime.fromtimestamp(min(pair.first for pair in pairs), UTC),
         last=datetime.fromtimestamp(newest.last, UTC),
         attempt_id=newest.attempt,
         message_id=newest.message,
         dead=dead,
         waiting=waiting,
-        is_exact=looked_up and all(pair.attempts <= MOST_COUNTED for pair in pairs),
+        is_exact=looked_up and all(pair.attempts <= MAX_COUNTED for pair in pairs),
     )

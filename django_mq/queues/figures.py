@@ -59,13 +59,13 @@ class Rate:
         shrinks = self.outgoing - self.incoming
         if not depth:
             return timedelta(0)
-        if shrinks <= 0 or depth / shrinks > _LONGEST:
+        if shrinks <= 0 or depth / shrinks > _MAX_FORECAST:
             return None
         return timedelta(seconds=depth / shrinks)
 
 
 #: Seconds; rates do not predict anything beyond a year.
-_LONGEST = 366 * 86400
+_MAX_FORECAST = 366 * 86400
 
 
 def figures(
@@ -84,12 +84,12 @@ def figures(
     names = queue_names(queue)
     with reading(alias_of(using)) as cursor:
         prepare_to_read(cursor)
-        new = store.newcomers(cursor, queues=names)
+        new = store.uncounted(cursor, queues=names)
         return figures_of(cursor, SPANS[span], new, names)
 
 
 def figures_of(
-    cursor: Cursor, span: Span, new: store.NewcomerCounts, queues: Sequence[str] | None
+    cursor: Cursor, span: Span, new: store.UncountedSnapshot, queues: Sequence[str] | None
 ) -> Figures:
     """Return the figures of `queues`, with messages that are `new` among the steps' broadcast."""
     step, starts = span.step, span.starts(new.now)
@@ -99,7 +99,7 @@ def figures_of(
         found = Counted(*part[3:8], _histogram(part.waited), _histogram(part.ran))
         steps.setdefault(part.at - part.at % step, Counted()).add(found)
         handlers.setdefault((part.queue, part.handler), Counted()).add(found)
-    for each in new.found:
+    for each in new.messages:
         if (at := each.minute - each.minute % step) in steps:
             steps[at].broadcast += each.messages
     return Figures(
@@ -123,17 +123,17 @@ def rates(
     names = queue_names(queue)
     with reading(alias_of(using)) as cursor:
         prepare_to_read(cursor)
-        return rates_of(cursor, store.newcomers(cursor, queues=names), names)
+        return rates_of(cursor, store.uncounted(cursor, queues=names), names)
 
 
 def rates_of(
-    cursor: Cursor, new: store.NewcomerCounts, queues: Sequence[str] | None
+    cursor: Cursor, new: store.UncountedSnapshot, queues: Sequence[str] | None
 ) -> dict[str, Rate]:
     """Return the rates of `queues`; `new` are the messages that no figures count yet."""
     since = new.now - new.now % 60 + 60 - WINDOW
     flows = {each.queue: each for each in store.flows(cursor, since=since, queues=queues)}
     uncounted: dict[str, int] = {}
-    for each in new.found:
+    for each in new.messages:
         if each.minute >= since:
             uncounted[each.queue] = uncounted.get(each.queue, 0) + each.messages
     at_least = new.complete_since is not None and new.complete_since > since

@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 from django_mq.conf import alias_of
 from django_mq.exceptions import InvalidName
 from django_mq.models import WorkerHeartbeat
-from django_mq.policy.handler_stats import HandlerTimings, Tally
+from django_mq.policy.handler_stats import HandlerTimings, HandlerTotals
 from django_mq.policy.routing import Pattern
 from django_mq.queues.arguments import MAX_BIGINT, seconds, whole_number
 from django_mq.queues.transactions import reading
@@ -125,18 +125,18 @@ def added_up(columns: Iterable[object]) -> dict[str, HandlerTimings]:
     >>> added_up([{"mail": {"acked": "many"}}, None])
     {}
     """
-    tallies: dict[str, Tally] = {}
+    totals: dict[str, HandlerTotals] = {}
     for each in columns:
         for handler, written in each.items() if isinstance(each, Mapping) else ():
             try:
-                tally = Tally.from_json(written)
+                total = HandlerTotals.from_json(written)
             except ValueError:
                 continue
-            if handler in tallies:
-                tallies[handler].merge(tally)
+            if handler in totals:
+                totals[handler].merge(total)
             else:
-                tallies[handler] = tally
-    return {name: tallies[name].timings(name) for name in sorted(tallies)}
+                totals[handler] = total
+    return {name: totals[name].timings(name) for name in sorted(totals)}
 
 
 def horizon(

@@ -132,7 +132,7 @@ def _count_ahead(message: QueuedMessage, alias: str) -> int:
     if message.leased_until is not None:  # lapsed leases are claimed before waiting messages
         return 0
     with reading(alias) as cursor:
-        return ahead(cursor, id=message.pk, queue=message.queue, most=MAX_COUNT)
+        return ahead(cursor, id=message.pk, queue=message.queue, maximum=MAX_COUNT)
 
 
 def _metadata(message: QueuedMessage) -> dict[str, object]:

@@ -99,7 +99,7 @@ def operate(
 def operations(*, limit: int = 100, using: str | None = None) -> list[Operation]:
     """Return the newest operations, at most `limit`."""
     found = Operation.objects.using(alias_of(using)).order_by("-pk")
-    return list(found[: whole_number(limit, "limit", most=10_000)])
+    return list(found[: whole_number(limit, "limit", maximum=10_000)])
 
 
 def cancel_operation(id: int, *, using: str | None = None) -> bool:

@@ -21,11 +21,11 @@ def redacted(value: Any) -> Any:
         return value
     hides = pattern.search
 
-    def cover(value: Any) -> Any:
+    def redact(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: REDACTED if hides(key) else cover(inner) for key, inner in value.items()}
+            return {key: REDACTED if hides(key) else redact(inner) for key, inner in value.items()}
         if isinstance(value, list):
-            return [cover(inner) for inner in value]
+            return [redact(inner) for inner in value]
         return value
 
-    return cover(value)
+    return redact(value)

@@ -31,7 +31,7 @@ from django_mq.store.schedules import ScheduleRow
 logger = logging.getLogger("django_mq")
 
 #: The maximum number of times that `next_times()` returns.
-MOST_TIMES = 1000
+MAX_TIMES = 1000
 
 
 def schedules(*, using: str | None = None) -> list[Schedule]:
@@ -101,7 +101,7 @@ def next_times(
 
     Raises InvalidOption if its cron expression or time zone cannot be read.
     """
-    whole_number(count, "count", most=MOST_TIMES)
+    whole_number(count, "count", maximum=MAX_TIMES)
     name = schedule.name if isinstance(schedule, Schedule) else schedule
     with connections[alias_of(using)].cursor() as cursor:
         row = store.read(cursor, check_name(name, "schedule name"))

@@ -75,8 +75,8 @@ def heads(queue: str | None = None, *, limit: int = 100, using: str | None = Non
             ordered=ordered_queues(),
             skipping=skipping_queues(),
             limit=limit,
-            most=MAX_COUNT,
-            looked=MAX_EXAMINED,
+            maximum=MAX_COUNT,
+            examined=MAX_EXAMINED,
         )
     rows = (
         QueuedMessage.objects.using(alias)
@@ -88,22 +88,29 @@ def heads(queue: str | None = None, *, limit: int = 100, using: str | None = Non
 
 
 def standings(
-    ids: Iterable[int], *, most: int = MAX_COUNT, using: str | None = None
+    ids: Iterable[int], *, maximum: int = MAX_COUNT, using: str | None = None
 ) -> dict[int, LinePosition]:
-    """Return, by id, the positions of those of `ids` that are in a line; counts stop at `most`."""
+    """Return, by id, the positions of those of `ids` that are in a line.
+
+    Counts stop at `maximum`.
+    """
     with connections[alias_of(using)].cursor() as cursor:
         return store.standings(
-            cursor, ids=list(ids), ordered=ordered_queues(), skipping=skipping_queues(), most=most
+            cursor,
+            ids=list(ids),
+            ordered=ordered_queues(),
+            skipping=skipping_queues(),
+            maximum=maximum,
         )
 
 
-def shown_count(n: int, most: int = MAX_COUNT) -> str:
-    """Return a count that stopped at `most` as text.
+def shown_count(n: int, maximum: int = MAX_COUNT) -> str:
+    """Return a count that stopped at `maximum` as text.
 
     >>> shown_count(12), shown_count(1000)
     ('12', '1,000+')
     """
-    return f"{n:,}{'+' if n >= most else ''}"
+    return f"{n:,}{'+' if n >= maximum else ''}"
 
 
 def _head(found: store.Blocking, row: QueuedMessage) -> Head:

@@ -23,7 +23,7 @@ from django_mq.store.readers import prepare_to_read
 #: The newest stored messages, and handled ones, whose types are counted.
 NEWEST = 10_000
 #: Messages of a queue and priority, and of all, among which held ones are looked for.
-NEAR, MOST_NEAR = 1_000, 50_000
+HELD_PER_LANE, MAX_HELD = 1_000, 50_000
 #: How far back calls of handlers are counted.
 PERIOD = timedelta(days=7)
 
@@ -98,7 +98,7 @@ def topology(*, only: Collection[str] | None = None, using: str | None = None) -
         prepare_to_read(cursor)
         counted = store.newest(cursor, limit=NEWEST, queues=only)
         asked = [name for name in read_names(cursor) if only is None or name in only]
-        held = store.held(cursor, queues=asked, limit=NEAR, most=MOST_NEAR)
+        held = store.held(cursor, queues=asked, limit=HELD_PER_LANE, maximum=MAX_HELD)
         calls = read_figures.calls(cursor, since=PERIOD.total_seconds())
     names = {type for type in counted.keys() | held if not type.startswith(TASKS)}
     names.update(text for each in found for text in each.patterns if Pattern(text).is_plain)

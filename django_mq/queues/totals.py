@@ -147,23 +147,23 @@ def counts_of(asked: Sequence[str], *, using: str | None = None) -> dict[str, Qu
 
 
 def read_counts(
-    cursor: Cursor, asked: Sequence[str], *, most: int | None = None
+    cursor: Cursor, asked: Sequence[str], *, maximum: int | None = None
 ) -> dict[str, QueueCounts]:
-    """Return the counts of the queues `asked`, each up to `most`; call it in a transaction."""
+    """Return the counts of the queues `asked`, each up to `maximum`; call it in a transaction."""
     prepare_to_read(cursor)
-    return _read(cursor, asked, MAX_COUNT if most is None else most)
+    return _read(cursor, asked, MAX_COUNT if maximum is None else maximum)
 
 
-def _read(cursor: Cursor, asked: Sequence[str], most: int) -> dict[str, QueueCounts]:
+def _read(cursor: Cursor, asked: Sequence[str], maximum: int) -> dict[str, QueueCounts]:
     found = store.counts(
         cursor,
         queues=asked,
         ordered=ordered_queues(),
         skipping=skipping_queues(),
-        limit=most + 1,
+        limit=maximum + 1,
         gone_after=GONE_AFTER.total_seconds(),
     )
-    by_name = {row.queue: _counts(row, most) for row in found}
+    by_name = {row.queue: _counts(row, maximum) for row in found}
     return {name: by_name[name] for name in asked}
 
 
@@ -175,16 +175,16 @@ def read_many_counts(
     The limit is lower when more queues are long, and where a page can spend only a `share` of the
     usual time on its counts. Call it in a transaction.
     """
-    least = min(COUNT_LIMITS[0], MAX_COUNT)
-    found = read_counts(cursor, asked, most=least)
+    minimum = min(COUNT_LIMITS[0], MAX_COUNT)
+    found = read_counts(cursor, asked, maximum=minimum)
     longer = [name for name, each in found.items() if each.capped]
     rows = int(READ_BUDGET * share) // (_KINDS * max(1, len(longer)))
-    most = min(
-        MAX_COUNT, max(each for each in (*COUNT_LIMITS, MAX_COUNT) if each <= max(rows, least))
+    maximum = min(
+        MAX_COUNT, max(each for each in (*COUNT_LIMITS, MAX_COUNT) if each <= max(rows, minimum))
     )
-    if longer and most > least:
-        found |= _read(cursor, longer, most)
-    return with_estimates(cursor, found), most
+    if longer and maximum > minimum:
+        found |= _read(cursor, longer, maximum)
+    return with_estimates(cursor, found), maximum
 
 
 def with_estimates(cursor: Cursor, found: dict[str, QueueCounts]) -> dict[str, QueueCounts]:
@@ -202,7 +202,7 @@ def with_estimates(cursor: Cursor, found: dict[str, QueueCounts]) -> dict[str, Q
     return found | estimated
 
 
-def _by_state(row: store.Census, most: int) -> tuple[dict[str, int], frozenset[str]]:
+def _by_state(row: store.Census, maximum: int) -> tuple[dict[str, int], frozenset[str]]:
     """Return the count of each state, and the names of those that were capped."""
     due, due_held, due_expired = row.due
     later, later_held, later_expired, retrying = row.later
@@ -219,18 +219,18 @@ def _by_state(row: store.Census, most: int) -> tuple[dict[str, int], frozenset[s
         "dead": row.dead,
     }
     capped = frozenset().union(
-        _DUE if due > most else (),
-        _NOT_DUE if later > most else (),
-        # Lapsed leases are counted first: beyond `most` of them, rows of any kind may follow.
-        _IN_FLIGHT | _DUE if leased > most else (),
-        {"blocked"} if row.keyed[0] > most else (),
-        {"dead"} if row.dead > most else (),
+        _DUE if due > maximum else (),
+        _NOT_DUE if later > maximum else (),
+        # Lapsed leases are counted first: beyond `maximum` of them, rows of any kind may follow.
+        _IN_FLIGHT | _DUE if leased > maximum else (),
+        {"blocked"} if row.keyed[0] > maximum else (),
+        {"dead"} if row.dead > maximum else (),
     )
-    return {name: min(n, most) if name in capped else n for name, n in found.items()}, capped
+    return {name: min(n, maximum) if name in capped else n for name, n in found.items()}, capped
 
 
-def _counts(row: store.Census, most: int) -> QueueCounts:
-    by_state, capped = _by_state(row, most)
+def _counts(row: store.Census, maximum: int) -> QueueCounts:
+    by_state, capped = _by_state(row, maximum)
     return QueueCounts(
         queue=row.queue,
         **by_state,

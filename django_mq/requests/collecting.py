@@ -36,7 +36,7 @@ class AwaitedReply(Protocol):
 
     def _was_born_in_test(self) -> bool: ...
 
-    def _look_here(self) -> ReplyState: ...
+    def _query_here(self) -> ReplyState: ...
 
     def _read(self, found: ReplyState) -> Any: ...
 
@@ -55,7 +55,9 @@ def collect(
     replies = []
     with _futures(pendings, lambda each: deadline.is_zero or each._is_within_test()) as futures:
         for pending, future in zip(pendings, futures, strict=True):
-            found = pending._look_here() if future is None else _result(future, deadline.left())
+            found = (
+                pending._query_here() if future is None else _result(future, deadline.remaining())
+            )
             is_here, raises = future is None, not return_exceptions
             replies.append(_reply(pending, found, deadline, is_here=is_here, raises=raises))
     return replies
@@ -73,9 +75,9 @@ async def acollect(
     with _futures(pendings, lambda each: deadline.is_zero or each._was_born_in_test()) as futures:
         for pending, future in zip(pendings, futures, strict=True):
             if future is None:
-                found: ReplyState | None = await sync_to_async(pending._look_here)()
+                found: ReplyState | None = await sync_to_async(pending._query_here)()
             else:
-                found = await _aresult(future, deadline.left())
+                found = await _aresult(future, deadline.remaining())
             is_here, raises = future is None, not return_exceptions
             replies.append(_reply(pending, found, deadline, is_here=is_here, raises=raises))
     return replies
@@ -97,7 +99,7 @@ class _Deadline:
         self.is_zero = self.seconds == 0
         self._end = None if self.seconds is None else monotonic() + self.seconds
 
-    def left(self) -> float | None:
+    def remaining(self) -> float | None:
         return None if self._end is None else min(max(0.0, self._end - monotonic()), TIMEOUT_MAX)
 
 

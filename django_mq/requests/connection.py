@@ -54,22 +54,22 @@ class ServerLink:
         self._alias = alias
         self._poke = poke
         self._rang = False
-        self._looking: psycopg.Connection[Any] | None = None
-        self._listening: psycopg.Connection[Any] | None = None
+        self._query_connection: psycopg.Connection[Any] | None = None
+        self._listen_connection: psycopg.Connection[Any] | None = None
         self._tried_at = float("-inf")
 
-    def look(self, ids: Sequence[int]) -> list[ReplyState]:
+    def query(self, ids: Sequence[int]) -> list[ReplyState]:
         """Return the states of the requests `ids`; LISTEN comes first, so no reply is missed."""
-        if self._looking is None:
-            self._looking = _connect(self._alias)
-        if self._listening is None and monotonic() - self._tried_at > LISTEN_RETRY_SECONDS:
+        if self._query_connection is None:
+            self._query_connection = _connect(self._alias)
+        if self._listen_connection is None and monotonic() - self._tried_at > LISTEN_RETRY_SECONDS:
             self._tried_at = monotonic()
             self._listen(get_settings().wakeup)
-        with self._looking.cursor() as cursor:
-            return results.look(cursor, ids)
+        with self._query_connection.cursor() as cursor:
+            return results.reply_states(cursor, ids)
 
     def is_listening(self) -> bool:
-        return self._listening is not None
+        return self._listen_connection is not None
 
     def sleep(self, seconds: float) -> bool:
         """Sleep until a poke or notification, at most `seconds`; return whether it was notified."""
@@ -77,12 +77,12 @@ class ServerLink:
             seconds = 0.0  # notified during the last query
         with selectors.DefaultSelector() as selector:
             selector.register(self._poke.receiver, selectors.EVENT_READ)
-            if self._listening is not None:
-                selector.register(self._listening.fileno(), selectors.EVENT_READ)
+            if self._listen_connection is not None:
+                selector.register(self._listen_connection.fileno(), selectors.EVENT_READ)
             selector.select(max(0.0, seconds))
         self._poke.clear()
-        if self._listening is not None:
-            server = self._listening.pgconn
+        if self._listen_connection is not None:
+            server = self._listen_connection.pgconn
             server.consume_input()
             while server.notifies():
                 self._rang = True
@@ -90,25 +90,25 @@ class ServerLink:
         return rang
 
     def close(self) -> None:
-        _close(self._looking)
-        _close(self._listening)
-        self._looking = self._listening = None
+        _close(self._query_connection)
+        _close(self._listen_connection)
+        self._query_connection = self._listen_connection = None
         self._tried_at = float("-inf")
         self._rang = True  # a notification may be lost with the connection
 
     def _listen(self, wakeup: str) -> None:
         if wakeup == "poll":
             return
-        shared = wakeup in ("notify", self._alias) and self._looking
+        shared = wakeup in ("notify", self._alias) and self._query_connection
         try:
-            self._listening = shared or _connect(wakeup)
-            self._listening.add_notify_handler(self._on_notify)
-            self._listening.execute(results.LISTEN)
+            self._listen_connection = shared or _connect(wakeup)
+            self._listen_connection.add_notify_handler(self._on_notify)
+            self._listen_connection.execute(results.LISTEN)
         except LOST:
             if shared:
                 raise
-            _close(self._listening)
-            self._listening = None
+            _close(self._listen_connection)
+            self._listen_connection = None
 
     def _on_notify(self, notification: object) -> None:
         self._rang = True

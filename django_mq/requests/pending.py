@@ -83,7 +83,7 @@ class PendingReply:
         """
         if self._birth is not None and self._birth.is_open():
             return False
-        found = self._look_here()
+        found = self._query_here()
         if found.answered or found.stored:
             return found.answered
         raise self._absent()
@@ -133,13 +133,13 @@ class PendingReply:
         """Like `_is_within_test()`, from any thread."""
         return self._birth is not None and self._birth.is_within_test
 
-    def _look_here(self) -> results.ReplyState:
+    def _query_here(self) -> results.ReplyState:
         """Query on the connection of this thread."""
         if self._is_within_test():
             for run in test_runners:
                 run()
         with connections[self._alias].cursor() as cursor:
-            return results.look(cursor, [self.id])[0]
+            return results.reply_states(cursor, [self.id])[0]
 
     # ---- the outcome
 

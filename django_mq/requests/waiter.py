@@ -24,25 +24,25 @@ from django_mq.store.results import ReplyState
 
 logger = logging.getLogger("django_mq")
 
-#: Seconds between two queries for one reply: first and longest. With LISTEN, always the longest.
-FIRST_LOOK, LONGEST_LOOK = 0.02, 0.25
+#: Seconds between two queries for one reply: first and maximum. With LISTEN, always the maximum.
+QUERY_INTERVAL, MAX_QUERY_INTERVAL = 0.02, 0.25
 GROWTH = 1.5
 #: The minimum of seconds between two queries, since any login may send notifications.
 MIN_QUERY_INTERVAL = 0.005
 #: Seconds that an idle thread keeps its connection.
 IDLE_SECONDS = 30.0
-#: Seconds between two attempts to reach a lost database: first and longest.
-FIRST_WAIT, LONGEST_WAIT = 0.02, 5.0
+#: Seconds between two attempts to reach a lost database: first and maximum.
+RECONNECT_WAIT, MAX_RECONNECT_WAIT = 0.02, 5.0
 
 
-class _Wanted:
+class _PendingQuery:
     """A message with a pending reply, the futures that wait for it, and when to query next."""
 
     __slots__ = ("due", "futures", "wait")
 
     def __init__(self) -> None:
         self.futures: list[Future[ReplyState]] = []
-        self.wait = FIRST_LOOK
+        self.wait = QUERY_INTERVAL
         self.due = monotonic()
 
 
@@ -52,7 +52,7 @@ class Waiter:
     def __init__(self, alias: str) -> None:
         self._alias = alias
         self._lock = threading.Lock()
-        self._wanted: dict[int, _Wanted] = {}
+        self._pending: dict[int, _PendingQuery] = {}
         self._running = False
         self._poke = SleepBreaker()
 
@@ -68,26 +68,26 @@ class Waiter:
                 # Starting a thread may fail. It blocks on the lock until the future is registered.
                 threading.Thread(target=self._run, name="mq-replies", daemon=True).start()
                 self._running = True
-            self._wanted.setdefault(id, _Wanted()).futures.append(future)
+            self._pending.setdefault(id, _PendingQuery()).futures.append(future)
         self._poke()
         try:
             yield future
         finally:
-            self._forget(id, future)
+            self._remove(id, future)
 
-    def _forget(self, id: int, future: Future[ReplyState]) -> None:
+    def _remove(self, id: int, future: Future[ReplyState]) -> None:
         with self._lock:
-            wanted = self._wanted.get(id)
-            if wanted is not None and future in wanted.futures:
-                wanted.futures.remove(future)
-                if not wanted.futures:
-                    del self._wanted[id]
+            pending = self._pending.get(id)
+            if pending is not None and future in pending.futures:
+                pending.futures.remove(future)
+                if not pending.futures:
+                    del self._pending[id]
 
     # ---- in the thread
 
     def _run(self) -> None:
         link = ServerLink(self._alias, self._poke)
-        wait = FIRST_WAIT
+        wait = RECONNECT_WAIT
         looked_at = idle_since = float("-inf")
         try:
             while not self._ends(idle_since):
@@ -96,8 +96,8 @@ class Waiter:
                     time.sleep(max(0.0, looked_at + MIN_QUERY_INTERVAL - monotonic()))
                     if ids := self._take_due(all=rang, listening=link.is_listening()):
                         looked_at = idle_since = monotonic()
-                        self._tell(link.look(ids))
-                        wait = FIRST_WAIT
+                        self._deliver(link.query(ids))
+                        wait = RECONNECT_WAIT
                 except LOST as error:
                     link.close()
                     logger.warning(
@@ -107,7 +107,7 @@ class Waiter:
                         extra={"event": "database_lost"},
                     )
                     time.sleep(wait)
-                    wait = min(wait * 2, LONGEST_WAIT)
+                    wait = min(wait * 2, MAX_RECONNECT_WAIT)
         except BaseException as error:
             self._fail(error)
         finally:
@@ -119,43 +119,43 @@ class Waiter:
         # the mark that Django's test runners, and pytest-django, leave in any process.
         keep = 0.0 if hasattr(mail, "outbox") else IDLE_SECONDS
         with self._lock:
-            if self._wanted or monotonic() - idle_since < keep:
+            if self._pending or monotonic() - idle_since < keep:
                 return False
             self._running = False
             return True
 
     def _until_due(self) -> float:
         with self._lock:
-            if not self._wanted:
+            if not self._pending:
                 return IDLE_SECONDS
-            return min(wanted.due for wanted in self._wanted.values()) - monotonic()
+            return min(pending.due for pending in self._pending.values()) - monotonic()
 
     def _take_due(self, *, all: bool, listening: bool) -> list[int]:
         """Return the ids to query now, and schedule their next query."""
         now = monotonic()
         ids = []
         with self._lock:
-            for id, wanted in self._wanted.items():
-                if all or wanted.due <= now:
+            for id, pending in self._pending.items():
+                if all or pending.due <= now:
                     ids.append(id)
-                    wanted.due = now + (LONGEST_LOOK if listening else wanted.wait)
-                    wanted.wait = min(wanted.wait * GROWTH, LONGEST_LOOK)
+                    pending.due = now + (MAX_QUERY_INTERVAL if listening else pending.wait)
+                    pending.wait = min(pending.wait * GROWTH, MAX_QUERY_INTERVAL)
         return ids
 
-    def _tell(self, found: list[ReplyState]) -> None:
+    def _deliver(self, found: list[ReplyState]) -> None:
         for each in found:
             if each.answered or not each.stored:
                 with self._lock:
-                    wanted = self._wanted.pop(each.id, None)
-                for future in wanted.futures if wanted else ():
+                    pending = self._pending.pop(each.id, None)
+                for future in pending.futures if pending else ():
                     if future.set_running_or_notify_cancel():
                         future.set_result(each)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             self._running = False
-            failed = [future for wanted in self._wanted.values() for future in wanted.futures]
-            self._wanted.clear()
+            failed = [future for pending in self._pending.values() for future in pending.futures]
+            self._pending.clear()
         for future in failed:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)

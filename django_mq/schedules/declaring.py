@@ -23,7 +23,7 @@ logger = logging.getLogger("django_mq")
 
 #: Seconds after which a process declares its schedules again, and after which a schedule that no
 #: process has declared is disabled.
-FRESH, FORGOTTEN = 3600.0, 86400.0
+REDECLARE_INTERVAL, RETIRE_AFTER = 3600.0, 86400.0
 
 #: Opens a transaction, or a savepoint in one, and gives its cursor.
 Block = Callable[[], AbstractContextManager[Cursor]]
@@ -41,12 +41,12 @@ def declare_all(block: Block, settings: Settings) -> None:
 def retire(block: Block) -> None:
     """Disable the schedules of code that no process has declared for a day."""
     with block() as cursor:
-        retired = store.retire(cursor, forgotten=FORGOTTEN)
+        retired = store.retire(cursor, retire_after=RETIRE_AFTER)
     for name in retired:
         logger.warning(
             "schedule %s is disabled: no process has declared it for %d hours",
             name,
-            FORGOTTEN // 3600,
+            RETIRE_AFTER // 3600,
             extra={"event": "schedule_retired", "schedule": name},
         )
 
@@ -59,7 +59,9 @@ def keep_declared(block: Block, settings: Settings) -> None:
     """
     declared = _declared()
     with block() as cursor:
-        known = store.keep(cursor, sorted(declared), fresh=FRESH, forgotten=FORGOTTEN)
+        known = store.touch(
+            cursor, sorted(declared), touch_after=REDECLARE_INTERVAL, retire_after=RETIRE_AFTER
+        )
     _declare_each(block, [declared[name] for name in declared.keys() - known], settings)
 
 
@@ -102,7 +104,7 @@ def declare(cursor: Cursor, declared: Declaration, settings: Settings) -> None:
     times = times_of(declared.cron, declared.every, declared.tz, start=now)
     store.declare(
         cursor,
-        fresh=FRESH,
+        touch_after=REDECLARE_INTERVAL,
         name=declared.name,
         type=type,
         payload=settings.encode(declared.payload, "payload"),

@@ -54,7 +54,7 @@ def fire_due(cursor: Cursor, alias: str, *, after: store.Position = store.FIRST)
     rows = store.take_due(cursor, limit=MAX_PER_TRANSACTION, after=after, cron=can_read_cron())
     tried = broadcasts = 0
     for row in rows:
-        outcome = _fire(cursor, alias, row, most=MAX_PER_TRANSACTION - tried)
+        outcome = _fire(cursor, alias, row, maximum=MAX_PER_TRANSACTION - tried)
         tried += outcome.tried
         broadcasts += outcome.broadcasts
         after = (row.due_at, row.name)
@@ -63,16 +63,16 @@ def fire_due(cursor: Cursor, alias: str, *, after: store.Position = store.FIRST)
     return FireResult(broadcasts, after if len(rows) == MAX_PER_TRANSACTION else None)
 
 
-def _fire(cursor: Cursor, alias: str, row: ScheduleRow, *, most: int) -> _Outcome:
-    """Broadcast at most `most` times of a schedule that is due, and move it on."""
+def _fire(cursor: Cursor, alias: str, row: ScheduleRow, *, maximum: int) -> _Outcome:
+    """Broadcast at most `maximum` times of a schedule that is due, and move it on."""
     try:
         found = _due(row)
     except Exception as error:  # written by others, or the zone is no longer known
         _report(row, error)
         store.move(cursor, row.name, next_at=None, last_error=_text(error))
         return _Outcome(None)
-    next_at = found.next_at if len(found.times) <= most else found.times[most]
-    outcome = _broadcast_each(row, found.times[:most], next_at, alias)
+    next_at = found.next_at if len(found.times) <= maximum else found.times[maximum]
+    outcome = _broadcast_each(row, found.times[:maximum], next_at, alias)
     store.move(
         cursor,
         row.name,

@@ -26,21 +26,21 @@ select count(*)
            and m.leased_until is null and m.blocked_by is null and m.dead_at is null
            and m.processable_after <= statement_timestamp()
          order by m.processable_after, m.id
-         limit %(most)s
+         limit %(maximum)s
      ) first
      where lane.priority > message.priority
         or lane.priority = message.priority
            and (first.processable_after, first.id) < (message.processable_after, message.id)
-     limit %(most)s
+     limit %(maximum)s
   ) ahead
 """
 
 
-def ahead(cursor: Cursor, *, id: int, queue: str, most: int) -> int:
+def ahead(cursor: Cursor, *, id: int, queue: str, maximum: int) -> int:
     """Return how many due messages of `queue` are claimed before message `id`, which waits in it.
 
-    The count stops at `most`.
+    The count stops at `maximum`.
     """
     prepare_to_read(cursor)
-    cursor.execute(AHEAD, {"id": id, "queues": [queue], "most": most})
+    cursor.execute(AHEAD, {"id": id, "queues": [queue], "maximum": maximum})
     return int(cursor.fetchone()[0])

@@ -147,7 +147,7 @@ def take_warning(cursor: Cursor, *, queue: str, every: float) -> bool:
 _OLD = "< statement_timestamp() - make_interval(secs => %(older_than)s)"
 
 
-def _forget(
+def _prune(
     table: str,
     condition: str,
     *,
@@ -170,37 +170,37 @@ returning {returning or id}
 
 
 # Workers may not update failed attempts, so they cannot lock them.
-FORGET = {
-    "attempts": _forget("django_mq_failedattempt", f"ended_at {_OLD}", by="ended_at", lock=""),
-    "results": _forget(
+PRUNE = {
+    "attempts": _prune("django_mq_failedattempt", f"ended_at {_OLD}", by="ended_at", lock=""),
+    "results": _prune(
         "django_mq_result",
         f"created_at {_OLD} and keep_until is null",
         by="created_at",
         id="message_id",
     ),
-    "kept results": _forget(
+    "kept results": _prune(
         "django_mq_result",
         "keep_until < statement_timestamp()",
         by="keep_until",
         id="message_id",
     ),
-    "quiet ids": _forget(
+    "quiet ids": _prune(
         "django_mq_uniquekey", "quiet_until <= statement_timestamp()", by="quiet_until"
     ),
 }
 
 
-def forget(cursor: Cursor, what: str, *, limit: int, older_than: float = 0.0) -> int:
+def prune(cursor: Cursor, what: str, *, limit: int, older_than: float = 0.0) -> int:
     """Delete failed attempts or results that are `older_than` seconds old; return how many.
 
     Kept results, and unique ids that are quiet, have a time of their own, which must be over. A
     quiet id whose time is over counts as free anyway.
     """
-    cursor.execute(FORGET[what], {"limit": limit, "older_than": older_than})
+    cursor.execute(PRUNE[what], {"limit": limit, "older_than": older_than})
     return len(cursor.fetchall())
 
 
-FORGET_DEAD = _forget(
+PRUNE_DEAD = _prune(
     "django_mq_queuedmessage",
     f"queue = %(queue)s and dead_at {_OLD}",
     by="dead_at, id",
@@ -208,9 +208,9 @@ FORGET_DEAD = _forget(
 )
 
 
-def forget_dead(cursor: Cursor, *, queue: str, older_than: float, limit: int) -> list[Removed]:
+def prune_dead(cursor: Cursor, *, queue: str, older_than: float, limit: int) -> list[Removed]:
     """Delete and return dead letters of `queue` that died more than `older_than` seconds ago."""
-    cursor.execute(FORGET_DEAD, {"queue": queue, "older_than": older_than, "limit": limit})
+    cursor.execute(PRUNE_DEAD, {"queue": queue, "older_than": older_than, "limit": limit})
     return [Removed._make(row) for row in cursor.fetchall()]
 
 
@@ -223,7 +223,7 @@ def dead_queues(cursor: Cursor, *, after: str = "", limit: int = 100) -> list[st
     return [row[0] for row in cursor.fetchall()]
 
 
-FORGET_WORKERS = """
+PRUNE_WORKERS = """
 with walked as materialized (
     select w.id, w.last_seen
       from django_mq_workerheartbeat w
@@ -243,13 +243,13 @@ select max(id) from walked having count(*) >= %(limit)s
 """
 
 
-def forget_workers(
+def prune_workers(
     cursor: Cursor, *, older_than: float, after: str = "", limit: int = 1000
 ) -> str | None:
     """Delete workers silent for `older_than` seconds, among the next `limit` after `after`.
 
     Returns the last id it looked at, None if there are no more.
     """
-    cursor.execute(FORGET_WORKERS, {"older_than": older_than, "after": after, "limit": limit})
+    cursor.execute(PRUNE_WORKERS, {"older_than": older_than, "after": after, "limit": limit})
     row = cursor.fetchone()
     return None if row is None else str(row[0])

@@ -8,12 +8,12 @@ from django_mq.store import Cursor, notify
 
 # Workers read commands on each heartbeat, and at once when they are notified. Each new command also
 # removes old ones, so the table needs no chore.
-_FORGET_OLD = """
+_PRUNE_OLD = """
     delete from django_mq_workercommand
      where asked_at < statement_timestamp() - interval '1 hour'
 """
 ASK = f"""
-with old as ({_FORGET_OLD}), asked as (
+with old as ({_PRUNE_OLD}), asked as (
     insert into django_mq_workercommand (worker, message_id, attempt, action, asked_by)
     select w.id, m.id, m.attempts, %(action)s, %(by)s
       from django_mq_queuedmessage m
@@ -33,7 +33,7 @@ def ask(cursor: Cursor, *, ids: Sequence[int], action: str, by: str) -> list[int
 
 
 ORDER = f"""
-with old as ({_FORGET_OLD}), asked as (
+with old as ({_PRUNE_OLD}), asked as (
     insert into django_mq_workercommand (worker, action, asked_by)
     select w.id, %(action)s, %(by)s
       from django_mq_workerheartbeat w
@@ -56,7 +56,7 @@ RING = "select pg_notify('django_mq_commands', '')"
 
 def ring(cursor: Cursor) -> None:
     """Make listening workers read their commands as soon as the transaction commits."""
-    if notify.wanted():
+    if notify.is_enabled():
         cursor.execute(RING)
 
 

@@ -13,12 +13,12 @@ from django_mq.store import Cursor
 from django_mq.store.readers import prepare_to_read
 
 #: Pairs of fingerprint and queue that one statement walks over.
-MOST_PAIRS = 10_000
+MAX_PAIRS = 10_000
 #: Attempts of a pair that are counted.
-MOST_COUNTED = 100_000
+MAX_COUNTED = 100_000
 #: The number of newest attempts whose messages are looked up: per pair, and (roughly) over all
 #: pairs of a call. A message takes 15 us.
-MOST_LOOKED_UP, LOOKED_UP = 1_000, 10_000
+MAX_EXAMINED_PER_PAIR, MAX_EXAMINED = 1_000, 10_000
 
 
 def failed_last_with(fingerprint: str) -> str:
@@ -69,7 +69,7 @@ with recursive pair as (
          order by f.fingerprint, f.queue
          limit 1
      ) next
-     where pair.n < {MOST_PAIRS}
+     where pair.n < {MAX_PAIRS}
 ), newest as (
     select pair.fingerprint, pair.queue, f.*
       from pair
@@ -99,7 +99,7 @@ select pair.fingerprint, pair.queue, counted.count,
  cross join lateral (
     select count(*)
       from (select{_OF_PAIR}
-             limit {MOST_COUNTED} + 1
+             limit {MAX_COUNTED} + 1
       ) f
  ) counted
  order by pair.ended_at desc
@@ -118,7 +118,7 @@ def groups(
     """Return fingerprints with all their queues, those that failed last first.
 
     At most `limit` fingerprints, without the first `offset`. Only attempts that ended at `since` or
-    later are counted, and `MOST_COUNTED` + 1 at most.
+    later are counted, and `MAX_COUNTED` + 1 at most.
     """
     prepare_to_read(cursor)
     cursor.execute(
@@ -134,7 +134,7 @@ def groups(
     return [PairRow._make(row) for row in cursor.fetchall()]
 
 
-LEFT = f"""
+REMAINING = f"""
 select pair.fingerprint, count(*) filter (where m.dead_at is not null),
        count(*) filter (where m.dead_at is null and m.leased_until is null)
   from unnest(%(fingerprints)s::text[], %(queues)s::text[]) as pair (fingerprint, queue)
@@ -142,7 +142,7 @@ select pair.fingerprint, count(*) filter (where m.dead_at is not null),
     select distinct newest.message_id
       from (select f.message_id{_OF_PAIR}
              order by f.ended_at desc
-             limit %(most)s
+             limit %(maximum)s
       ) newest
  ) f
  cross join lateral (
@@ -158,7 +158,7 @@ select pair.fingerprint, count(*) filter (where m.dead_at is not null),
 
 def attempts_per_pair(pairs: Sequence[PairRow]) -> int:
     """Return the number of newest attempts that are examined for each of the `pairs`."""
-    return max(1, min(MOST_LOOKED_UP, LOOKED_UP // max(1, len(pairs))))
+    return max(1, min(MAX_EXAMINED_PER_PAIR, MAX_EXAMINED // max(1, len(pairs))))
 
 
 def remaining_messages(
@@ -171,10 +171,10 @@ def remaining_messages(
     """
     prepare_to_read(cursor)
     cursor.execute(
-        LEFT,
+        REMAINING,
         {
             "since": since,
-            "most": attempts_per_pair(pairs),
+            "maximum": attempts_per_pair(pairs),
             "fingerprints": [pair.fingerprint for pair in pairs],
             "queues": [pair.queue for pair in pairs],
         },

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from django_mq.policy.column_bounds import LARGEST_COUNT
+from django_mq.policy.column_bounds import MAX_FIGURE
 from django_mq.store import Cursor
 
 
@@ -92,7 +92,7 @@ with rolled as materialized (
         on m.minute >= next.hour and m.minute < next.hour + interval '1 hour'
 ), bucket as (
     select part.queue, part.handler, each.histogram, each.name,
-           least(sum(each.count::numeric::bigint), %(most)s) as n
+           least(sum(each.count::numeric::bigint), %(maximum)s) as n
       from part
      cross join lateral (
         select 'waited' as histogram, w.key as name, w.value as count
@@ -111,9 +111,9 @@ with rolled as materialized (
     insert into django_mq_hourfigures
            (hour, queue, handler, acked, failed, retried, dead, broadcast, waited, ran)
     select (select hour from next), part.queue, part.handler,
-           least(sum(part.acked), %(most)s), least(sum(part.failed), %(most)s),
-           least(sum(part.retried), %(most)s), least(sum(part.dead), %(most)s),
-           least(sum(part.broadcast), %(most)s),
+           least(sum(part.acked), %(maximum)s), least(sum(part.failed), %(maximum)s),
+           least(sum(part.retried), %(maximum)s), least(sum(part.dead), %(maximum)s),
+           least(sum(part.broadcast), %(maximum)s),
            coalesce(max(histogram.waited::text)::jsonb, '{}'),
            coalesce(max(histogram.ran::text)::jsonb, '{}')
       from part
@@ -130,11 +130,11 @@ def roll_up(cursor: Cursor) -> bool:
 
     Its minutes stay: they are more precise. An hour is added up once.
     """
-    cursor.execute(ROLL_UP, {"most": LARGEST_COUNT})
+    cursor.execute(ROLL_UP, {"maximum": MAX_FIGURE})
     return bool(cursor.fetchone()[0])
 
 
-def _forget(table: str, column: str) -> str:
+def _prune(table: str, column: str) -> str:
     # A time in the future was not written by this clock.
     return f"""
 delete from {table}
@@ -151,17 +151,17 @@ returning id
 """
 
 
-FORGET_MINUTES = _forget("django_mq_minutefigures", "minute")
-FORGET_HOURS = _forget("django_mq_hourfigures", "hour")
+PRUNE_MINUTES = _prune("django_mq_minutefigures", "minute")
+PRUNE_HOURS = _prune("django_mq_hourfigures", "hour")
 
 
-def forget(cursor: Cursor, *, minutes: float, hours: float, limit: int) -> int:
+def prune(cursor: Cursor, *, minutes: float, hours: float, limit: int) -> int:
     """Delete figures of `minutes` and of `hours` that are older than that, in seconds.
 
     Returns how many rows it deleted, of the table that lost more.
     """
     deleted = []
-    for statement, older_than in ((FORGET_MINUTES, minutes), (FORGET_HOURS, hours)):
+    for statement, older_than in ((PRUNE_MINUTES, minutes), (PRUNE_HOURS, hours)):
         cursor.execute(statement, {"older_than": older_than, "limit": limit})
         deleted.append(len(cursor.fetchall()))
     return max(deleted)

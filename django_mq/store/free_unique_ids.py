@@ -94,9 +94,9 @@ def _number(name: str, low: int, high: int, *, default: str = "null") -> str:
 
 
 # Content put aside becomes a message once no live message holds its id, due after the quiet time if
-# one has begun. Its row is locked first, so it comes forward once. Other clients may have written
+# one has begun. Its row is locked first, so it is promoted once. Other clients may have written
 # any object there: missing or mistyped fields get their defaults, numbers are cut to their ranges.
-BRING_FORWARD = f"""
+PROMOTE_PUT_ASIDE = f"""
 with aside as materialized (
     select a.*, found.seen_id, found.seen_until, found.seen_version
       from (
@@ -187,7 +187,7 @@ def end(cursor: Cursor, done: Sequence[EndedMessage]) -> list[int]:
     # A statement of its own: with the ids locked, it sees everything put aside until now.
     cursor.execute(FIND_PUT_ASIDE, freed)
     aside = [UniqueId._make(row) for row in cursor.fetchall()]
-    return bring_forward(cursor, aside) if aside else []
+    return promote_put_aside(cursor, aside) if aside else []
 
 
 def end_removed(cursor: Cursor, removed: Sequence[Removed]) -> list[int]:
@@ -202,12 +202,12 @@ def end_removed(cursor: Cursor, removed: Sequence[Removed]) -> list[int]:
     return end(cursor, done) if done else []
 
 
-def bring_forward(cursor: Cursor, ids: Sequence[UniqueId]) -> list[int]:
+def promote_put_aside(cursor: Cursor, ids: Sequence[UniqueId]) -> list[int]:
     """Turn content put aside for these ids into messages where the id is free; return their ids.
 
     Waits for open transactions that have taken such an id.
     """
-    cursor.execute(BRING_FORWARD, {**columns(ids), "ring": notify.wanted()})
+    cursor.execute(PROMOTE_PUT_ASIDE, {**columns(ids), "ring": notify.is_enabled()})
     return [row[0] for row in cursor.fetchall()]
 
 
@@ -237,7 +237,7 @@ select u.id
 
 
 def lock(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
-    """Wait for transactions that end the messages of these ids, or bring them forward."""
+    """Wait for transactions that end the messages of these ids, or promote those put aside."""
     cursor.execute(LOCK, columns(ids))
 
 
@@ -260,7 +260,7 @@ def drop_aside(cursor: Cursor, *, type: str | None, unique_id: str | None) -> in
 
 
 # The last of several dead letters with one id gets it. Content put aside goes before them.
-TAKE_AGAIN = f"""
+REACQUIRE = f"""
 with dead as materialized (
     select m.id, m.queue, m.handler, m.type, m.unique_id, m.unique_for
       from django_mq_queuedmessage m
@@ -289,7 +289,7 @@ select queue, handler, type, unique_id, id, unique_for
 """
 
 
-def take_again(cursor: Cursor, *, ids: Sequence[int]) -> list[int]:
+def reacquire(cursor: Cursor, *, ids: Sequence[int]) -> list[int]:
     """Give the dead letters `ids` their unique ids back where those are free; return their ids."""
-    cursor.execute(TAKE_AGAIN, {"ids": list(ids)})
+    cursor.execute(REACQUIRE, {"ids": list(ids)})
     return [row[0] for row in cursor.fetchall()]

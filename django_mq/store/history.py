@@ -12,14 +12,14 @@ from django_mq.store.row_locks import LOCK_WAIT_SECONDS
 
 
 class HandledDelivery(NamedTuple):
-    """A message whose handler succeeded after `seconds`; its history is kept `keep` seconds.
+    """A message whose handler succeeded after `seconds`; its history is kept `retention` seconds.
 
     `size`: the bytes of its payload. `with_content`: payload and metadata are kept, too.
     """
 
     fence: PlainFence
     seconds: float
-    keep: float
+    retention: float
     size: int
     with_content: bool
 

@@ -129,7 +129,7 @@ def drop_day(cursor: Cursor, day: date) -> bool:
     return True
 
 
-FORGET = """
+PRUNE = """
 delete from django_mq_handledmessage h
  using (select id, ended_at
           from django_mq_handledmessage
@@ -141,9 +141,9 @@ returning h.id
 """
 
 
-def forget(cursor: Cursor, *, limit: int) -> int:
+def prune(cursor: Cursor, *, limit: int) -> int:
     """Delete up to `limit` rows that were not dropped with their day; return how many."""
-    cursor.execute(FORGET, {"grace": GRACE, "limit": limit})
+    cursor.execute(PRUNE, {"grace": GRACE, "limit": limit})
     return len(cursor.fetchall())
 
 

@@ -17,9 +17,9 @@ from django_mq.store.results import Reply
 #: The metadata in which a task carries its options.
 OPTIONS = "mq.task"
 #: The maximum number of failed attempts that are kept with a result: the last ones.
-MOST_ATTEMPTS = 100
+MAX_KEPT_ATTEMPTS = 100
 #: The longest retention of a result: a hundred years, in seconds. Clients may write any number.
-MOST_SECONDS = 3155760000
+MAX_SECONDS = 3155760000
 
 
 def _failed(id: str) -> str:
@@ -35,7 +35,7 @@ def _failed(id: str) -> str:
                   from django_mq_failedattempt f
                  where f.message_id = {id}
                  order by f.attempt desc, f.id desc
-                 limit {MOST_ATTEMPTS}) f), '[]')"""
+                 limit {MAX_KEPT_ATTEMPTS}) f), '[]')"""
 
 
 def _keep_until(metadata: str) -> str:
@@ -43,7 +43,7 @@ def _keep_until(metadata: str) -> str:
     number = f"({metadata} #> '{{{OPTIONS},retention}}')"
     return f"""case jsonb_typeof({number}) when 'number' then
                statement_timestamp() + make_interval(secs =>
-                   least(greatest({number}::numeric, 0), {MOST_SECONDS})::float8) end"""
+                   least(greatest({number}::numeric, 0), {MAX_SECONDS})::float8) end"""
 
 
 _COLUMNS = "queue, priority, payload, metadata, enqueued_at, attempts, keep_until"
@@ -176,7 +176,7 @@ _STARTED = f"""(
     select extract(epoch from began)::float8
       from (select case jsonb_typeof(w.ran -> m.id::text) when 'number' then
                         w.last_seen - make_interval(secs =>
-                            least((w.ran -> m.id::text)::numeric, {MOST_SECONDS})::float8)
+                            least((w.ran -> m.id::text)::numeric, {MAX_SECONDS})::float8)
                    end as began, w.last_seen
               from django_mq_workerheartbeat w
              where w.id = split_part(m.claimed_by, ':', 1)) listed
@@ -184,7 +184,7 @@ _STARTED = f"""(
        and not exists (select from django_mq_failedattempt f
                         where f.message_id = m.id and f.ended_at > began))"""
 
-LOOK = f"""
+FIND = f"""
 select 0 as place, m.handler, m.queue, m.priority, m.payload::text, m.metadata::text,
        extract(epoch from m.created_at)::float8, {_failed("m.id")}::text, m.attempts,
        extract(epoch from m.dead_at)::float8, null,
@@ -238,9 +238,9 @@ class StoredTask(NamedTuple):
     started: float | None
 
 
-def look(cursor: Cursor, id: int) -> StoredTask | None:
+def find(cursor: Cursor, id: int) -> StoredTask | None:
     """Return task `id` from its message, else from its result; None if neither exists."""
-    cursor.execute(LOOK, {"id": id})
+    cursor.execute(FIND, {"id": id})
     row = cursor.fetchone()
     return None if row is None else StoredTask(row[0] == 0, *row[1:])
 

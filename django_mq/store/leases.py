@@ -79,7 +79,7 @@ class Command(NamedTuple):
     by: str
 
 
-class Beat(NamedTuple):
+class HeartbeatReply(NamedTuple):
     """The server's answer to a heartbeat.
 
     `since_chores`: seconds since the fleet last did its chores, None if it never did. `now`: the
@@ -138,7 +138,7 @@ def record_heartbeat(
     quiet: bool = False,
     running: Mapping[int, float],
     timings: Mapping[str, Any],
-) -> Beat:
+) -> HeartbeatReply:
     """Record that worker process `worker` is alive, and its timings.
 
     `running` maps the ids of the messages that it runs to the seconds that they have run.
@@ -161,7 +161,7 @@ def record_heartbeat(
     )
     since, now, commands = cursor.fetchone()
     commands = json.loads(commands) if isinstance(commands, str) else commands
-    return Beat(since, now, [Command(*each) for each in commands or ()])
+    return HeartbeatReply(since, now, [Command(*each) for each in commands or ()])
 
 
 LEAVE = "delete from django_mq_workerheartbeat where id = %(worker)s"

@@ -6,7 +6,7 @@ from django_mq.conf import get_settings
 from django_mq.store import Cursor
 
 
-def wanted() -> bool:
+def is_enabled() -> bool:
     """Return whether to notify at all: where WAKEUP is "poll", nobody listens.
 
     Statements read this one setting by themselves, so that no caller can forget it.
@@ -25,7 +25,7 @@ do $$ begin set local synchronous_commit to off; notify django_mq; end $$
 
 def ring(cursor: Cursor) -> None:
     """Wake the workers that listen. Outside a transaction, this does not wait for the disk."""
-    if wanted():
+    if is_enabled():
         cursor.execute(RING)
 
 
@@ -34,5 +34,5 @@ RING_AT_COMMIT = "select pg_notify('django_mq', '')"
 
 def ring_at_commit(cursor: Cursor) -> None:
     """Wake the workers when the open transaction commits, which stays as durable as it is."""
-    if wanted():
+    if is_enabled():
         cursor.execute(RING_AT_COMMIT)

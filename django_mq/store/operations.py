@@ -131,7 +131,7 @@ def cancel(cursor: Cursor, id: int) -> Progress | None:
     return None if row is None else Progress._make(row)
 
 
-FORGET = """
+PRUNE = """
 with walked as materialized (
     select o.id, o.ended_at
       from django_mq_operation o
@@ -149,12 +149,12 @@ select max(id) from walked having count(*) >= %(limit)s
 """
 
 
-def forget(cursor: Cursor, *, older_than: float, after: int = 0, limit: int = 1000) -> int | None:
+def prune(cursor: Cursor, *, older_than: float, after: int = 0, limit: int = 1000) -> int | None:
     """Delete operations that ended `older_than` seconds ago, among the next `limit` after `after`.
 
     Returns the last id it looked at, None if there are no more. An ended operation no longer
     changes, so its row need not be locked first.
     """
-    cursor.execute(FORGET, {"older_than": older_than, "after": after, "limit": limit})
+    cursor.execute(PRUNE, {"older_than": older_than, "after": after, "limit": limit})
     row = cursor.fetchone()
     return None if row is None else int(row[0])

@@ -52,9 +52,9 @@ select owner from before
 
 
 class OwnedQueue(NamedTuple):
-    """A queue is ours; `before` is the worker that owned it until now, if any."""
+    """A queue is ours; `previous_owner` is the worker that owned it until now, if any."""
 
-    before: str | None
+    previous_owner: str | None
 
 
 def own(cursor: Cursor, *, queue: str, worker: str, lease: float) -> OwnedQueue | None:

@@ -35,7 +35,7 @@ def put_aside(cursor: Cursor, rows: Sequence[UniqueRow]) -> None:
     cursor.execute(PUT_ASIDE, {"rows": documents(rows)})
 
 
-LEFT_ASIDE = f"""
+FREE_PUT_ASIDE = f"""
 with walked as materialized (
     select a.queue, a.handler, a.type, a.unique_id
       from django_mq_uniquekey a
@@ -55,18 +55,18 @@ select a.queue, a.handler, a.type, a.unique_id, {IS_FREE}
 class PutAsideIds(NamedTuple):
     """The free ids with content put aside; `resume` is the last id looked at, None at the end."""
 
-    left: list[UniqueId]
+    ids: list[UniqueId]
     resume: UniqueId | None
 
 
-def left_aside(cursor: Cursor, *, limit: int, after: UniqueId | None = None) -> PutAsideIds:
+def free_put_aside(cursor: Cursor, *, limit: int, after: UniqueId | None = None) -> PutAsideIds:
     """Return ids that no live message holds, though content is put aside for them.
 
     The content was put aside while the message ended, or the message was deleted by hand.
     Looks at up to `limit` ids with content put aside, those after `after`.
     """
     begin = after or UniqueId("", "", "", "")
-    cursor.execute(LEFT_ASIDE, {**begin._asdict(), "limit": limit})
+    cursor.execute(FREE_PUT_ASIDE, {**begin._asdict(), "limit": limit})
     found = [(UniqueId._make(row[:4]), row[4]) for row in cursor.fetchall()]
     resume = found[-1][0] if len(found) >= limit else None
     return PutAsideIds([id for id, free in found if free], resume)

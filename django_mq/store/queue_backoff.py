@@ -17,7 +17,7 @@ from django_mq.store import Cursor
 class LevelChange(NamedTuple):
     """The old and new level of a queue; it claims nothing before `until`, None at level zero."""
 
-    before: int
+    previous_level: int
     level: int
     until: datetime | None
 

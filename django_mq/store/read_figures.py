@@ -118,7 +118,7 @@ def flows(cursor: Cursor, *, since: float, queues: Sequence[str] | None) -> list
 NEWEST, NEWEST_IDS = 5_000, 200_000
 
 
-class Newcomers(NamedTuple):
+class UncountedMessages(NamedTuple):
     """Messages that no figures count yet: of a queue, by the minute of their creation."""
 
     queue: str
@@ -126,17 +126,20 @@ class Newcomers(NamedTuple):
     messages: int
 
 
-class NewcomerCounts(NamedTuple):
-    """The time, and since when all newcomers are known (None: always), in seconds since 1970."""
+class UncountedSnapshot(NamedTuple):
+    """The time, and since when all uncounted messages are known (None: always).
+
+    Both are in seconds since 1970.
+    """
 
     now: float
     complete_since: float | None
-    found: list[Newcomers]
+    messages: list[UncountedMessages]
 
 
-# Newcomers are messages whose first attempt has not ended. A drawn id may stay unused, so the range
-# of ids is only an upper bound. Without a right to the sequence, the largest id serves.
-NEWCOMERS = """
+# Uncounted messages are those whose first attempt has not ended. A drawn id may stay unused, so the
+# range of ids is only an upper bound. Without a right to the sequence, the largest id serves.
+UNCOUNTED = """
 with newest as materialized (
     select m.queue, m.created_at, m.attempts, m.leased_until, m.dead_at
       from django_mq_queuedmessage m
@@ -169,10 +172,10 @@ select seen.now, seen.oldest, seen.count, found.queue, found.minute, found.count
 """
 
 
-def newcomers(cursor: Cursor, *, queues: Sequence[str] | None) -> NewcomerCounts:
+def uncounted(cursor: Cursor, *, queues: Sequence[str] | None) -> UncountedSnapshot:
     """Return the messages of the last hour that no worker counts yet, out of the newest 5,000."""
-    cursor.execute(NEWCOMERS, {"newest": NEWEST, "ids": NEWEST_IDS, "queues": queues})
+    cursor.execute(UNCOUNTED, {"newest": NEWEST, "ids": NEWEST_IDS, "queues": queues})
     rows = cursor.fetchall()
     now, oldest, count, *_ = rows[0]
-    found = [Newcomers(*row[3:]) for row in rows if row[3] is not None]
-    return NewcomerCounts(now, oldest if count >= NEWEST else None, found)
+    found = [UncountedMessages(*row[3:]) for row in rows if row[3] is not None]
+    return UncountedSnapshot(now, oldest if count >= NEWEST else None, found)

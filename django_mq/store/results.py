@@ -58,7 +58,7 @@ def store(cursor: Cursor, answers: Sequence[Reply], *, ring: bool) -> None:
 # One statement, so one snapshot: the transaction that removes a message stores its result. A dead
 # letter without a result is itself the answer: its worker vanished. A requeued message will answer
 # again, so the result that was stored at its death does not count.
-LOOK = """
+REPLY_STATES = """
 select wanted.id,
        m.dead_at is not null or (m.id is null and r.message_id is not null),
        m.id is not null,
@@ -96,9 +96,9 @@ class ReplyState(NamedTuple):
     error_text: str
 
 
-def look(cursor: Cursor, ids: Sequence[int]) -> list[ReplyState]:
+def reply_states(cursor: Cursor, ids: Sequence[int]) -> list[ReplyState]:
     """Return the state of each request in `ids`."""
-    cursor.execute(LOOK, {"ids": list(ids)})
+    cursor.execute(REPLY_STATES, {"ids": list(ids)})
     return [ReplyState._make(row) for row in cursor.fetchall()]
 
 

@@ -10,7 +10,7 @@ from django_mq.store import Cursor
 SPLIT = """
 with original as (
     update django_mq_queuedmessage m
-       set handler = %(handler)s, max_attempts = %(most)s, held_since = null
+       set handler = %(handler)s, max_attempts = %(maximum)s, held_since = null
      where m.id = %(id)s and m.attempts = %(attempt)s and m.claimed_by = %(claimer)s
        and m.handler = ''
     returning m.*
@@ -42,7 +42,7 @@ def split(
             "attempt": fence.attempt,
             "claimer": fence.claimed_by,
             "handler": handlers[0],
-            "most": max_attempts[0],
+            "maximum": max_attempts[0],
             "handlers": list(handlers[1:]),
             "mosts": list(max_attempts[1:]),
         },

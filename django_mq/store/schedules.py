@@ -177,7 +177,7 @@ def move(
 
 
 # The operator's decision wins; the next time changes only with the columns it is computed from.
-# Declaring an unchanged schedule writes nothing while its `declared_at` is `fresh`.
+# Declaring an unchanged schedule writes nothing for `touch_after` seconds after `declared_at`.
 DECLARE = """
 insert into django_mq_schedule as s (
     name, type, payload, metadata, cron, every, tz, queue, catch_up, overlap, expires,
@@ -201,7 +201,7 @@ values (
            else s.next_at end,
        declared_at = statement_timestamp()
  where s.declared_at is null
-    or s.declared_at < statement_timestamp() - make_interval(secs => %(fresh)s)
+    or s.declared_at < statement_timestamp() - make_interval(secs => %(touch_after)s)
     or (s.type, s.payload, s.metadata, s.cron, s.every, s.tz, s.queue, s.catch_up, s.overlap,
         s.expires, s.source, s.enabled)
        is distinct from
@@ -211,34 +211,34 @@ values (
 """
 
 
-def declare(cursor: Cursor, *, fresh: float, **columns: object) -> None:
+def declare(cursor: Cursor, *, touch_after: float, **columns: object) -> None:
     """Store a schedule as the code declares it; `every` and `expires` are seconds."""
-    cursor.execute(DECLARE, {"fresh": fresh, **columns})
+    cursor.execute(DECLARE, {"touch_after": touch_after, **columns})
 
 
-KEEP = """
+TOUCH = """
 update django_mq_schedule
    set declared_at = statement_timestamp()
  where name = any(%(names)s::text[]) and source = 'code'
-   and declared_at < statement_timestamp() - make_interval(secs => %(fresh)s)
-   and declared_at >= statement_timestamp() - make_interval(secs => %(forgotten)s)
+   and declared_at < statement_timestamp() - make_interval(secs => %(touch_after)s)
+   and declared_at >= statement_timestamp() - make_interval(secs => %(retire_after)s)
 """
-KEPT = """
+DECLARED = """
 select name
   from django_mq_schedule
  where name = any(%(names)s::text[]) and source = 'code'
-   and declared_at >= statement_timestamp() - make_interval(secs => %(forgotten)s)
+   and declared_at >= statement_timestamp() - make_interval(secs => %(retire_after)s)
 """
 
 
-def keep(cursor: Cursor, names: Sequence[str], *, fresh: float, forgotten: float) -> set[str]:
-    """Note that these schedules are still declared; return those of them that are known.
+def touch(cursor: Cursor, names: list[str], *, touch_after: float, retire_after: float) -> set[str]:
+    """Record that these schedules are still declared; return those of them that are known.
 
     Others were never stored, were removed, or may have been retired: declare them.
     """
-    values = {"names": list(names), "fresh": fresh, "forgotten": forgotten}
-    cursor.execute(KEEP, values)
-    cursor.execute(KEPT, values)
+    values = {"names": names, "touch_after": touch_after, "retire_after": retire_after}
+    cursor.execute(TOUCH, values)
+    cursor.execute(DECLARED, values)
     return {name for (name,) in cursor.fetchall()}
 
 
@@ -249,16 +249,16 @@ update django_mq_schedule
     select s.name
       from django_mq_schedule s
      where s.source = 'code' and s.enabled
-       and s.declared_at < statement_timestamp() - make_interval(secs => %(forgotten)s)
+       and s.declared_at < statement_timestamp() - make_interval(secs => %(retire_after)s)
      order by s.name
        for no key update skip locked))
 returning name
 """
 
 
-def retire(cursor: Cursor, *, forgotten: float) -> list[str]:
-    """Disable schedules of code that no process has declared for `forgotten` seconds."""
-    cursor.execute(RETIRE, {"forgotten": forgotten})
+def retire(cursor: Cursor, *, retire_after: float) -> list[str]:
+    """Disable schedules of code that no process has declared for `retire_after` seconds."""
+    cursor.execute(RETIRE, {"retire_after": retire_after})
     return [name for (name,) in cursor.fetchall()]
 
 

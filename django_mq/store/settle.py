@@ -227,7 +227,7 @@ def hold(cursor: Cursor, holds: Sequence[Hold]) -> set[int]:
     return _ids(cursor)
 
 
-BURY = """
+DEAD_LETTER_UNSTARTED = """
 update django_mq_queuedmessage m
    set leased_until = null, claimed_by = null, suspect = false,
        attempts = m.attempts - 1,
@@ -240,14 +240,14 @@ returning m.id
 """
 
 
-def bury(cursor: Cursor, reasons: Mapping[Fence, str]) -> set[int]:
+def dead_letter_unstarted(cursor: Cursor, reasons: Mapping[Fence, str]) -> set[int]:
     """Dead-letter messages whose attempt never started; return the ids changed.
 
     They expired, or were held too long.
     """
     params = fence_columns(list(reasons))
     params["reasons"] = list(reasons.values())
-    cursor.execute(BURY, params)
+    cursor.execute(DEAD_LETTER_UNSTARTED, params)
     return _ids(cursor)
 
 

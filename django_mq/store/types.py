@@ -66,17 +66,17 @@ select distinct looked.type
           order by m.processable_after
           limit %(limit)s)
      ) near
-     limit %(most)s
+     limit %(maximum)s
   ) looked
  where looked.held_since is not null
 """
 
 
-def held(cursor: Cursor, *, queues: Sequence[str], limit: int, most: int) -> set[str]:
-    """Return the types of held messages, reading about `most` rows of `queues`.
+def held(cursor: Cursor, *, queues: Sequence[str], limit: int, maximum: int) -> set[str]:
+    """Return the types of held messages, reading about `maximum` rows of `queues`.
 
     Of each queue and priority it reads the `limit` messages that have been due for longest, those
     that became due last, and those that are due next. Call it after `prepare_to_read()`.
     """
-    cursor.execute(HELD, {"queues": list(queues), "limit": limit, "most": most})
+    cursor.execute(HELD, {"queues": list(queues), "limit": limit, "maximum": maximum})
     return {type for (type,) in cursor.fetchall()}

@@ -71,7 +71,7 @@ HOLDS = """m.dead_at is null
             then statement_timestamp() else transaction_timestamp() end) is not true)"""
 
 # quiet_until is text and is returned unchanged: its Python value would depend on USE_TZ.
-LOOK = f"""
+READ_STATES = f"""
 select u.message_id, u.quiet_until::text, m.id is not null, m.leased_until is not null,
        coalesce(u.quiet_until > statement_timestamp(), false), aside.id is not null, u.version
   from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[], %(unique_ids)s::text[])
@@ -110,9 +110,9 @@ class StoredUniqueId(NamedTuple):
     version: str | None
 
 
-def look(cursor: Cursor, ids: Sequence[UniqueId]) -> list[StoredUniqueId]:
+def read_states(cursor: Cursor, ids: Sequence[UniqueId]) -> list[StoredUniqueId]:
     """Return the state of each id, without waiting for locks."""
-    cursor.execute(LOOK, columns(ids))
+    cursor.execute(READ_STATES, columns(ids))
     return [StoredUniqueId._make(row) for row in cursor.fetchall()]
 
 
@@ -240,12 +240,12 @@ returning m.id, m.queue, m.handler,
 
 
 class Replaced(NamedTuple):
-    """A row with new content; `left_key` is its previous key, if that changed."""
+    """A row with new content; `previous_key` is its previous key, if that changed."""
 
     id: int
     queue: str
     handler: str
-    left_key: str | None
+    previous_key: str | None
 
 
 def replace(cursor: Cursor, rows: Sequence[tuple[UniqueRow, bool]]) -> list[Replaced]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
-# One probe per message with others parked behind it, the oldest first, up to `looked`: 0.1 s for
+# One probe per message with others parked behind it, the oldest first, up to `examined`: 0.1 s for
 # 10,000. Rows of one line may be parked behind different messages, some of them gone. With
 # key = line.key, the planner may scan the primary key (see claim_keyed).
 BLOCKED = """
@@ -32,7 +32,7 @@ with recursive blocker (id, queue, handler, key, n) as (
          order by m.blocked_by
          limit 1
      ) following
-     where blocker.n < %(looked)s
+     where blocker.n < %(examined)s
 ), line as (
     select blocker.queue, blocker.handler, blocker.key
       from blocker
@@ -63,7 +63,7 @@ with recursive blocker (id, queue, handler, key, n) as (
                and (m.key, m.id) > (line.key, head.id) and m.key <= line.key
                and m.dead_at is null
              order by m.key, m.id
-             limit %(most)s
+             limit %(maximum)s
           ) m
      ) behind
 ), ordered as (
@@ -85,7 +85,7 @@ with recursive blocker (id, queue, handler, key, n) as (
              where (m.queue, m.id) > (line.queue, head.id) and m.queue <= line.queue
                and m.ordered and m.dead_at is null
              order by m.queue, m.id
-             limit %(most)s
+             limit %(maximum)s
           ) m
      ) behind
      where (%(queue)s::text is null or line.queue = %(queue)s)
@@ -120,13 +120,13 @@ def blocked(
     ordered: Sequence[str],
     skipping: Sequence[str],
     limit: int,
-    most: int,
-    looked: int,
+    maximum: int,
+    examined: int,
 ) -> list[Blocking]:
     """Return the lines with parked messages, and the `ordered` queues that do not move.
 
-    Returns at most `limit` lines, the lowest head first, among those of the `looked` oldest
-    messages with others parked behind them. Counts stop at `most`.
+    Returns at most `limit` lines, the lowest head first, among those of the `examined` oldest
+    messages with others parked behind them. Counts stop at `maximum`.
     """
     cursor.execute(
         BLOCKED,
@@ -135,8 +135,8 @@ def blocked(
             "ordered": list(ordered),
             "skipping": list(skipping),
             "limit": limit,
-            "most": most,
-            "looked": looked,
+            "maximum": maximum,
+            "examined": examined,
         },
     )
     return [Blocking._make(row) for row in cursor.fetchall()]
@@ -166,7 +166,7 @@ select asked.id, head.id, flying.id, ahead.n, behind.n
           from django_mq_queuedmessage m
          where {line} and {before} and (m.dead_at is null or not asked.skips)
          order by {by} desc, m.id desc
-         limit %(most)s
+         limit %(maximum)s
       ) m
  ) ahead
  cross join lateral (
@@ -177,7 +177,7 @@ select asked.id, head.id, flying.id, ahead.n, behind.n
          where {line} and {after} and m.dead_at is null
            and not (asked.dead and asked.skips)
          order by {by}, m.id
-         limit %(most)s
+         limit %(maximum)s
       ) m
  ) behind
 """
@@ -223,20 +223,20 @@ with asked as materialized (
 class LinePosition(NamedTuple):
     """The position of message `id` in its line.
 
-    `head` is the head of the line (None: the message itself), `flying` another message of the line
-    in flight; `ahead` messages come before it, `behind` live ones after it.
+    `head` is the head of the line (None: the message itself), `in_flight` another message of the
+    line that is in flight; `ahead` messages come before it, `behind` live ones after it.
     """
 
     id: int
     head: int | None
-    flying: int | None
+    in_flight: int | None
     ahead: int
     behind: int
 
     @property
     def waits_for(self) -> int | None:
         """The message that must end before this one can be claimed, or None."""
-        return self.flying if self.head is None else self.head
+        return self.in_flight if self.head is None else self.head
 
 
 def standings(
@@ -245,16 +245,19 @@ def standings(
     ids: Sequence[int],
     ordered: Sequence[str],
     skipping: Sequence[str],
-    most: int,
+    maximum: int,
 ) -> dict[int, LinePosition]:
-    """Return, by id, the positions of those of `ids` that are in a line. Counts stop at `most`."""
+    """Return, by id, the positions of those of `ids` that are in a line.
+
+    Counts stop at `maximum`.
+    """
     cursor.execute(
         STANDINGS,
         {
             "ids": list(ids),
             "ordered": list(ordered),
             "skipping": list(skipping),
-            "most": most,
+            "maximum": maximum,
         },
     )
     return {row[0]: LinePosition._make(row) for row in cursor.fetchall()}

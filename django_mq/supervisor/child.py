@@ -45,7 +45,7 @@ STOP = b"x"
 #: The first byte of a line with an order of an operator that the child carried out.
 ORDER = b"="
 #: The maximum number of ids in a log line.
-MOST_IDS = 20
+MAX_IDS = 20
 
 
 def run(
@@ -66,7 +66,7 @@ def run(
     """
     worker.supervised(partial(_ask_to_end, link), lambda order: _send(link, ORDER + order.encode()))
     if quiet:
-        worker.orders.give(QUIET)
+        worker.orders.record(QUIET)
     # All objects loaded so far stay. Without a freeze the collector walks them again and again: two
     # of the thirteen microseconds of a no-op message.
     gc.collect()
@@ -88,7 +88,7 @@ def run(
 @contextlib.contextmanager
 def _reporting(worker: Worker, link: socket.socket) -> Iterator[None]:
     """Report the totals of `worker`'s handlers, every few seconds and at the end of the block."""
-    reports, enough = Reports(lambda: worker._tallies.by_source()), threading.Event()
+    reports, enough = Reports(lambda: worker._totals.by_source()), threading.Event()
 
     def report() -> None:
         ended = False
@@ -162,7 +162,7 @@ def encode(dead: DeadWorker) -> bytes:
 def decode(line: bytes) -> DeadWorker:
     """Return the DeadWorker that `encode()` turned into `line`."""
     data: dict[str, Any] = json.loads(line)
-    del data["learned_at"]  # this process has just been told
+    del data["received_at"]  # this process has just been told
     for name in ("timed_out", "lost"):
         data[name] = [Fence(*fence) for fence in data[name]]
     for name in ("stopped", "ran", "stacks"):  # JSON has no whole numbers as keys
@@ -194,5 +194,5 @@ def listed(ids: list[int]) -> str:
     """
     if not ids:
         return "nothing"
-    more = ", ..." if len(ids) > MOST_IDS else ""
-    return f"message {', '.join(map(str, ids[:MOST_IDS]))}{more}"
+    more = ", ..." if len(ids) > MAX_IDS else ""
+    return f"message {', '.join(map(str, ids[:MAX_IDS]))}{more}"

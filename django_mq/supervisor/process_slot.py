@@ -28,7 +28,7 @@ logger = logging.getLogger("django_mq")
 
 #: Seconds until a process that died before it worked is replaced: the first wait, which then
 #: doubles, and the longest.
-FIRST_BRAKE, LONGEST_BRAKE = 1.0, 60.0
+RESTART_DELAY, MAX_RESTART_DELAY = 1.0, 60.0
 #: Seconds after which a process counts as working, even if there was nothing to run.
 WORKING_AFTER = 60.0
 #: Seconds that a process has, before it is killed, to write the stacks of its handlers; and, if it
@@ -211,7 +211,7 @@ class ProcessSlot:
     def _is_late(self, entry: Entry, now: float) -> bool:
         return min(entry.deadline, self.stopped.get(entry.fence, ("", entry.deadline))[1]) <= now
 
-    def troubles(self, *, draining: bool) -> list[str]:
+    def not_live(self, *, draining: bool) -> list[str]:
         """Return why this slot is not live: a part that must move is stalled, or has no process.
 
         The parts of a draining process need not move.
@@ -225,7 +225,7 @@ class ProcessSlot:
         stalled = (each for each in self.scoreboard.stalled() if each is not MonitoredPart.DATABASE)
         return [f"worker process {self.pid}: the {PART_NAMES[each]} is stalled" for each in stalled]
 
-    def unready(self) -> list[str]:
+    def not_ready(self) -> list[str]:
         """Return why a live slot is not ready: its database has not answered, or not recently."""
         if (
             not self.pid
@@ -251,7 +251,7 @@ class ProcessSlot:
             self.recycling = True
             self.signal(signal.SIGTERM)
 
-    def charges(self, reason: str) -> DeadWorker:
+    def dead_worker(self, reason: str) -> DeadWorker:
         """Return the running messages, which lose an attempt by the death of the process.
 
         After a kill for a timeout, the other atomic messages lose none: they were rolled back.
@@ -272,7 +272,7 @@ class ProcessSlot:
                 dead.lost.append(entry.fence)
         return dead
 
-    def brake(self) -> float:
+    def restart_delay(self) -> float:
         """Return the seconds after which to replace the process that ended here.
 
         Zero if it worked: then its start was not the cause, or a message loses an attempt by its
@@ -282,7 +282,7 @@ class ProcessSlot:
             return 0.0
         self.failures += 1
         # The exponent is bounded too: a float would overflow after 17 hours of restarts.
-        return min(FIRST_BRAKE * 2.0 ** min(self.failures - 1, 10), LONGEST_BRAKE)
+        return min(RESTART_DELAY * 2.0 ** min(self.failures - 1, 10), MAX_RESTART_DELAY)
 
     def _worked(self) -> bool:
         return self.scoreboard.used() or monotonic() - self.started_at >= WORKING_AFTER

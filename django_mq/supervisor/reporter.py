@@ -56,10 +56,10 @@ class Reporter:
         if self._metrics is not None and self._metrics.fileno() in readable:
             self._metrics.answer({"/metrics": partial(_figures, slots)})
 
-    def tend(self, slots: Sequence[ProcessSlot], *, draining: bool) -> None:
+    def report(self, slots: Sequence[ProcessSlot], *, draining: bool) -> None:
         """Report the worker's condition to systemd."""
         if self._service is not None:
-            self._service.tend(
+            self._service.report(
                 not_live(slots, draining=draining), not_ready(slots, draining=draining)
             )
 
@@ -76,14 +76,14 @@ class Reporter:
 
 def not_live(slots: Iterable[ProcessSlot], *, draining: bool) -> list[str]:
     """Return the parts that are stalled or gone; an empty list if the worker is live."""
-    return [each for slot in slots for each in slot.troubles(draining=draining)]
+    return [each for slot in slots for each in slot.not_live(draining=draining)]
 
 
 def not_ready(slots: Iterable[ProcessSlot], *, draining: bool) -> list[str]:
     """Return why the worker takes no messages; an empty list if it is ready."""
     if draining:
         return ["draining"]
-    return [each for slot in slots for each in (*slot.troubles(draining=False), *slot.unready())]
+    return [each for slot in slots for each in (*slot.not_live(draining=False), *slot.not_ready())]
 
 
 def _verdict(failed: list[str]) -> HealthResponse:

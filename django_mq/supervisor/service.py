@@ -39,23 +39,23 @@ class Service:
         mine = microseconds.isdecimal() and int(microseconds) > 0 and pid == str(os.getpid())
         return cls(address, int(microseconds) / 2e6 if mine else None)
 
-    def tend(self, not_live: Sequence[str], not_ready: Sequence[str]) -> None:
+    def report(self, not_live: Sequence[str], not_ready: Sequence[str]) -> None:
         """Report once that the worker is ready; while it is live, feed the watchdog.
 
         The arguments name the failed parts; both are empty for a worker that is live and ready.
         """
         if not not_ready and not self._ready:
             self._ready = True
-            self._tell("READY=1")
+            self._notify("READY=1")
         if not not_live and self._watchdog is not None and monotonic() >= self._due:
             self._due = monotonic() + self._watchdog
-            self._tell("WATCHDOG=1")
+            self._notify("WATCHDOG=1")
 
     def stopping(self) -> None:
         """Report that the worker drains."""
-        self._tell("STOPPING=1")
+        self._notify("STOPPING=1")
 
-    def _tell(self, word: str) -> None:
+    def _notify(self, word: str) -> None:
         """Send one datagram; a unit that cannot be reached must not end the worker."""
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
             link.setblocking(False)

@@ -79,7 +79,7 @@ class Supervisor:
                 while not all(slot.finished for slot in self._slots):
                     self._wait()
                     self._step()
-                    self._reporter.tend(self._slots, draining=self._deadline is not None)
+                    self._reporter.report(self._slots, draining=self._deadline is not None)
                 self._settle_the_rest()
             finally:
                 self._kill_all()
@@ -145,12 +145,12 @@ class Supervisor:
         try:
             self._fork(slot, last)
         except OSError as error:
-            brake = slot.brake()
-            slot.restart_at = monotonic() + brake
+            delay = slot.restart_delay()
+            slot.restart_at = monotonic() + delay
             logger.error(
                 "cannot start a worker process (%s); trying again in %g s",
                 error,
-                brake,
+                delay,
                 extra={"event": "worker_not_started"},
             )
 
@@ -229,21 +229,21 @@ class Supervisor:
     def _on_ended(self, slot: ProcessSlot) -> None:
         if slot.recycling and not slot.leaving:
             pause = slot.started_at + RECYCLE_PAUSE
-            slot.restart_at = max(pause, monotonic() + slot.brake())
+            slot.restart_at = max(pause, monotonic() + slot.restart_delay())
         elif slot.leaving or not self._orphaned:
             slot.finished = True
 
     def _on_died(self, slot: ProcessSlot, reason: str) -> None:
         ran = [entry.fence.id for entry in slot.scoreboard.read(slot.worker)]
-        self._orphaned[slot.worker] = slot.charges(reason)
+        self._orphaned[slot.worker] = slot.dead_worker(reason)
         if slot.finished or slot.leaving or self._deadline is not None:
             slot.finished = True
             self._code = max(self._code, BROKEN)
             then = ""
         else:
-            brake = slot.brake()
-            slot.restart_at = monotonic() + brake
-            then = f"; restarting in {brake:g} s" if brake else "; restarting now"
+            delay = slot.restart_delay()
+            slot.restart_at = monotonic() + delay
+            then = f"; restarting in {delay:g} s" if delay else "; restarting now"
         logger.error(
             "worker %s: %s while it ran %s%s",
             slot.worker,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from django_mq.executor.minutes import FigureSource
 from django_mq.policy.exposition import family, histogram
-from django_mq.policy.handler_stats import Tally
+from django_mq.policy.handler_stats import HandlerTotals
 
 #: Seconds between two reports of a process.
 REPORT_SECONDS = 5.0
@@ -20,7 +20,7 @@ REPORT_SECONDS = 5.0
 OUTCOMES = ("acked", "retried", "snoozed", "dead")
 
 #: By queue and handler.
-Totals = dict[tuple[str, str], Tally]
+Totals = dict[tuple[str, str], HandlerTotals]
 
 
 class Reports:
@@ -29,16 +29,16 @@ class Reports:
     `read()` returns the totals since the process started.
     """
 
-    def __init__(self, read: Callable[[], Mapping[FigureSource, Tally]]) -> None:
+    def __init__(self, read: Callable[[], Mapping[FigureSource, HandlerTotals]]) -> None:
         self._read = read
-        self._sent: dict[FigureSource, Tally] = {}
+        self._sent: dict[FigureSource, HandlerTotals] = {}
 
     def changed(self) -> Iterator[bytes]:
         """Yield a line for each total that changed."""
-        for source, tally in self._read().items():
-            if self._sent.get(source) != tally:
-                self._sent[source] = tally
-                yield json.dumps([source.queue, source.handler, tally.as_json()]).encode()
+        for source, total in self._read().items():
+            if self._sent.get(source) != total:
+                self._sent[source] = total
+                yield json.dumps([source.queue, source.handler, total.as_json()]).encode()
 
 
 class WorkerFigures:
@@ -51,7 +51,7 @@ class WorkerFigures:
     def take(self, line: bytes) -> None:
         """Take a line that `Reports` wrote."""
         queue, handler, written = json.loads(line)
-        self._now[queue, handler] = Tally.from_json(written)
+        self._now[queue, handler] = HandlerTotals.from_json(written)
 
     def next_process(self) -> None:
         """Begin to count for another process."""
@@ -67,16 +67,16 @@ def summed(parts: Iterable[Totals]) -> Totals:
     """Return the sums by queue and handler."""
     sums: Totals = {}
     for part in parts:
-        for source, tally in part.items():
-            sums.setdefault(source, Tally()).merge(tally)
+        for source, total in part.items():
+            sums.setdefault(source, HandlerTotals()).merge(total)
     return sums
 
 
 def exposed(totals: Totals, *, processes: int) -> str:
     """Return the page that Prometheus reads."""
     by_labels = [
-        ({"queue": queue, "handler": handler}, tally)
-        for (queue, handler), tally in sorted(totals.items())
+        ({"queue": queue, "handler": handler}, total)
+        for (queue, handler), total in sorted(totals.items())
     ]
     return "".join(
         (
@@ -91,20 +91,20 @@ def exposed(totals: Totals, *, processes: int) -> str:
                 "counter",
                 "Attempts by their outcome, and messages that died without one.",
                 (
-                    ({**labels, "outcome": outcome}, getattr(tally, outcome))
-                    for labels, tally in by_labels
+                    ({**labels, "outcome": outcome}, getattr(total, outcome))
+                    for labels, total in by_labels
                     for outcome in OUTCOMES
                 ),
             ),
             histogram(
                 "django_mq_wait_seconds",
                 "Time from due to claimed, for first attempts only.",
-                ((labels, tally.waited) for labels, tally in by_labels),
+                ((labels, total.waited) for labels, total in by_labels),
             ),
             histogram(
                 "django_mq_run_seconds",
                 "Time in the handler; a batch counts for each of its messages.",
-                ((labels, tally.ran) for labels, tally in by_labels),
+                ((labels, total.ran) for labels, total in by_labels),
             ),
         )
     )

@@ -72,7 +72,7 @@ def drain(
         check_name(queue, "queue")
     drainer = _drain_on(using, queue)
     deliveries = drainer.run()
-    backlog.forget()
+    backlog.clear()
     if errors == "keep":
         kept = HandlerErrors(each.error for each in drainer.failed)
         kept.deliveries = deliveries
@@ -102,7 +102,7 @@ def answering(*, errors: Errors = "raise", using: str | None = None) -> Iterator
         try:
             seen.deliveries += drainer.run()
         finally:
-            backlog.forget()
+            backlog.clear()
             unheard = [each for each in drainer.failed if not each.answered]
             failed.extend(unheard)
             seen.extend(each.error for each in unheard)

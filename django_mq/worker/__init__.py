@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from django_mq.executor import handler_counts
-from django_mq.executor.handler_counts import HandlerTallies
+from django_mq.executor.handler_counts import WorkerTotals
 from django_mq.policy.handler_stats import HandlerTimings
 from django_mq.worker.commands import EndProcess
 from django_mq.worker.orders import Orders
@@ -34,7 +34,7 @@ class Worker(WorkerOptions):
 
     _run: Run | None = None
     _thread = 0  # the identifier of the thread of this run
-    _tallies = HandlerTallies()  # empty, until a run has its own
+    _totals = WorkerTotals()  # empty, until a run has its own
 
     @property
     def id(self) -> str:
@@ -65,7 +65,7 @@ class Worker(WorkerOptions):
         At most 100 handlers, starting with those that ended most messages.
         `django_mq.queues.timings()` sums the whole fleet.
         """
-        return {name: tally.timings(name) for name, tally in self._tallies.read().items()}
+        return {name: total.timings(name) for name, total in self._totals.read().items()}
 
     def run(self, until_empty: bool = False) -> bool:
         """Work until told to stop or, with `until_empty`, until nothing is due; blocks.
@@ -84,7 +84,7 @@ class Worker(WorkerOptions):
             except BaseException:
                 self._thread = 0
                 raise
-            self._tallies = handler_counts.begin(run.id)
+            self._totals = handler_counts.begin(run.id)
         try:
             return run.run(until_empty)
         finally:

@@ -39,12 +39,12 @@ TURN_SECONDS = 9.0
 PIECE_ROWS = 1000
 #: The number of one-message pieces that replace a piece which the database refuses.
 SINGLE_MESSAGE_PIECES = 50
-#: Unique ids whose put-aside messages one transaction brings forward.
-FORWARD_IDS = 100
+#: Unique ids whose put-aside messages one transaction promotes.
+PIECE_UNIQUE_IDS = 100
 #: Queues that one piece examines.
 PIECE_QUEUES = 100
 #: Counts of a queue that is too deep stop here; the warning shows the count.
-MOST_COUNTED = 10_000
+MAX_COUNTED = 10_000
 #: Seconds that a vacuum may take. Its work is not lost if it is cancelled: the next turn continues.
 VACUUM_SECONDS = 600.0
 #: Limits of its statements: one that waits longer for a lock is left to the next turn.
@@ -97,7 +97,7 @@ def run(
     return True
 
 
-def _forget_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
+def _prune_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
     """Remove dead letters of one queue after `at`; the same queue comes next if it has more."""
     before = at or ""
     with within_transaction(cursor):
@@ -105,7 +105,7 @@ def _forget_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
         for name in names:
             oldest = settings.queue(name).dead_retention
             if oldest is not None and (
-                removed := chores.forget_dead(
+                removed := chores.prune_dead(
                     cursor, queue=name, older_than=oldest, limit=PIECE_ROWS
                 )
             ):
@@ -143,27 +143,27 @@ def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position
     return after
 
 
-def _bring_forward(cursor: Cursor, settings: Settings, at: Position) -> Position:
+def _promote_put_aside(cursor: Cursor, settings: Settings, at: Position) -> Position:
     """Store the messages that were put aside for unique ids that are now free."""
     with within_transaction(cursor):
-        found = put_aside.left_aside(cursor, limit=PIECE_ROWS, after=at and UniqueId(*at))
-    for start in range(0, len(found.left), FORWARD_IDS):
-        _forward(cursor, found.left[start : start + FORWARD_IDS])
+        found = put_aside.free_put_aside(cursor, limit=PIECE_ROWS, after=at and UniqueId(*at))
+    for start in range(0, len(found.ids), PIECE_UNIQUE_IDS):
+        _promote(cursor, found.ids[start : start + PIECE_UNIQUE_IDS])
     return found.resume and list(found.resume)
 
 
-def _forward(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
-    """Bring ids forward together; if one is refused, one by one, so that it stops no other."""
+def _promote(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
+    """Promote messages together; if one is refused, one by one, so that it stops no other."""
     try:
         with within_transaction(cursor):
-            free_unique_ids.bring_forward(cursor, ids)
+            free_unique_ids.promote_put_aside(cursor, ids)
     except LOST as error:
         if not isinstance(error, psycopg.errors.LockNotAvailable):
             raise  # otherwise another session is taking one of them: the next walk finds the rest
     except psycopg.Error as error:
         if len(ids) > 1:
             for id in ids:
-                _forward(cursor, [id])
+                _promote(cursor, [id])
         else:
             logger.warning(
                 "the message put aside for unique id %s of type %s in queue %s cannot be stored:"
@@ -186,9 +186,9 @@ def _warn_of_deep(cursor: Cursor, settings: Settings, at: Position) -> Position:
     for name in sorted(name for name, count in waiting.items() if count > depths[name]):
         if not chores.take_warning(cursor, queue=name, every=settings.queue(name).warn_every):
             continue
-        most = max(MOST_COUNTED, limits[name])
-        count = _count(cursor, {name: most})[name]
-        more = "at least " if count >= most else ""
+        maximum = max(MAX_COUNTED, limits[name])
+        count = _count(cursor, {name: maximum})[name]
+        more = "at least " if count >= maximum else ""
         announce_queue(
             queue_deep,
             name,
@@ -200,7 +200,7 @@ def _warn_of_deep(cursor: Cursor, settings: Settings, at: Position) -> Position:
 
 
 def _vacuum(cursor: Cursor, settings: Settings, at: Position) -> Position:
-    return vacuum.tend(cursor, at if isinstance(at, dict) else {}) or None
+    return vacuum.vacuum_due(cursor, at if isinstance(at, dict) else {}) or None
 
 
 def _count(cursor: Cursor, limits: dict[str, int]) -> dict[str, int]:
@@ -223,21 +223,19 @@ class Chore(NamedTuple):
 CHORES = {
     "expire": Chore(expiring.expire, 200),
     "stranded": Chore(_free_stranded, 20),
-    "aside": Chore(_bring_forward, 20),
+    "aside": Chore(_promote_put_aside, 20),
     "attempts": Chore(
-        retention.forgetting("attempts", lambda settings: settings.attempt_retention), 100
+        retention.pruner("attempts", lambda settings: settings.attempt_retention), 100
     ),
-    "results": Chore(
-        retention.forgetting("results", lambda settings: settings.result_retention), 100
-    ),
-    "kept": Chore(retention.forgetting("kept results"), 100),
-    "quiet": Chore(retention.forgetting("quiet ids"), 100),
-    "dead": Chore(_forget_dead, 100),
-    "operations": Chore(retention.forget_operations, 1),
-    "workers": Chore(retention.forget_workers, 1),
-    "history": Chore(retention.forget_history, 100),
-    "days": Chore(retention.tend_days, 10),
+    "results": Chore(retention.pruner("results", lambda settings: settings.result_retention), 100),
+    "kept": Chore(retention.pruner("kept results"), 100),
+    "quiet": Chore(retention.pruner("quiet ids"), 100),
+    "dead": Chore(_prune_dead, 100),
+    "operations": Chore(retention.prune_operations, 1),
+    "workers": Chore(retention.prune_workers, 1),
+    "history": Chore(retention.prune_history, 100),
+    "days": Chore(retention.maintain_days, 10),
     "deep": Chore(_warn_of_deep, 1),
-    "figures": Chore(retention.tend_figures, 100),
+    "figures": Chore(retention.roll_up_figures, 100),
     "vacuum": Chore(_vacuum, 1, seconds=VACUUM_SECONDS),
 }

@@ -76,7 +76,7 @@ class ClaimRouter:
         """Return the same as `statement_group()`, for a claim of lapsed messages."""
         return f"alone {queue}" if self.facts.is_gated(queue, options) else ""
 
-    def most_per_claim(self, queue: str, options: ClaimOptions) -> int:
+    def max_per_claim(self, queue: str, options: ClaimOptions) -> int:
         """Return the maximum number of messages of `queue` to claim with one statement."""
         if self.facts.is_gated(queue, options):
             return options.batch_size
@@ -157,8 +157,8 @@ class ClaimRouter:
             queues = [queue for queue in queues if not self._stopped.is_all_stopped(queue)]
             if not queues:
                 return claim_lapsed.NOTHING
-        most = max(limit, claim_keyed.WINDOW)
-        rows = partial(refused_rows.lapsed, cursor, queues=queues, limit=most)
+        maximum = max(limit, claim_keyed.WINDOW)
+        rows = partial(refused_rows.lapsed, cursor, queues=queues, limit=maximum)
         take = partial(self._take_over, cursor, queues, options, limit, marks)
         found = self.refused.go_on_without(cursor, take, rows)
         announce_dead(found)

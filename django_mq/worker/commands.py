@@ -47,23 +47,23 @@ class Commands:
     scoreboard: Scoreboard
     runner: AsyncRunner
     end_process: Callable[[], EndProcess | None]
-    obey: Callable[[str, str], None]
+    on_order: Callable[[str, str], None]
     link: Link
 
     def take(self, commands: Sequence[Command]) -> None:
-        """Obey the orders among `commands`, and begin to carry out the others; never blocks."""
+        """Apply the orders among `commands`, and begin to carry out the others; never blocks."""
         about_messages = []
         for each in commands:
             if each.message_id is None:
-                self.obey(each.action, each.by)
+                self.on_order(each.action, each.by)
             else:
                 about_messages.append(each)
         if about_messages:
             threading.Thread(
-                target=self._carry_out, args=(about_messages,), name="mq-commands", daemon=True
+                target=self._execute, args=(about_messages,), name="mq-commands", daemon=True
             ).start()
 
-    def _carry_out(self, commands: Sequence[Command]) -> None:
+    def _execute(self, commands: Sequence[Command]) -> None:
         statements = Statements(self.alias, limits=Limits(lock=1.0), link=self.link)
         try:
             answers = {each.id: self._answer(each) for each in commands}

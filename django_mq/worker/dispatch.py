@@ -29,12 +29,12 @@ RELEASE_TRIES = 4
 
 
 @dataclass(slots=True)
-class _Sorted:
-    """Rows by what becomes of them: tasks, ids of those that are done with, those that go back."""
+class _Dispatched:
+    """Rows by their outcome: tasks, ids of rows settled here, and rows behind a blocked one."""
 
     tasks: list[Task] = field(default_factory=list)
-    others: list[int] = field(default_factory=list)
-    behind: list[Fence] = field(default_factory=list)
+    finished_ids: list[int] = field(default_factory=list)
+    blocked: list[Fence] = field(default_factory=list)
 
 
 class Dispatch:
@@ -63,7 +63,7 @@ class Dispatch:
         self._statements = statements
         self._outage = outage
         self._on_freed = on_freed
-        self._unsorted: deque[Delivery] = deque()
+        self._pending: deque[Delivery] = deque()
         # Lines with a message that cannot run here: those claimed behind it go back.
         self._broken_lines: set[Line] = set()
 
@@ -75,47 +75,47 @@ class Dispatch:
         # The last handler of a row that was taken over may still run: lock it before the start.
         asked_at = LONG_AGO if first else asked_at
         deliveries = [Delivery(row, asked_at) for row in rows]
-        self._local_queue.keep(deliveries)
-        self._unsorted.extend(deliveries)
-        self.sort(cursor, first=first)
+        self._local_queue.track(deliveries)
+        self._pending.extend(deliveries)
+        self.dispatch_pending(cursor, first=first)
 
-    def sort(self, cursor: Cursor, *, first: bool = False) -> None:
+    def dispatch_pending(self, cursor: Cursor, *, first: bool = False) -> None:
         """Hand out claimed rows; those that need a statement wait if the database is lost."""
-        sorted_rows = _Sorted()
+        dispatched = _Dispatched()
         try:
-            self._sort_all(cursor, sorted_rows)
+            self._resolve_all(cursor, dispatched)
         finally:
-            if sorted_rows.others:
-                self._local_queue.settled(sorted_rows.others)
+            if dispatched.finished_ids:
+                self._local_queue.untrack(dispatched.finished_ids)
                 self._on_freed()
-            if sorted_rows.behind:
-                self._quota.release(len(sorted_rows.behind))
-                self._release(sorted_rows.behind)
+            if dispatched.blocked:
+                self._quota.release(len(dispatched.blocked))
+                self._release(dispatched.blocked)
                 self._on_freed()
-            if sorted_rows.tasks:  # an empty put would wake up executors
-                self._hand_out(sorted_rows.tasks, first)
+            if dispatched.tasks:  # an empty put would wake up executors
+                self._submit(dispatched.tasks, first)
 
-    def _sort_all(self, cursor: Cursor, done: _Sorted) -> None:
-        careful = self._resolver.may_exceed(self._unsorted)
+    def _resolve_all(self, cursor: Cursor, dispatched: _Dispatched) -> None:
+        careful = self._resolver.may_exceed(self._pending)
         held: list[Ended] = []
         try:
-            while self._unsorted:
+            while self._pending:
                 if not self._broken_lines:
-                    done.tasks += self._take_ready(careful)
-                    if not self._unsorted:
+                    dispatched.tasks += self._take_ready(careful)
+                    if not self._pending:
                         break
-                delivery = self._unsorted[0]
+                delivery = self._pending[0]
                 line = line_of(delivery._row)
                 if line in self._broken_lines:
-                    done.behind.append(self._unsorted.popleft().fence)
+                    dispatched.blocked.append(self._pending.popleft().fence)
                     continue
-                found = self._sort_one(cursor, delivery)
-                self._unsorted.popleft()
+                found = self._resolve_one(cursor, delivery)
+                self._pending.popleft()
                 if isinstance(found, Task):
-                    done.tasks.append(found)
+                    dispatched.tasks.append(found)
                     continue
                 if found is None:
-                    done.others.append(delivery.id)
+                    dispatched.finished_ids.append(delivery.id)
                 else:
                     held.append(found)
                 self._cancel_probes(cursor, [delivery.fence])
@@ -124,23 +124,23 @@ class Dispatch:
             if held:
                 settle_held(cursor, held)
         except LOST:
-            self._unsorted.extendleft(each.delivery for each in reversed(held))
+            self._pending.extendleft(each.delivery for each in reversed(held))
             raise
-        done.others += [each.delivery.id for each in held]
+        dispatched.finished_ids += [each.delivery.id for each in held]
         self._broken_lines.clear()
 
     def _take_ready(self, careful: bool) -> list[Task]:
         try:
-            return self._resolver.take_ready(self._unsorted, careful=careful)
-        except Exception:  # nothing was taken: `_sort_one()` finds the row to blame
+            return self._resolver.take_ready(self._pending, careful=careful)
+        except Exception:  # nothing was taken: `_resolve_one()` finds the row to blame
             return []
 
-    def _sort_one(self, cursor: Cursor, delivery: Delivery) -> Task | Ended | None:
+    def _resolve_one(self, cursor: Cursor, delivery: Delivery) -> Task | Ended | None:
         try:
-            return self._resolver.sort(cursor, delivery)
+            return self._resolver.resolve(cursor, delivery)
         except LOST:
             # Until these are sorted, the messages before them in their lines may run, and fail.
-            lines = (line_of(each._row) for each in self._unsorted)
+            lines = (line_of(each._row) for each in self._pending)
             self._broken_lines.update(filter(None, lines))
             raise
         except Exception as error:  # the lease lapses, and the attempt counts
@@ -158,13 +158,13 @@ class Dispatch:
         Returns whether any was released.
         """
         fences = [task.delivery.fence for task in tasks]
-        fences += [delivery.fence for delivery in self._unsorted]
-        self._unsorted.clear()
+        fences += [delivery.fence for delivery in self._pending]
+        self._pending.clear()
         return self._release(fences)
 
     def _release(self, fences: list[Fence]) -> bool:
         # First, so that no later renewal locks their rows; one under way does for a moment.
-        self._local_queue.settled([fence.id for fence in fences])
+        self._local_queue.untrack([fence.id for fence in fences])
         tries = RELEASE_TRIES
         any_released = False
         try:
@@ -187,7 +187,7 @@ class Dispatch:
             )
         return any_released
 
-    def _hand_out(self, tasks: list[Task], first: bool) -> None:
+    def _submit(self, tasks: list[Task], first: bool) -> None:
         put = self._local_queue.put_back if first else self._local_queue.put
         if not any(map(attrgetter("handler.is_async"), tasks)):
             put(tasks)

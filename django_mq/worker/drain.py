@@ -30,12 +30,12 @@ from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Task
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.policy.outcomes import DeadLettered
-from django_mq.signals import message_started, wanted
-from django_mq.store import leases, look, ordered_queues
+from django_mq.signals import is_observed, message_started
+from django_mq.store import leases, ordered_queues, poll
 from django_mq.store.claim import Lane
 from django_mq.worker.borrowed_connection import TransactionGuard
 from django_mq.worker.claims import ClaimRouter
-from django_mq.worker.ordered_queues import JOIN_WINDOW
+from django_mq.worker.ordered_queues import ADOPT_WINDOW
 from django_mq.worker.queue_options import ClaimOptionsCache
 from django_mq.worker.resolver import Resolver, settle_held
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 #: After this many deliveries a drain gives up: handlers may broadcast to each other for ever.
-MOST_DELIVERIES = 100_000
+MAX_DELIVERIES = 100_000
 #: The worker that messages are claimed for.
 NAME = "drain"
 
@@ -77,7 +77,7 @@ class Drain:
             policy_of=policies(self._settings, floor=0.0),
             lease_of=self._options.lease_of,
             shortest_lease=0.0,
-            on_settled=self._note,
+            on_settled=self._record,
         )
         numbers = count(1)
         self._owned: set[str] = set()
@@ -98,15 +98,15 @@ class Drain:
         delivered = 0
         while rows := self._claim():
             for row in rows:
-                task = self._resolver.sort(self._cursor(), Delivery(row))
+                task = self._resolver.resolve(self._cursor(), Delivery(row))
                 if isinstance(task, Ended):
                     settle_held(self._cursor(), [task])
                 if not isinstance(task, Task):
                     continue
                 delivered += 1
-                if delivered > MOST_DELIVERIES:
+                if delivered > MAX_DELIVERIES:
                     raise RuntimeError(
-                        f"more than {MOST_DELIVERIES:,} deliveries: do handlers broadcast to each"
+                        f"more than {MAX_DELIVERIES:,} deliveries: do handlers broadcast to each"
                         " other without end?"
                     )
                 if task.handler.atomic:
@@ -132,10 +132,10 @@ class Drain:
             again = [task]
             while again:
                 try:
-                    again = slices.run(again).again
+                    again = slices.run(again).to_rerun
                 except SettleIncomplete:
                     reports.lease_lost(task.delivery)
-                    self._note([Ended(task.delivery, Settled.LOST)])
+                    self._record([Ended(task.delivery, Settled.LOST)])
                     return
                 except SliceAborted as aborted:
                     broke = aborted
@@ -143,15 +143,15 @@ class Drain:
             else:
                 return
         finally:
-            session.give_back()
+            session.unwatch()
         # Raised outside `except`, so that the handler's error keeps its own cause and context.
         raise next(
             (each.error for each in self.failed if each.delivery is task.delivery),
             HandlerBrokeTransaction(f"the handler ended its transaction: {broke.__cause__}"),
         )
 
-    def _note(self, ended: Sequence[Ended]) -> None:
-        """Remember the failed deliveries; add a note to each error that names the message."""
+    def _record(self, ended: Sequence[Ended]) -> None:
+        """Record the failed deliveries; add a note to each error that names the message."""
         for each in ended:
             error = each.error
             if each.settled is Settled.LOST:
@@ -170,8 +170,8 @@ class Drain:
 
     def _claim(self) -> list[ClaimedRow]:
         cursor = self._cursor()
-        seen = look.look(cursor)
-        self._claims.facts.learn(seen)
+        seen = poll.poll(cursor)
+        self._claims.facts.update(seen)
         for each in seen:
             if each.due and self._queue in (None, each.queue):
                 options = self._options.of(each.queue)
@@ -189,23 +189,23 @@ class Drain:
         """Become the owner of an ordered queue, and move messages beside its line into it."""
         self._owned.add(queue)
         ordered_queues.own(self._cursor(), queue=queue, worker=NAME, lease=self._settings.lease)
-        adopted = ordered_queues.adopt(self._cursor(), queue=queue, limit=JOIN_WINDOW)
+        adopted = ordered_queues.adopt(self._cursor(), queue=queue, limit=ADOPT_WINDOW)
         while adopted.resume is not None:
             adopted = ordered_queues.adopt(
-                self._cursor(), queue=queue, limit=JOIN_WINDOW, after=adopted.resume
+                self._cursor(), queue=queue, limit=ADOPT_WINDOW, after=adopted.resume
             )
 
     def _run_unbound(self, task: Task) -> None:
         lease = self._context.lease_of(task.delivery.queue)
         started = leases.start(self._cursor(), [task.delivery.fence], lease=lease)
         if started.get(task.delivery.id):
-            self._settle(Ended(task.delivery, Settled.BURIED, reason="expired"))
+            self._settle(Ended(task.delivery, Settled.DEAD_LETTERED, reason="expired"))
             return
         leased = leased_call(
             [task], alias=self._connection.alias, lease=lease, timeout=_NoTimeout()
         )
         [delivery] = leased.deliveries
-        if wanted(message_started):
+        if is_observed(message_started):
             reports.started(delivery)
         function: Any = task.handler.call
         if task.handler.is_async:
@@ -217,7 +217,7 @@ class Drain:
         try:
             kept = guard.end(error)
         except HandlerBrokeTransaction as broke:
-            self._note([self._failure_end(delivery, broke, seconds)])
+            self._record([self._failure_end(delivery, broke, seconds)])
             raise
         if guard.undone:
             delivery.finished = False
@@ -230,7 +230,7 @@ class Drain:
             ended = ended._replace(settled=Settled.LOST)
         else:
             reports.one_ended(ended)
-        self._note([ended])
+        self._record([ended])
 
     def _failure_end(self, delivery: Delivery, error: BaseException, seconds: float) -> Ended:
         return failure_end(delivery, self._context.policy_of(delivery._row), error, seconds=seconds)

@@ -13,7 +13,7 @@ from django_mq.worker.wakeup import Deadline
 from django_mq.worker.worker_options import WorkerOptions
 
 #: Seconds, in a drain, between two renewals of the ordered queues whose messages still run.
-KEEP_EVERY = 0.5
+RENEW_INTERVAL = 0.5
 #: Seconds that the end of a drain waits for the recovery of dead siblings.
 LAST_RECOVERY = 5.0
 #: Seconds that the server has to answer a statement once the worker drains, and once the drain is
@@ -48,7 +48,7 @@ class Draining:
             self._finish,
             self._give_up,
             self._release,
-            self._leave_queues,
+            self._disown_queues,
             self._ring,
         )
         with ExitStack() as stack:
@@ -70,7 +70,7 @@ class Draining:
             self._ring()
 
     def _end_async(self) -> None:
-        self.parts.runner.end(self._deadline.left())
+        self.parts.runner.end(self._deadline.remaining())
 
     def _finish(self) -> None:
         """Wait for running messages, and then for those of dead siblings."""
@@ -91,15 +91,15 @@ class Draining:
 
     def _join(self, thread: threading.Thread) -> None:
         """Wait for a thread until the drain is over; at least 0.5 s, since it may be idle."""
-        left = self._deadline.left()
+        left = self._deadline.remaining()
         deadline = Deadline(None if left is None else max(left, 0.5))
         while thread.is_alive() and not deadline.passed():
             self.parts.rounds += 1
-            self._keep_ordered_queues()
-            left = deadline.left()
-            thread.join(KEEP_EVERY if left is None else min(left, KEEP_EVERY))
+            self._renew_ordered_queues()
+            left = deadline.remaining()
+            thread.join(RENEW_INTERVAL if left is None else min(left, RENEW_INTERVAL))
 
-    def _keep_ordered_queues(self) -> None:
+    def _renew_ordered_queues(self) -> None:
         """Renew the ordered queues whose messages still run, and disown the others.
 
         A new owner would end the transactions of running messages.
@@ -111,14 +111,16 @@ class Draining:
             cursor = parts.statements.cursor()
             if free := self.unstarted.unused(parts.ordered_queues.owned):
                 parts.ordered_queues.disown(cursor, free)
-            parts.ordered_queues.tend(cursor)
+            parts.ordered_queues.maintain(cursor)
         except LOST:
             parts.statements.close()
 
-    def _leave_queues(self) -> None:
+    def _disown_queues(self) -> None:
         """Write the last backoffs, disown the ordered queues, release claims with a lost answer."""
         parts = self.parts
-        if not (self.unstarted.in_doubt or parts.backoffs.noted() or parts.ordered_queues.owned):
+        if not (
+            self.unstarted.in_doubt or parts.backoffs.has_pending() or parts.ordered_queues.owned
+        ):
             return  # a new connection might not come
         try:
             cursor = parts.statements.cursor()

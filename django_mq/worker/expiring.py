@@ -71,7 +71,7 @@ def expire_few(
     """Dead-letter a few messages that expired after `after`; return how they ended."""
     with within_transaction(cursor):
         ended = [
-            Ended(Delivery(row), Settled.BURIED, reason="expired")
+            Ended(Delivery(row), Settled.DEAD_LETTERED, reason="expired")
             for row in expiry.expire(cursor, limit=limit, after=after, window=window)
         ]
         settle_effects.write_skipping_refused(cursor, ended)

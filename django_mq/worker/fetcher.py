@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from time import monotonic, perf_counter
 
 from django_mq.executor.lease_clock import lease_clock
-from django_mq.store import Cursor, look
+from django_mq.store import Cursor, poll
 from django_mq.store.claim import LANE_START, Lane
 from django_mq.worker.claim_options import ClaimOptions
 from django_mq.worker.claim_round import ClaimResult, ClaimRound
@@ -16,9 +16,9 @@ from django_mq.worker.lanes import Lanes
 from django_mq.worker.ordered_queues import OrderedQueues
 from django_mq.worker.watermarks import REST_AFTER_FULL_SCAN, LaneName, Watermarks
 
-#: Seconds after a ring, or a claim that took something, until the next look, for messages whose
+#: Seconds after a ring, or a claim that took something, until the next poll, for messages whose
 #: rings were coalesced.
-LOOK_AGAIN = 0.025
+REPOLL_DELAY = 0.025
 
 
 class Fetcher:
@@ -36,13 +36,13 @@ class Fetcher:
         intake: Intake,
         claims: ClaimRouter,
         ordered_queues: OrderedQueues,
-        poll: float,
+        poll_interval: float,
     ) -> None:
         self._options = options
         self._intake = intake
         self._claims = claims
         self._ordered_queues = ordered_queues
-        self._poll = poll
+        self._poll_interval = poll_interval
         self._watermarks: Watermarks[LaneName] = Watermarks(full_every=1.0)
         self._keyed_marks: Watermarks[LaneName] = Watermarks(full_every=1.0)
         self._lapsed_marks: Watermarks[str] = Watermarks(full_every=1.0)
@@ -51,28 +51,28 @@ class Fetcher:
         self._leased: list[str] = []
         self._rung = self._postponed = False
         self._may_be_due = True
-        self._must_look = True
-        self._look_at = 0.0
-        self._look_allowed_at = 0.0
+        self._must_poll = True
+        self._poll_at = 0.0
+        self._poll_allowed_at = 0.0
         self._lapsed_at = 0.0
         self._more_lapsed = self._lapsed_behind = False
-        self._again_at = float("inf")
+        self._repoll_at = float("inf")
         self._due_at = float("inf")
         self._held_up = False
         self.empty = False
-        #: Queues in which something was due at the last look.
+        #: Queues in which something was due at the last poll.
         self.due_queues: set[str] = set()
 
     def on_ring(self) -> None:
         """Claim now and again a little later, since a message was committed somewhere."""
         self.on_freed()
         self._rung = True
-        self._again_at = monotonic() + LOOK_AGAIN
+        self._repoll_at = monotonic() + REPOLL_DELAY
 
     def on_freed(self) -> None:
-        """Look, and claim from the start of each lane: rows were released here, or became due."""
+        """Poll, and claim from the start of each lane: rows were released here, or became due."""
         self.on_next_in_line()
-        self._must_look = True
+        self._must_poll = True
 
     def on_next_in_line(self) -> None:
         """Claim from the start of each lane.
@@ -80,8 +80,8 @@ class Fetcher:
         A message has ended that held up its key, its ordered queue or its limited queue.
         """
         self.empty = False
-        self._watermarks.want_full()
-        self._keyed_marks.want_full()
+        self._watermarks.request_full()
+        self._keyed_marks.request_full()
         self._may_be_due = True
 
     @property
@@ -100,21 +100,21 @@ class Fetcher:
             sleep = self._claim(cursor)
             if urgent:
                 return sleep
-        self._ordered_queues.tend(cursor)
+        self._ordered_queues.maintain(cursor)
         now = monotonic()
-        if now >= self._look_at:
-            self._may_be_due |= self._look(cursor)
+        if now >= self._poll_at:
+            self._may_be_due |= self._poll(cursor)
         if self._more_lapsed or now >= self._lapsed_at:
             # Twice per poll interval while there is a backlog, since a lapsed row also waits
-            # behind the local queue. Otherwise with the next look: one wakeup per poll interval.
-            next_at = now + (self._poll / 2 if self._may_be_due else self._poll)
-            self._lapsed_at = min(next_at, self._look_at)
+            # behind the local queue. Otherwise with the next poll: one wakeup per poll interval.
+            next_at = now + (self._poll_interval / 2 if self._may_be_due else self._poll_interval)
+            self._lapsed_at = min(next_at, self._poll_at)
             self._claim_lapsed(cursor)
         if now >= self._due_at:
             self._due_at = float("inf")
-            self._may_be_due = self._must_look = True
-        if now >= self._again_at:
-            self._again_at = float("inf")
+            self._may_be_due = self._must_poll = True
+        if now >= self._repoll_at:
+            self._repoll_at = float("inf")
             self.on_freed()
         if self._may_be_due:
             return self._claim(cursor)
@@ -131,18 +131,18 @@ class Fetcher:
         if claimed.count:
             self.empty = False
             self._may_be_due |= bool(claimed.filled) or claimed.no_room
-            self._again_at = monotonic() + LOOK_AGAIN  # there is nothing to look for until then
+            self._repoll_at = monotonic() + REPOLL_DELAY  # there is nothing to look for until then
             return 0.0 if claimed.filled else self._until_next()
         if claimed.contended:
-            self._again_at = min(self._again_at, monotonic() + LOOK_AGAIN)
+            self._repoll_at = min(self._repoll_at, monotonic() + REPOLL_DELAY)
         if claimed.no_room:
             self._may_be_due = True  # the thread that makes room pokes the loop
-            wait = min(self._due_at, self._again_at) - monotonic()
-            return max(0.0, min(self._poll, wait, self._ordered_queues.turn_in()))
+            wait = min(self._due_at, self._repoll_at) - monotonic()
+            return max(0.0, min(self._poll_interval, wait, self._ordered_queues.next_turn_in()))
         if not full:
             self._may_be_due = True
-            self._watermarks.want_full()
-            return min(self._watermarks.full_in(), self._poll)
+            self._watermarks.request_full()
+            return min(self._watermarks.full_in(), self._poll_interval)
         return self._sleep(cursor)
 
     def _claim_round(self, cursor: Cursor, full: bool) -> ClaimRound:
@@ -156,7 +156,7 @@ class Fetcher:
             if claimed.is_filled(kind):
                 continue
             room = self._intake.room(kind, options.list_size)
-            room = min(room, self._claims.most_per_claim(lanes[0][0], options))
+            room = min(room, self._claims.max_per_claim(lanes[0][0], options))
             if room <= 0:
                 claimed.no_room = True
                 continue
@@ -191,9 +191,9 @@ class Fetcher:
         result = self._claims.claim(cursor, marked, options, limit=room, with_marks=not full)
         has_marks = any(lane.at != LANE_START[0] for lane in marked)
         if has_marks or full or not group:
-            own.scanned(result.claim.marks, self._clock() - began, full=full)
+            own.record_scan(result.claim.marks, self._clock() - began, full=full)
         else:  # neither the full scan that is due nor a usual one
-            own.passed(result.claim.marks)
+            own.advance(result.claim.marks)
         if group and has_marks and len(result.claim.rows) < room // 2:
             own.found_little()
             result = result._replace(claim=result.claim._replace(unfinished=True))
@@ -213,7 +213,7 @@ class Fetcher:
             began = self._clock()
             marks = {queue: self._lapsed_marks.mark(queue, full=full) for queue in queues}
             lapsed = self._claims.take_over(cursor, queues, options, limit=room, marks=marks)
-            self._lapsed_marks.scanned(lapsed.marks, self._clock() - began, full=full)
+            self._lapsed_marks.record_scan(lapsed.marks, self._clock() - began, full=full)
             found |= bool(lapsed.marks)
             if lapsed.released or lapsed.dead:  # the next of their lines may be due
                 self.on_freed()
@@ -227,18 +227,18 @@ class Fetcher:
             self._lapsed_behind = False
         elif self._lapsed_behind:  # a row whose lock was held may have come free
             self._more_lapsed = True
-            self._lapsed_marks.want_full()
+            self._lapsed_marks.request_full()
             self._lapsed_at = min(self._lapsed_at, monotonic() + self._lapsed_marks.full_in())
 
-    def _look(self, cursor: Cursor) -> bool:
-        """Learn the current lanes and the next due time; return whether anything new is due."""
+    def _poll(self, cursor: Cursor) -> bool:
+        """Read the current lanes and the next due time; return whether anything new is due."""
         began = monotonic()
-        self._must_look = False  # first: another thread may set it while the statement runs
-        seen = look.look(cursor)
-        new_keys = self._claims.facts.learn(seen)
+        self._must_poll = False  # first: another thread may set it while the statement runs
+        seen = poll.poll(cursor)
+        new_keys = self._claims.facts.update(seen)
         now = monotonic()
-        self._look_allowed_at = now + REST_AFTER_FULL_SCAN * (now - began)
-        self._look_at = max(began + self._poll, self._look_allowed_at)
+        self._poll_allowed_at = now + REST_AFTER_FULL_SCAN * (now - began)
+        self._poll_at = max(began + self._poll_interval, self._poll_allowed_at)
         mine = [each for each in seen if self._lanes.preference(each.queue) is not None]
         self._leased = [each.queue for each in mine if each.kind == "leased"]
         lanes = [(each.queue, each.number) for each in mine if each.kind == "lane"]
@@ -258,20 +258,20 @@ class Fetcher:
         return new_keys or bool(self.due_queues)
 
     def _sleep(self, cursor: Cursor) -> float:
-        if self._must_look and monotonic() >= self._look_allowed_at:
+        if self._must_poll and monotonic() >= self._poll_allowed_at:
             before = set(self._lanes.known)
-            if self._look(cursor) or not before.issuperset(self._lanes.known):
+            if self._poll(cursor) or not before.issuperset(self._lanes.known):
                 self._may_be_due = True  # committed since the claim, or in a lane unknown to it
                 return 0.0
-        self.empty = not (self._may_be_due or self._more_lapsed or self._must_look or self._held_up)
+        self.empty = not (self._may_be_due or self._more_lapsed or self._must_poll or self._held_up)
         return self._until_next()
 
     def _until_next(self) -> float:
         """Return the seconds until there is a reason to do something again."""
-        until = min(self._look_at, self._lapsed_at, self._due_at, self._again_at)
-        if self._must_look and self._again_at == float("inf"):
-            until = min(until, self._look_allowed_at)
-        return max(0.0, min(until - monotonic(), self._ordered_queues.turn_in()))
+        until = min(self._poll_at, self._lapsed_at, self._due_at, self._repoll_at)
+        if self._must_poll and self._repoll_at == float("inf"):
+            until = min(until, self._poll_allowed_at)
+        return max(0.0, min(until - monotonic(), self._ordered_queues.next_turn_in()))
 
     def _clock(self) -> float:
         """Return the seconds of a clock that times scans: it stands still during searches."""

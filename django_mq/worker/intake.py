@@ -49,8 +49,8 @@ class Intake:
         if kind != "sync":
             slots = self._runner.room() - self._local_queue.coroutines()
             rooms.append(0 if self._local_queue.exclusive() else slots)
-        if self._quota.left is not None:
-            rooms.append(self._quota.left)
+        if self._quota.remaining is not None:
+            rooms.append(self._quota.remaining)
         return min(rooms)
 
     def take(
@@ -65,7 +65,7 @@ class Intake:
         self._dispatch.take(cursor, rows, first=lapsed, asked_at=asked_at)
 
     def drop(self, withdrawn: Collection[str], backing_off: Collection[str]) -> None:
-        """Give back the waiting messages of `withdrawn` queues, and of `backing_off` queues.
+        """Mark for release the waiting messages of `withdrawn` queues, and of `backing_off` queues.
 
         The probe of a queue that backs off stays.
         """

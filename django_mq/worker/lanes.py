@@ -13,8 +13,8 @@ from typing import TypeVar
 from django_mq.policy.routing import Pattern
 from django_mq.worker.watermarks import LaneName
 
-#: Seconds for which a lane is still claimed from after a look last saw a message in it.
-FORGET_LANE = 60.0
+#: Seconds for which a lane is still claimed from after a poll last saw a message in it.
+LANE_TTL = 60.0
 #: How many lanes are claimed from before the others: mostly they fill the claim, and each further
 #: lane would cost it as much as a tenth of a message.
 FIRST_LANES = 50
@@ -41,9 +41,9 @@ class Lanes:
         self.known: list[LaneName] = []
 
     def update(self, lanes: Iterable[LaneName], now: float) -> None:
-        """Add `lanes`, in which a look saw messages at `now`; forget those unseen for long."""
+        """Add `lanes`, in which a poll saw messages at `now`; forget those unseen for long."""
         self._seen_at.update(dict.fromkeys(lanes, now))
-        self._seen_at = {lane: at for lane, at in self._seen_at.items() if now - at < FORGET_LANE}
+        self._seen_at = {lane: at for lane, at in self._seen_at.items() if now - at < LANE_TTL}
         known = {*self._fixed, *self._seen_at}
         self.known = sorted(known)
         ordered = dict.fromkeys(

@@ -18,7 +18,7 @@ import psycopg
 from psycopg.errors import LockNotAvailable
 
 from django_mq.executor import handler_counts
-from django_mq.executor.connections import FIRST_WAIT, LOST, reason_of
+from django_mq.executor.connections import LOST, RECONNECT_WAIT, reason_of
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.statements import Statements, skip_refused_rows
@@ -36,7 +36,7 @@ HEARTBEAT_SECONDS = 10.0
 MIN_HEARTBEAT_SECONDS = 0.5
 #: The longest wait, in seconds, before a failed step is tried again. It is short, so that after an
 #: outage the leases are renewed before other workers look for lapsed ones.
-LONGEST_WAIT = 1.0
+MAX_RETRY_WAIT = 1.0
 #: Seconds between two reports of failed renewals.
 REPORT_EVERY = 5.0
 #: The limit of one statement, in seconds; a sixth of the shortest lease if that is more. After a
@@ -73,10 +73,10 @@ class LeaseKeeper(threading.Thread):
         self._local_queue = local_queue
         self._lease_of = lease_of
         #: Seconds between two renewals.
-        self.every = shortest_lease / 3
+        self.renew_interval = shortest_lease / 3
         #: How many steps ended, successfully or not: a sign that the thread moves.
         self.steps = 0
-        self._longest_wait = min(LONGEST_WAIT, shortest_lease / 6)
+        self._max_retry_wait = min(MAX_RETRY_WAIT, shortest_lease / 6)
         self._heartbeat = heartbeat
         self._on_heartbeat = on_heartbeat
         self._on_commands = on_commands
@@ -87,8 +87,8 @@ class LeaseKeeper(threading.Thread):
         self._ending = self._heartbeat_requested = False
         # Whether the database refused a row of the last renewal.
         self._is_refused = False
-        self._trouble: Exception | None = None
-        self._noted_at = self._beat_at = float("-inf")
+        self._last_error: Exception | None = None
+        self._error_recorded_at = self._beat_at = float("-inf")
 
     def end(self) -> None:
         """Remove the heartbeat of this worker, and end the thread."""
@@ -102,23 +102,23 @@ class LeaseKeeper(threading.Thread):
 
     def report(self) -> None:
         """Log the last failure to renew, if any; call it from another thread."""
-        trouble, self._trouble = self._trouble, None
-        if trouble is not None:
+        error, self._last_error = self._last_error, None
+        if error is not None:
             logger.warning(
                 "could not renew leases or heartbeat (%s); trying again",
-                reason_of(trouble),
-                exc_info=None if isinstance(trouble, LOST) else traced(trouble),
+                reason_of(error),
+                exc_info=None if isinstance(error, LOST) else traced(error),
                 extra={"event": "renewal_failed"},
             )
 
     def run(self) -> None:
         due = {self._renew: 0.0, self._write_heartbeat: 0.0, self._write_figures: 0.0}
         every = {
-            self._renew: self.every,
+            self._renew: self.renew_interval,
             self._write_heartbeat: HEARTBEAT_SECONDS,
             self._write_figures: HEARTBEAT_SECONDS,
         }
-        wait = FIRST_WAIT
+        wait = RECONNECT_WAIT
         try:
             while not self._ending:
                 for step, at in due.items():
@@ -127,14 +127,14 @@ class LeaseKeeper(threading.Thread):
                     if self._succeeds(step):
                         due[step] = monotonic() + every[step]
                     else:
-                        retry_in = min(wait, self._longest_wait)
+                        retry_in = min(wait, self._max_retry_wait)
                         due[step] = monotonic() + (
                             HEARTBEAT_SECONDS if step == self._write_figures else retry_in
                         )
                         wait *= 2
                         break  # a renewal comes first again
                 else:
-                    wait = FIRST_WAIT
+                    wait = RECONNECT_WAIT
                 self._wake.wait(max(0.0, min(due.values()) - monotonic()))
                 if self._heartbeat_requested and not self._ending:
                     self._heartbeat_requested = False
@@ -155,16 +155,16 @@ class LeaseKeeper(threading.Thread):
         except Exception as error:
             if not isinstance(error, LockNotAvailable):
                 self._statements.close()
-            self._note(error)
+            self._record_error(error)
             return False
         if not self._is_refused:
-            self._trouble = None
+            self._last_error = None
         return True
 
-    def _note(self, trouble: Exception) -> None:
+    def _record_error(self, error: Exception) -> None:
         """Keep an error for `report()`, unless another was kept a moment ago."""
-        if monotonic() - self._noted_at >= REPORT_EVERY:
-            self._noted_at, self._trouble = monotonic(), trouble
+        if monotonic() - self._error_recorded_at >= REPORT_EVERY:
+            self._error_recorded_at, self._last_error = monotonic(), error
 
     def _renew(self) -> None:
         refused: list[psycopg.Error] = []
@@ -181,7 +181,7 @@ class LeaseKeeper(threading.Thread):
                     each._leased_at = asked_at
         self._is_refused = bool(refused)
         if refused:
-            self._note(refused[0])
+            self._record_error(refused[0])
         for queue, claimer in self._probes():
             with self._impatient() as cursor:
                 queue_backoff.renew_probe(
@@ -190,22 +190,22 @@ class LeaseKeeper(threading.Thread):
 
     def _write_heartbeat(self) -> None:
         columns = self._heartbeat()
-        counted = handler_counts.of(columns["worker"])
-        told = counted.snapshot() if counted else {}
+        counted = handler_counts.totals_of(columns["worker"])
+        timings = counted.snapshot() if counted else {}
         with self._impatient() as cursor:
             asked_at = lease_clock()
             self._beat_at = monotonic()
-            beat = leases.record_heartbeat(cursor, **columns, timings=told)
+            reply = leases.record_heartbeat(cursor, **columns, timings=timings)
         if counted:
-            counted.minutes.set_clock(beat.now, asked_at)
-        if beat.commands:
-            self._on_commands(beat.commands)
-        self._on_heartbeat(beat.since_chores)
+            counted.minutes.set_clock(reply.now, asked_at)
+        if reply.commands:
+            self._on_commands(reply.commands)
+        self._on_heartbeat(reply.since_chores)
 
     def _write_figures(self) -> None:
         """Store the counts by minute. Those that cannot be stored now are stored later."""
         worker = self._heartbeat()["worker"]
-        if (counted := handler_counts.of(worker)) is None:
+        if (counted := handler_counts.totals_of(worker)) is None:
             return
         rows, arrived = counted.minutes.take_unwritten()
         try:

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from django.db import connections
 
-from django_mq.executor.connections import CONNECT_SECONDS, FIRST_WAIT, LONGEST_WAIT, LOST
+from django_mq.executor.connections import CONNECT_SECONDS, LOST, MAX_RECONNECT_WAIT, RECONNECT_WAIT
 from django_mq.executor.watchdog import Link
 from django_mq.store.limits import Limits, set_for_session
 from django_mq.worker.wakeup import Wakeup
@@ -60,7 +60,7 @@ class Listener(threading.Thread):
         return self._tried and not self.healthy()
 
     def run(self) -> None:
-        wait = FIRST_WAIT
+        wait = RECONNECT_WAIT
         while not self._stopping.is_set():
             self.turns += 1
             try:
@@ -69,9 +69,9 @@ class Listener(threading.Thread):
                 self._heard_at = float("-inf")
                 self._tried = True
                 self._stopping.wait(wait)
-                wait = min(wait * 2, LONGEST_WAIT)
+                wait = min(wait * 2, MAX_RECONNECT_WAIT)
             else:
-                wait = FIRST_WAIT
+                wait = RECONNECT_WAIT
 
     def stop(self) -> None:
         """End the thread; shutting down the socket ends even a read on a stalled link."""

@@ -14,49 +14,50 @@ from django_mq.executor.watchdog import Link, Watchdog
 INTERVALS, STILL = 3, 20.0
 
 
-def patience(interval: float) -> float:
+def stall_limit(interval: float) -> float:
     """Return the seconds in which a part that moves each `interval` seconds must move.
 
-    >>> patience(1.0), patience(10.0)
+    >>> stall_limit(1.0), stall_limit(10.0)
     (20.0, 30.0)
     """
     return max(INTERVALS * interval, STILL)
 
 
 class Liveness:
-    """Follows the parts; the loop looks for work every `poll` seconds."""
+    """Follows the parts; the loop looks for work every `poll_interval` seconds."""
 
     def __init__(
-        self, scoreboard: Scoreboard, watchdog: Watchdog, outage: Outage, *, poll: float
+        self, scoreboard: Scoreboard, watchdog: Watchdog, outage: Outage, *, poll_interval: float
     ) -> None:
-        #: Whether the tables have proved usable: before that, a recovery could only fail.
-        self.usable = False
+        #: Whether the tables can be used: before that, a recovery could only fail.
+        self.is_ready = False
         self._scoreboard = scoreboard
         self._watchdog = watchdog
         self._outage = outage
-        self._poll = poll
+        self._poll_interval = poll_interval
         self._intervals: dict[MonitoredPart, float] = {}
 
     def follow(self, part: MonitoredPart, interval: float, progress: Callable[[], object]) -> None:
         """Report a part as moving each time that `progress()` has changed."""
         self._intervals[part] = interval
         self._watchdog.follow(
-            progress, lambda: self._scoreboard.note_progress(part, patience(interval))
+            progress, lambda: self._scoreboard.record_progress(part, stall_limit(interval))
         )
 
     def follow_answers(self, link: Link) -> None:
-        """Note that the database answers on `link`, once the tables have proved usable."""
+        """Note that the database answers on `link`, once the worker is ready."""
         self._watchdog.follow(
-            lambda: (link.answers, self._outage.lost) if self.usable else None, self._note_answers
+            lambda: (link.answers, self._outage.lost) if self.is_ready else None,
+            self._record_answers,
         )
 
-    def proved(self) -> None:
-        """Note that the tables can be used, and that all parts move: the worker is ready."""
-        self.usable = True
-        self._note_answers()
+    def mark_ready(self) -> None:
+        """Record that the tables can be used and all parts move: the worker is ready."""
+        self.is_ready = True
+        self._record_answers()
         for part, interval in self._intervals.items():
-            self._scoreboard.note_progress(part, patience(interval))
+            self._scoreboard.record_progress(part, stall_limit(interval))
 
-    def _note_answers(self) -> None:
-        within = 0.0 if self._outage.lost else patience(self._poll)
-        self._scoreboard.note_progress(MonitoredPart.DATABASE, within)
+    def _record_answers(self) -> None:
+        within = 0.0 if self._outage.lost else stall_limit(self._poll_interval)
+        self._scoreboard.record_progress(MonitoredPart.DATABASE, within)

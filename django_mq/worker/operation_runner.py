@@ -39,24 +39,24 @@ class OperationRunner(WakeableThread):
         self,
         alias: str,
         *,
-        poll: float,
+        poll_interval: float,
         on_freed: Callable[[], None],
         on_turn: Callable[[], None],
         link: Link,
     ) -> None:
         super().__init__("operations", alias, on_turn=on_turn, link=link)
-        self._poll = poll
+        self._poll_interval = poll_interval
         self._on_freed = on_freed
-        self._look_at = float("-inf")
+        self._poll_at = float("-inf")
 
-    def tend(self, cursor: Cursor) -> float:
-        """Look for an operation, if it is time to; return the seconds until the next look."""
+    def poll(self, cursor: Cursor) -> float:
+        """Query for an operation, if it is time to; return the seconds until the next poll."""
         now = monotonic()
-        if now >= self._look_at and not self.busy():
-            self._look_at = now + self._poll
+        if now >= self._poll_at and not self.busy():
+            self._poll_at = now + self._poll_interval
             if operations.any_open(cursor):
                 self._wake.set()
-        return max(0.0, self._look_at - now) or self._poll
+        return max(0.0, self._poll_at - now) or self._poll_interval
 
     def work(self) -> None:
         """Take steps until no operation is open, or other workers hold those that are."""
@@ -68,7 +68,7 @@ class OperationRunner(WakeableThread):
 
     def on_failure(self, *, lost: bool) -> None:
         if not lost:
-            self._look_at = monotonic() + AFTER_FAILURE
+            self._poll_at = monotonic() + AFTER_FAILURE
 
     def _step(self) -> OperationStep | None:
         """Take a step; if the database refuses it permanently, the operation has failed."""

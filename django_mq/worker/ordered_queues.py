@@ -15,7 +15,7 @@ from django_mq.signals import (
     queue_caught_up,
     queue_unassigned,
 )
-from django_mq.store import Cursor, frozen_owner, look, ordered_queues
+from django_mq.store import Cursor, frozen_owner, ordered_queues, poll
 
 logger = logging.getLogger("django_mq")
 
@@ -25,7 +25,7 @@ LEASE_SECONDS = 6.0
 #: Seconds between two turns: each renews the leases, and takes the queues that have no owner.
 TURN_SECONDS = 1.5
 #: The number of messages that a turn examines to find those that are not in the line yet.
-JOIN_WINDOW = 5000
+ADOPT_WINDOW = 5000
 
 
 class OrderedQueues:
@@ -52,10 +52,10 @@ class OrderedQueues:
         self._adopt_at: dict[str, float] = {}
         self._adopt_after: dict[str, ordered_queues.AdoptResume | None] = {}
         self._catching_up: set[str] = set()
-        self._owners_before: dict[str, str] = {}
+        self._previous_owners: dict[str, str] = {}
         self.owned: set[str] = set()
 
-    def tend(self, cursor: Cursor) -> None:
+    def maintain(self, cursor: Cursor) -> None:
         """If a turn is due, renew the owned queues, and take those that have no owner."""
         now = monotonic()
         waits = now < self._turn_at and not (self._was_busy and not self._busy())
@@ -71,23 +71,23 @@ class OrderedQueues:
                 if queue in self.owned:
                     self._remove([queue])
             elif queue not in self.owned:
-                self._add(queue, before=ours.before)
+                self._add(queue, previous_owner=ours.previous_owner)
         for queue in self.owned:
             self._adopt(cursor, queue)
-            if (before := self._owners_before.get(queue)) is not None:
-                self._end_frozen(cursor, queue, before)
+            if (previous_owner := self._previous_owners.get(queue)) is not None:
+                self._end_frozen(cursor, queue, previous_owner)
 
     def any_moves(
         self, cursor: Cursor, due: Collection[str], skipping: Callable[[str], bool]
     ) -> bool:
         """Return whether one of the queues `due` is making progress, here or at its owner."""
         queues = [queue for queue in self._queues if queue in due]
-        return bool(queues) and look.any_line_moves(
+        return bool(queues) and poll.any_line_moves(
             cursor, queues=queues, skipping=list(filter(skipping, queues)), soon=LEASE_SECONDS
         )
 
-    def turn_in(self) -> float:
-        """Return the seconds until `tend()` has something to do."""
+    def next_turn_in(self) -> float:
+        """Return the seconds until `maintain()` has something to do."""
         return max(0.0, self._turn_at - monotonic()) if self._queues else float("inf")
 
     def caught_up(self, queue: str) -> None:
@@ -106,10 +106,10 @@ class OrderedQueues:
             )
             self._remove(sorted(self.owned if queues is None else self.owned & set(queues)))
 
-    def _add(self, queue: str, *, before: str | None) -> None:
+    def _add(self, queue: str, *, previous_owner: str | None) -> None:
         self.owned.add(queue)
-        if before not in (None, self._worker):
-            self._owners_before[queue] = before
+        if previous_owner not in (None, self._worker):
+            self._previous_owners[queue] = previous_owner
         self._catching_up.add(queue)
         self._adopt_at[queue] = 0.0
         self._adopt_after[queue] = None
@@ -119,14 +119,14 @@ class OrderedQueues:
     def _remove(self, queues: Iterable[str]) -> None:
         for queue in queues:
             self.owned.discard(queue)
-            self._owners_before.pop(queue, None)
+            self._previous_owners.pop(queue, None)
             self._catching_up.discard(queue)
             self._announce(queue_unassigned, queue, "is no longer assigned")
 
     def _announce(self, signal: LoggedSignal, queue: str, text: str) -> None:
         announce_queue(signal, queue, f"{text} to worker {self._worker}", worker=self._worker)
 
-    def _end_frozen(self, cursor: Cursor, queue: str, before: str) -> None:
+    def _end_frozen(self, cursor: Cursor, queue: str, previous_owner: str) -> None:
         """End the transactions that the previous owner left open.
 
         The owner let its lease lapse, so none of its threads runs, but an open transaction would
@@ -135,11 +135,11 @@ class OrderedQueues:
         """
         extra = {"event": "owner_frozen", "queue": queue}
         try:
-            for id in frozen_owner.end(cursor, queue=queue, worker=before):
+            for id in frozen_owner.end(cursor, queue=queue, worker=previous_owner):
                 logger.warning(
                     "worker %s, which owned queue %s, is frozen: ended its transaction with"
                     " message %s",
-                    before,
+                    previous_owner,
                     queue,
                     id,
                     extra=extra,
@@ -148,22 +148,22 @@ class OrderedQueues:
             logger.warning(
                 "worker %s, which owned queue %s, is frozen, and its transaction cannot be"
                 " ended: %s",
-                before,
+                previous_owner,
                 queue,
                 error,
                 extra=extra,
             )
-            del self._owners_before[queue]
+            del self._previous_owners[queue]
 
     def _adopt(self, cursor: Cursor, queue: str) -> None:
-        """Move messages of `queue` that are not in its line into it, JOIN_WINDOW of them per turn.
+        """Move messages of `queue` that are not in its line into it, ADOPT_WINDOW of them per turn.
 
         The next turn continues where this one stopped. Takes at most a tenth of the time.
         """
         began = monotonic()
         if began >= self._adopt_at[queue]:
             after = self._adopt_after.get(queue)
-            adopted = ordered_queues.adopt(cursor, queue=queue, limit=JOIN_WINDOW, after=after)
+            adopted = ordered_queues.adopt(cursor, queue=queue, limit=ADOPT_WINDOW, after=after)
             now = monotonic()
             self._adopt_after[queue] = adopted.resume
             self._adopt_at[queue] = now + 9 * (now - began)

@@ -33,7 +33,7 @@ class Orders:
         """Set the function that receives each order once the loop has carried it out."""
         self._pass_on = pass_on
 
-    def give(self, order: str, by: str = "") -> None:
+    def record(self, order: str, by: str = "") -> None:
         """Record an order; ignore an unknown one."""
         self._by = by
         if order == LEAVE:

@@ -50,12 +50,14 @@ SLICE_BATCHES = 4
 class Parts:
     """The parts of one run of `worker`, connected but not started.
 
-    `id` names its process, and `obey` carries out an order of an operator.
+    `id` names its process, and `on_order` carries out an order of an operator.
     """
 
-    def __init__(self, worker: WorkerOptions, id: str, *, obey: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, worker: WorkerOptions, id: str, *, on_order: Callable[[str, str], None]
+    ) -> None:
         self._worker = worker
-        self._obey = obey
+        self._on_order = on_order
         self._settings = settings = worker.settings
         self._id = id
         self._claim_numbers = count(1)
@@ -73,7 +75,7 @@ class Parts:
         self.rounds = 0
         self.scoreboard = worker.scoreboard()
         self.liveness = Liveness(
-            self.scoreboard, self.watchdog, self.outage, poll=settings.poll_interval
+            self.scoreboard, self.watchdog, self.outage, poll_interval=settings.poll_interval
         )
         self.quota = Quota(worker.max_messages, self.scoreboard)
         self.options = ClaimOptionsCache(settings, batch_size=worker.batch_size)
@@ -101,7 +103,7 @@ class Parts:
             batch=batch,
             slice_size=slice_size,
             on_room=self.wakeup.poke,
-            longest_linger=self._context.shortest_lease / LINGER_SHARE,
+            max_linger=self._context.shortest_lease / LINGER_SHARE,
         )
         self.backoffs = QueueBackoffs(self._settings, stop_queue=self.local_queue.stop_queue)
         self.executors = [self._executor(number, slice_size) for number in range(worker.threads)]
@@ -173,7 +175,7 @@ class Parts:
             intake=self.intake,
             claims=self.claims,
             ordered_queues=self.ordered_queues,
-            poll=self._settings.poll_interval,
+            poll_interval=self._settings.poll_interval,
         )
 
     def _build_turns(self) -> None:
@@ -190,7 +192,7 @@ class Parts:
         )
         self.operation_runner = OperationRunner(
             alias,
-            poll=self._settings.poll_interval,
+            poll_interval=self._settings.poll_interval,
             on_freed=self._on_freed,
             on_turn=self.wakeup.poke,
             link=self._link(),
@@ -212,7 +214,7 @@ class Parts:
             scoreboard=self.scoreboard,
             runner=self.runner,
             end_process=lambda: self._worker.end_process,
-            obey=self._obey,
+            on_order=self._on_order,
             link=self._link(),
         )
         self.renewal_link = self._link()
@@ -248,7 +250,7 @@ class Parts:
         self.liveness.follow(MonitoredPart.LOOP, poll, lambda: (self.rounds, link.progress()))
         self.liveness.follow(
             MonitoredPart.RENEWAL,
-            keeper.every,
+            keeper.renew_interval,
             lambda: (keeper.steps, self.renewal_link.progress()),
         )
         self.liveness.follow_answers(link)
@@ -269,9 +271,9 @@ class Parts:
                     self.local_queue.break_line(line)
             elif row.queue in limited:
                 next_in_line = True
-        if self.backoffs.active and self.backoffs.note(ended):
+        if self.backoffs.active and self.backoffs.record(ended):
             self.wakeup.poke()
-        self.local_queue.settled([each.delivery._row.id for each in ended])
+        self.local_queue.untrack([each.delivery._row.id for each in ended])
         if any_row_kept(ended):
             self._on_freed()
         elif next_in_line:

@@ -1,4 +1,4 @@
-"""Note how deliveries end in queues that may back off, and write the levels of these queues."""
+"""Record how deliveries end in queues that may back off, and write the levels of these queues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from django_mq.store import Cursor, queue_backoff
 NEVER = datetime.min.replace(tzinfo=UTC)
 
 
-class _Probed(NamedTuple):
+class _EndedProbe(NamedTuple):
     """A probe that ended, and the step of the level that follows."""
 
     claimer: str
@@ -27,16 +27,16 @@ class _Probed(NamedTuple):
 
 
 class QueueBackoffs:
-    """Notes how deliveries end, and writes what that means for the levels of their queues.
+    """Records how deliveries end, and writes what that means for the levels of their queues.
 
-    Any thread notes. The loop writes, each level in a short transaction of its own: the row of a
+    Any thread records. The loop writes, each level in a short transaction of its own: the row of a
     queue must not stay locked while a slice runs. Queues whose settings have no `backoff`, or a
     maximum of zero, are ignored, except one that still backs off under earlier settings: its first
     probe ends the backoff, whatever the probe's result.
 
     `stop_queue(queue, before)` forbids starting messages of `queue` that were claimed before
-    `before`. Until a note is written, `before` is None: nothing of the queue may start. Then it is
-    the time of the last change of the level.
+    `before`. Until a record is written, `before` is None: nothing of the queue may start. Then it
+    is the time of the last change of the level.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class QueueBackoffs:
         self._random = random
         self._lock = threading.Lock()
         self._failed: dict[str, datetime] = {}
-        self._probed: dict[str, _Probed] = {}
+        self._ended_probes: dict[str, _EndedProbe] = {}
         self._probes: dict[str, str] = {}
         self._changed: dict[str, datetime] = {}
 
     @property
     def active(self) -> bool:
-        """Whether any queue may back off, or does; otherwise there is nothing to note."""
+        """Whether any queue may back off, or does; otherwise there is nothing to record."""
         return bool(self._options or self._probes)
 
     @property
@@ -70,18 +70,18 @@ class QueueBackoffs:
         """The queues that may back off."""
         return frozenset(self._options)
 
-    def noted(self) -> bool:
+    def has_pending(self) -> bool:
         """Return whether there is something to `write()`."""
-        return bool(self._failed or self._probed)
+        return bool(self._failed or self._ended_probes)
 
-    def note(self, ended: Sequence[Ended]) -> bool:
-        """Note deliveries whose end is committed; return whether to `write()` soon.
+    def record(self, ended: Sequence[Ended]) -> bool:
+        """Record deliveries whose end is committed; return whether to `write()` soon.
 
-        For a queue at full rate this notes only failures; for one that backs off, its probe.
+        For a queue at full rate this records only failures; for one that backs off, its probe.
         """
         if not self.active:
             return False
-        noted = False
+        recorded = False
         for each in ended:
             row = each.delivery._row
             probes = self._probes.get(row.queue) == row.claimed_by
@@ -92,30 +92,30 @@ class QueueBackoffs:
                 continue
             if not probes and not _is_newer(row.claimed_at, self._changed.get(row.queue)):
                 continue
-            self._stop_queue(row.queue, None)  # before the note: write() lets messages start again
+            self._stop_queue(row.queue, None)  # first: write() lets messages start again
             with self._lock:
                 if probes:
-                    self._probed[row.queue] = _Probed(row.claimed_by, step)
+                    self._ended_probes[row.queue] = _EndedProbe(row.claimed_by, step)
                 else:
                     latest = self._failed.get(row.queue, row.claimed_at)
                     self._failed[row.queue] = max(latest, row.claimed_at)
-            noted = True
-        return noted
+            recorded = True
+        return recorded
 
     def write(self, cursor: Cursor) -> set[str]:
-        """Write what was noted, and announce each change.
+        """Write what was recorded, and announce each change.
 
-        Returns the noted queues that back off now, by whichever worker. A note that cannot be
+        Returns the recorded queues that back off now, by whichever worker. A record that cannot be
         written, since the row of its queue is locked or the database is lost, is kept for the next
         call, and nothing of that queue starts here until then.
         """
         with self._lock:
             failed, self._failed = self._failed, {}
-            probed, self._probed = self._probed, {}
-        if not failed and not probed:
+            ended_probes, self._ended_probes = self._ended_probes, {}
+        if not failed and not ended_probes:
             return set()
         try:
-            for queue, probe in probed.items():
+            for queue, probe in ended_probes.items():
                 waits = self._waits(queue)
                 moved = queue_backoff.end_probe(
                     cursor, queue=queue, claimer=probe.claimer, step=probe.step, waits=waits
@@ -127,23 +127,24 @@ class QueueBackoffs:
                     cursor, queue=queue, claimed_at=claimed_at, waits=waits
                 )
                 _announce(queue, moved)
-            found = queue_backoff.backoff_states(cursor, {*failed, *probed})
+            found = queue_backoff.backoff_states(cursor, {*failed, *ended_probes})
         except BaseException:
-            self._keep(failed, probed)
+            self._restore(failed, ended_probes)
             raise
-        stands = {
-            queue: found.get(queue, queue_backoff.BackoffState()) for queue in (*failed, *probed)
+        states = {
+            queue: found.get(queue, queue_backoff.BackoffState())
+            for queue in (*failed, *ended_probes)
         }
-        self._learn(stands)
-        open_failed = {q: at for q, at in failed.items() if _is_open(stands[q], at)}
-        open_probed = {q: p for q, p in probed.items() if stands[q].probe_by == p.claimer}
-        self._keep(open_failed, open_probed)
-        for queue in stands.keys() - open_failed.keys() - open_probed.keys():
-            self._stop_queue(queue, stands[queue].changed_at or NEVER)
-        return {queue for queue, stand in stands.items() if stand.level}
+        self._remember_changes(states)
+        open_failed = {q: at for q, at in failed.items() if _is_open(states[q], at)}
+        open_probes = {q: p for q, p in ended_probes.items() if states[q].probe_by == p.claimer}
+        self._restore(open_failed, open_probes)
+        for queue in states.keys() - open_failed.keys() - open_probes.keys():
+            self._stop_queue(queue, states[queue].changed_at or NEVER)
+        return {queue for queue, state in states.items() if state.level}
 
     def probe_started(self, queue: str, claimer: str) -> None:
-        """Note that `claimer` claimed the probe of `queue`, whose end moves the level.
+        """Record that `claimer` claimed the probe of `queue`, whose end moves the level.
 
         Call it before the message is handed out.
         """
@@ -173,22 +174,22 @@ class QueueBackoffs:
             random=self._random,
         )
 
-    def _learn(self, stands: dict[str, queue_backoff.BackoffState]) -> None:
+    def _remember_changes(self, states: dict[str, queue_backoff.BackoffState]) -> None:
         """Remember the last changes: failures of messages claimed before them need no statement."""
         with self._lock:
-            for queue, stand in stands.items():
-                if stand.changed_at is not None:
-                    self._changed[queue] = stand.changed_at
-                if self._probes.get(queue) != stand.probe_by:
+            for queue, state in states.items():
+                if state.changed_at is not None:
+                    self._changed[queue] = state.changed_at
+                if self._probes.get(queue) != state.probe_by:
                     self._probes.pop(queue, None)
 
-    def _keep(self, failed: dict[str, datetime], probed: dict[str, _Probed]) -> None:
-        """Keep notes for the next write, unless newer ones came meanwhile."""
+    def _restore(self, failed: dict[str, datetime], ended_probes: dict[str, _EndedProbe]) -> None:
+        """Keep records for the next write, unless newer ones came meanwhile."""
         with self._lock:
             for queue, claimed_at in failed.items():
                 self._failed[queue] = max(claimed_at, self._failed.get(queue, claimed_at))
-            for queue, probe in probed.items():
-                self._probed.setdefault(queue, probe)
+            for queue, probe in ended_probes.items():
+                self._ended_probes.setdefault(queue, probe)
 
 
 def _step(ended: Ended) -> Step:
@@ -201,13 +202,13 @@ def _is_newer(claimed_at: datetime, changed_at: datetime | None) -> bool:
     return changed_at is None or claimed_at > changed_at
 
 
-def _is_open(stand: queue_backoff.BackoffState, claimed_at: datetime) -> bool:
+def _is_open(state: queue_backoff.BackoffState, claimed_at: datetime) -> bool:
     """Return whether a failure still has to be written, because the row of its queue was locked."""
-    return stand.level == 0 and _is_newer(claimed_at, stand.changed_at)
+    return state.level == 0 and _is_newer(claimed_at, state.changed_at)
 
 
 def _announce(queue: str, moved: queue_backoff.LevelChange | None) -> None:
-    if moved is None or moved.before == moved.level:
+    if moved is None or moved.previous_level == moved.level:
         return
     before, level, until = moved
     if level == 0:

@@ -1,4 +1,4 @@
-"""Facts about queues from the last look: keys, limits in flight, pauses and backoffs."""
+"""Facts about queues from the last poll: keys, limits in flight, pauses and backoffs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 from collections.abc import Sequence
 from time import monotonic
 
-from django_mq.store.look import LookRow
+from django_mq.store.poll import PolledRow
 from django_mq.worker.claim_options import ClaimOptions
 
 #: Seconds after a key was last seen in a queue until the plain claim serves it again.
-FORGET_KEYS = 60.0
+KEYS_TTL = 60.0
 
 
 class QueueFacts:
-    """The facts about queues that the last look found; used by the thread that claims."""
+    """The facts about queues that the last poll found; used by the thread that claims."""
 
     def __init__(self) -> None:
         self._gated: set[str] = set()
@@ -27,8 +27,8 @@ class QueueFacts:
         self.withdrawn: set[str] = set()
         self.backing_off: set[str] = set()
 
-    def learn(self, seen: Sequence[LookRow]) -> bool:
-        """Learn from a look; return whether a queue turned out to have keys."""
+    def update(self, seen: Sequence[PolledRow]) -> bool:
+        """Take the facts of a poll; return whether a queue turned out to have keys."""
         now = monotonic()
         before, self._limits = (
             self._limits,
@@ -43,7 +43,7 @@ class QueueFacts:
         self.limited -= before.keys() - self._limits.keys()
         keyed = dict.fromkeys((each.queue for each in seen if each.kind == "keyed"), now)
         new = not self._keyed.keys() >= keyed.keys()
-        kept = {queue: at for queue, at in self._keyed.items() if now - at < FORGET_KEYS}
+        kept = {queue: at for queue, at in self._keyed.items() if now - at < KEYS_TTL}
         self._keyed = {**kept, **keyed}
         return new
 

@@ -11,19 +11,19 @@ class Quota:
     def __init__(self, limit: int | None, scoreboard: Scoreboard) -> None:
         self._scoreboard = scoreboard
         #: How many more may be claimed; None: no limit.
-        self.left = limit
+        self.remaining = limit
         #: How many were ever claimed, released ones included.
         self.claimed = 0
 
     def claim(self, count: int) -> None:
         """Add `count` claimed messages."""
-        self._scoreboard.add_taken(count)
+        self._scoreboard.add_claimed(count)
         self.claimed += count
-        if self.left is not None:
-            self.left = max(0, self.left - count)
+        if self.remaining is not None:
+            self.remaining = max(0, self.remaining - count)
 
     def release(self, count: int) -> None:
         """Allow `count` released messages to be claimed again."""
-        self._scoreboard.add_taken(-count)
-        if self.left is not None:
-            self.left += count
+        self._scoreboard.add_claimed(-count)
+        if self.remaining is not None:
+            self.remaining += count

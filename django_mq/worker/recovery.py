@@ -40,7 +40,7 @@ class DeadWorker:
     """A worker process that died, and the messages that lose an attempt by its death.
 
     `timed_out` ran past their timeout; `lost` were running when the process died, at `died_at` of
-    the system-wide monotonic clock; this process learned of it at `learned_at`. Three dicts are by
+    the system-wide monotonic clock; this process learned of it at `received_at`. Three dicts are by
     message id: `stopped` has the operator who stopped the message, `ran` the seconds that it ran,
     `stacks` the frames of its handler's stack.
     """
@@ -53,7 +53,7 @@ class DeadWorker:
     ran: dict[int, float] = field(default_factory=dict)
     stacks: dict[int, list[Frame]] = field(default_factory=dict)
     died_at: float = field(default_factory=monotonic)
-    learned_at: float = field(default_factory=monotonic)
+    received_at: float = field(default_factory=monotonic)
 
 
 class Recovery:
@@ -148,9 +148,9 @@ class Recovery:
             self._on_freed()
             notify.ring(cursor)  # this process may be full; others may not
         left = recover.anything_left(cursor, worker=dead.worker)
-        if left and monotonic() - dead.learned_at < GIVE_UP_SECONDS:
+        if left and monotonic() - dead.received_at < GIVE_UP_SECONDS:
             return False
-        if monotonic() - dead.learned_at < LATE_CLAIM:
+        if monotonic() - dead.received_at < LATE_CLAIM:
             return False
         leases.leave(cursor, worker=dead.worker)
         return True

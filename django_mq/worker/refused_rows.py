@@ -89,7 +89,7 @@ class RefusedRows:
             if _refusal(cursor, ()) is not None:
                 return False
             queues = candidates(excluded=self.ids())
-            refused = _search(cursor, sorted(queues), most=MAX_LEFT_OUT - len(self._rows))
+            refused = _search(cursor, sorted(queues), maximum=MAX_LEFT_OUT - len(self._rows))
         now = monotonic()
         for id, reason in refused.items():
             self._rows[id] = queues[id], now + LEAVE_OUT_SECONDS
@@ -115,12 +115,12 @@ class RefusedRows:
         )
 
 
-def _search(cursor: Cursor, ids: Sequence[int], *, most: int) -> dict[int, psycopg.Error]:
-    """Return up to `most` of `ids` that cannot be claimed, each with its error, by halving."""
+def _search(cursor: Cursor, ids: Sequence[int], *, maximum: int) -> dict[int, psycopg.Error]:
+    """Return up to `maximum` of `ids` that cannot be claimed, each with its error, by halving."""
     found: dict[int, psycopg.Error] = {}
     parts = [ids]
     ends_at = monotonic() + SEARCH_SECONDS
-    while parts and len(found) < most and monotonic() < ends_at:
+    while parts and len(found) < maximum and monotonic() < ends_at:
         part = parts.pop()
         error = _refusal(cursor, part) if part else None
         if error is None:

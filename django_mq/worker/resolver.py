@@ -19,7 +19,7 @@ from django_mq.executor.tasks import Line, Task
 from django_mq.handlers import Handler, refusal
 from django_mq.handlers.nearest import nearest_handlers, nearest_types
 from django_mq.messages import ClaimedRow, Delivery
-from django_mq.policy.stored_json import excess, most_brackets
+from django_mq.policy.stored_json import excess, max_brackets
 from django_mq.signals import log_failure
 from django_mq.store import Cursor, keys, settle
 from django_mq.store import routing as store_routing
@@ -76,10 +76,10 @@ class Resolver:
         return (
             4 * max(map(len, payloads), default=0) > settings.max_payload_bytes
             or 4 * max(map(len, metadata), default=0) > settings.max_metadata_bytes
-            or max(most_brackets(payloads), most_brackets(metadata)) > settings.max_depth
+            or max(max_brackets(payloads), max_brackets(metadata)) > settings.max_depth
         )
 
-    def sort(self, cursor: Cursor, delivery: Delivery) -> Task | Ended | None:
+    def resolve(self, cursor: Cursor, delivery: Delivery) -> Task | Ended | None:
         """Return the task of `delivery`, or, if it cannot run here, the end for `settle_held()`.
 
         None if neither is left to do: its lease is lost, or it went back to its queue.
@@ -115,14 +115,14 @@ class Resolver:
         """Return how the stored row exceeds a limit of a broadcast; empty if it does not."""
         settings, found = self._settings, ""
         if len(row.payload) > self._short:
-            most = settings.max_payload_bytes
+            maximum = settings.max_payload_bytes
             found = excess(
-                row.payload, what="payload", max_bytes=most, max_depth=settings.max_depth
+                row.payload, what="payload", max_bytes=maximum, max_depth=settings.max_depth
             )
         if not found and len(row.metadata) > self._short:
-            most = settings.max_metadata_bytes + ADDED_METADATA
+            maximum = settings.max_metadata_bytes + ADDED_METADATA
             found = excess(
-                row.metadata, what="metadata", max_bytes=most, max_depth=settings.max_depth
+                row.metadata, what="metadata", max_bytes=maximum, max_depth=settings.max_depth
             )
         return found
 
@@ -200,12 +200,14 @@ class Resolver:
     def _hold(self, row: ClaimedRow, reason: str) -> Ended:
         """Return the end of a row that is held for a while, or dead after `HOLD_FOR`."""
         if row.held_for is not None and row.held_for >= self._settings.hold_for:
-            return Ended(Delivery(row), Settled.BURIED, reason=f"held for too long: {reason}")
+            return Ended(
+                Delivery(row), Settled.DEAD_LETTERED, reason=f"held for too long: {reason}"
+            )
         return Ended(Delivery(row), Settled.HELD, reason=reason)
 
 
 def settle_held(cursor: Cursor, ended: Sequence[Ended]) -> None:
-    """Hold or dead-letter what `Resolver.sort()` returned; say which are held for the first time.
+    """Hold or dead-letter what `Resolver.resolve()` returned; announce the newly held ones.
 
     They go together: a deploy that adds a type may leave an old worker thousands of its messages.
     """
@@ -226,7 +228,7 @@ def settle_held(cursor: Cursor, ended: Sequence[Ended]) -> None:
     for each in ended:
         if each.delivery.id in lost:
             reports.lease_lost(each.delivery)
-        elif each.settled is Settled.BURIED or each.delivery._row.held_for is None:
+        elif each.settled is Settled.DEAD_LETTERED or each.delivery._row.held_for is None:
             reports.one_ended(each)
 
 

@@ -25,42 +25,42 @@ DAYS_AHEAD = 3
 PIECE_DAYS = 50
 
 
-def forgetting(
+def pruner(
     what: str, retention: Callable[[Settings], float | None] = lambda settings: 0.0
 ) -> Callable[[Cursor, Settings, Any], Any]:
-    """Return the chore that deletes `what` of `chores.forget()`, by age if it has a retention."""
+    """Return the chore that deletes `what` of `chores.prune()`, by age if it has a retention."""
 
     def forget(cursor: Cursor, settings: Settings, at: Any) -> Any:
         if (oldest := retention(settings)) is None:
             return None
         with within_transaction(cursor):
-            return _again(chores.forget(cursor, what, older_than=oldest, limit=PIECE_ROWS))
+            return _next_position(chores.prune(cursor, what, older_than=oldest, limit=PIECE_ROWS))
 
     return forget
 
 
-def forget_operations(cursor: Cursor, settings: Settings, at: Any) -> Any:
+def prune_operations(cursor: Cursor, settings: Settings, at: Any) -> Any:
     """Delete operations that ended longer than ATTEMPT_RETENTION ago."""
     if (oldest := settings.attempt_retention) is None:
         return None
     with within_transaction(cursor):
-        return operations.forget(cursor, older_than=oldest, after=at or 0, limit=PIECE_ROWS)
+        return operations.prune(cursor, older_than=oldest, after=at or 0, limit=PIECE_ROWS)
 
 
-def forget_workers(cursor: Cursor, settings: Settings, at: Any) -> Any:
+def prune_workers(cursor: Cursor, settings: Settings, at: Any) -> Any:
     """Delete the rows of workers that have been gone for a while."""
     oldest = 4 * GONE_AFTER.total_seconds()
     with within_transaction(cursor):
-        return chores.forget_workers(cursor, older_than=oldest, after=at or "", limit=PIECE_ROWS)
+        return chores.prune_workers(cursor, older_than=oldest, after=at or "", limit=PIECE_ROWS)
 
 
-def forget_history(cursor: Cursor, settings: Settings, at: Any) -> Any:
+def prune_history(cursor: Cursor, settings: Settings, at: Any) -> Any:
     """Delete old rows that are in no partition of a day; return a position if there may be more."""
     with within_transaction(cursor):
-        return _again(history_days.forget(cursor, limit=PIECE_ROWS))
+        return _next_position(history_days.prune(cursor, limit=PIECE_ROWS))
 
 
-def tend_days(cursor: Cursor, settings: Settings, at: Any) -> Any:
+def maintain_days(cursor: Cursor, settings: Settings, at: Any) -> Any:
     """Create days ahead, and drop old days after `at`; return where the next piece resumes.
 
     Does nothing unless this login owns the table: the rows then go to the default partition.
@@ -86,17 +86,17 @@ def _create_ahead(cursor: Cursor, found: history_days.Days) -> None:
                 history_days.create_day(cursor, day, owner=found.owner if found.foreign else None)
 
 
-def tend_figures(cursor: Cursor, settings: Settings, at: Any) -> Any:
+def roll_up_figures(cursor: Cursor, settings: Settings, at: Any) -> Any:
     """Add up a finished hour of figures or, if none is left, delete old ones."""
     with within_transaction(cursor):
         if figures.roll_up(cursor):
             return True
     with within_transaction(cursor):
-        return _again(
-            figures.forget(cursor, minutes=MINUTES_KEPT, hours=HOURS_KEPT, limit=PIECE_ROWS)
+        return _next_position(
+            figures.prune(cursor, minutes=MINUTES_KEPT, hours=HOURS_KEPT, limit=PIECE_ROWS)
         )
 
 
-def _again(count: int) -> Any:
+def _next_position(count: int) -> Any:
     """Return a position if the piece was full; the next one starts behind the removed rows."""
     return True if count >= PIECE_ROWS else None

@@ -15,7 +15,7 @@ import threading
 
 from django_mq.executor.connections import LOST, was_refused
 from django_mq.signals import announce_worker, log_failure, worker_started, worker_stopped
-from django_mq.store import Cursor, look
+from django_mq.store import Cursor, poll
 from django_mq.worker.draining import Draining
 from django_mq.worker.orders import LEAVE
 from django_mq.worker.parts import Parts
@@ -36,7 +36,7 @@ class Run:
         self.worker = worker
         self.id = worker.given_id or secrets.token_hex(8)
         self.ended = threading.Event()
-        self.parts = Parts(worker, self.id, obey=self._obey)
+        self.parts = Parts(worker, self.id, on_order=self._apply_order)
         self.unstarted = Unstarted(self.id, self.parts)
         self._deadline = Deadline(worker.max_seconds)
         self.draining = Draining(worker, self.id, self.parts, self.unstarted)
@@ -56,9 +56,9 @@ class Run:
         """Limit every wait for the server from now on. From any thread."""
         self.draining.limit_waits()
 
-    def _obey(self, order: str, by: str) -> None:
+    def _apply_order(self, order: str, by: str) -> None:
         """Carry out an order of an operator; from any thread, and never blocks."""
-        self.worker.orders.give(order, by)
+        self.worker.orders.record(order, by)
         if order == LEAVE:
             self.worker.stopping.set()
             self.limit_waits()
@@ -72,7 +72,7 @@ class Run:
         """
         statements = self.parts.statements
         try:
-            look.prove(statements.cursor())
+            poll.check_tables(statements.cursor())
         except Exception as error:
             statements.close()
             if not (self.worker.given_id and isinstance(error, LOST)):
@@ -89,7 +89,7 @@ class Run:
             except Exception as error:
                 self._wait_out(error)
                 continue
-            used_up = parts.quota.left == 0
+            used_up = parts.quota.remaining == 0
             done = used_up or (until_empty and parts.fetcher.empty)
             if done and not self._busy():
                 if used_up:
@@ -101,7 +101,7 @@ class Run:
                 looked_after = parts.quota.claimed  # the last handlers may have broadcast
                 parts.fetcher.on_freed()
                 continue
-            left = self._deadline.left()
+            left = self._deadline.remaining()
             parts.wakeup.sleep(sleep if left is None else min(sleep, left))
 
     def _line_moves(self) -> bool:
@@ -144,12 +144,12 @@ class Run:
             parts.fetcher.on_ring()
         orders.report(self.id)
         sleep = self._suspend(cursor) if orders.quiet else self._claim(cursor)
-        sleep = min(sleep, parts.scheduler.tend(cursor), parts.operation_runner.tend(cursor))
+        sleep = min(sleep, parts.scheduler.poll(cursor), parts.operation_runner.poll(cursor))
         self._worked = True
         if parts.statements.link.answers > answers:
-            parts.outage.over()
+            parts.outage.end()
         parts.lease_keeper.report()
-        return min(sleep, BACKOFF_RETRY_SECONDS) if parts.backoffs.noted() else sleep
+        return min(sleep, BACKOFF_RETRY_SECONDS) if parts.backoffs.has_pending() else sleep
 
     def _claim(self, cursor: Cursor) -> float:
         parts = self.parts
@@ -157,14 +157,14 @@ class Run:
             parts.local_queue.resume()
             parts.fetcher.on_freed()
         claims_first = parts.fetcher.urgent and parts.local_queue.idle()
-        if self.unstarted.in_doubt or parts.backoffs.noted() or not claims_first:
-            self.unstarted.tend(cursor)
+        if self.unstarted.in_doubt or parts.backoffs.has_pending() or not claims_first:
+            self.unstarted.start_or_release(cursor)
         return parts.fetcher.fetch(cursor)
 
     def _suspend(self, cursor: Cursor) -> float:
         """Hold nothing that does not run; an operator told this worker to be quiet."""
         self.unstarted.release_all(cursor)
-        return min(self.worker.settings.poll_interval, self.parts.ordered_queues.turn_in())
+        return min(self.worker.settings.poll_interval, self.parts.ordered_queues.next_turn_in())
 
     # ---- start and end
 
@@ -179,7 +179,7 @@ class Run:
             ends.callback(part.end)
             part.start()
         ends.callback(self.draining.run)
-        parts.liveness.proved()
+        parts.liveness.mark_ready()
         self.take_recoveries()
         if parts.listener:
             parts.listener.start()
@@ -189,7 +189,7 @@ class Run:
 
     def take_recoveries(self) -> None:
         """Begin to settle messages of dead siblings, once this run has started; from any thread."""
-        if not self.parts.liveness.usable:
+        if not self.parts.liveness.is_ready:
             return
         with contextlib.suppress(IndexError):
             while True:

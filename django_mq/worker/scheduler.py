@@ -16,7 +16,7 @@ from django_mq.executor.connections import LOST
 from django_mq.executor.watchdog import Link
 from django_mq.handlers import all_schedules
 from django_mq.handlers.cron import can_read_cron
-from django_mq.schedules.declaring import FRESH, declare_all, keep_declared, retire
+from django_mq.schedules.declaring import REDECLARE_INTERVAL, declare_all, keep_declared, retire
 from django_mq.schedules.firing import fire_due
 from django_mq.store import Cursor, schedules
 from django_mq.worker.wakeable_thread import WakeableThread
@@ -27,7 +27,7 @@ logger = logging.getLogger("django_mq")
 #: broadcasts it, and the others see that it has moved on.
 JITTER = 0.2
 #: Seconds until the next turn while something stays due, and after a turn that failed.
-AGAIN, AFTER_FAILURE = 1.0, 5.0
+RETRY_DELAY, AFTER_FAILURE = 1.0, 5.0
 
 
 class Scheduler(WakeableThread):
@@ -47,10 +47,10 @@ class Scheduler(WakeableThread):
     ) -> None:
         super().__init__("schedules", alias, on_turn=on_turn, link=link)
         self._settings = settings
-        self._poll = settings.poll_interval
+        self._poll_interval = settings.poll_interval
         self._on_fired = on_fired
-        # By `monotonic()`. The thread sets the second to 0 to make the loop look again.
-        self._looked_at = float("-inf")
+        # By `monotonic()`. The thread sets the second to 0 to make the loop query again.
+        self._polled_at = float("-inf")
         self._due_at = float("inf")
         self._rests_until = float("-inf")
         self._reads_cron = can_read_cron()
@@ -61,14 +61,14 @@ class Scheduler(WakeableThread):
         if not self._stored:
             self._wake.set()
 
-    def tend(self, cursor: Cursor) -> float:
-        """Look when a schedule is due, if it is time to; return the seconds until the next look.
+    def poll(self, cursor: Cursor) -> float:
+        """Query when a schedule is due, if it is time to; return the seconds until the next poll.
 
-        The loop calls it each round; it looks once or twice per poll interval, and when one is due.
+        The loop calls it each round; it queries once or twice per poll interval and at due times.
         """
         now = monotonic()
-        if now >= self._due_at or now >= self._looked_at + self._poll / 2:
-            self._looked_at = now
+        if now >= self._due_at or now >= self._polled_at + self._poll_interval / 2:
+            self._polled_at = now
             wait = schedules.next_due(cursor, cron=self._reads_cron)
             if wait is not None and now >= self._rests_until and self._declare_at == float("inf"):
                 self._declare_at = 0.0
@@ -80,9 +80,9 @@ class Scheduler(WakeableThread):
             elif now < self._rests_until:
                 self._due_at = self._rests_until
             else:
-                self._due_at = now + AGAIN
+                self._due_at = now + RETRY_DELAY
                 self._wake.set()
-        return max(0.0, min(self._due_at, self._looked_at + self._poll) - now)
+        return max(0.0, min(self._due_at, self._polled_at + self._poll_interval) - now)
 
     def next_turn_in(self) -> float | None:
         if self._declare_at == float("inf"):
@@ -97,7 +97,7 @@ class Scheduler(WakeableThread):
             self._fire()
 
     def on_failure(self, *, lost: bool) -> None:
-        again_at = monotonic() + (AGAIN if lost else AFTER_FAILURE)
+        again_at = monotonic() + (RETRY_DELAY if lost else AFTER_FAILURE)
         self._declare_at = max(self._declare_at, again_at)
         if not lost:
             self._rests_until = again_at
@@ -118,9 +118,9 @@ class Scheduler(WakeableThread):
             if not self.is_connected():
                 raise
             logger.debug("schedules not declared: %s", error)
-            self._declare_at = monotonic() + AGAIN
+            self._declare_at = monotonic() + RETRY_DELAY
         else:
-            self._declare_at = monotonic() + FRESH * (0.9 + 0.2 * random())  # noqa: S311
+            self._declare_at = monotonic() + REDECLARE_INTERVAL * (0.9 + 0.2 * random())  # noqa: S311
         self._due_at = 0.0
 
     def _fire(self) -> None:

@@ -21,24 +21,24 @@ class Unstarted:
         self._parts = parts
         self.in_doubt = False
 
-    def tend(self, cursor: Cursor) -> None:
+    def start_or_release(self, cursor: Cursor) -> None:
         """Start messages that may start now; release those that must not, or cannot soon."""
         parts = self._parts
         if self.in_doubt:
             self.release_unanswered(cursor)
-        parts.dispatch.sort(cursor)
+        parts.dispatch.dispatch_pending(cursor)
         waiting = parts.local_queue.waiting()
         due_lines = parts.ordered_queues.owned & parts.fetcher.due_queues
         if (due_lines or waiting) and parts.local_queue.stuck():
-            self._give_back(cursor, due_lines)
+            self._release_waiting(cursor, due_lines)
         elif parts.prefetch.holds_too_much(parts.intake.waiting()):
-            self._give_back(cursor, ())
-        if parts.backoffs.noted():
+            self._release_waiting(cursor, ())
+        if parts.backoffs.has_pending():
             parts.backoffs.write(cursor)
-            if not parts.backoffs.noted():
+            if not parts.backoffs.has_pending():
                 parts.fetcher.on_freed()  # another level: another time at which something is due
-        if given_back := parts.local_queue.take_given_back():
-            self._release(given_back)
+        if to_release := parts.local_queue.take_to_release():
+            self._release(to_release)
         parts.dispatch.start_coroutines()
 
     def release_all(self, cursor: Cursor) -> None:
@@ -46,7 +46,7 @@ class Unstarted:
         parts = self._parts
         if self.in_doubt:
             self.release_unanswered(cursor)
-        waiting = parts.local_queue.take_given_back() + parts.local_queue.suspend()
+        waiting = parts.local_queue.take_to_release() + parts.local_queue.suspend()
         parts.quota.release(len(waiting))
         released = parts.dispatch.release(waiting)
         parts.prefetch.reset()
@@ -55,17 +55,17 @@ class Unstarted:
             parts.ordered_queues.disown(cursor, free)
         if released or free:
             notify.ring(cursor)
-        if parts.backoffs.noted():
+        if parts.backoffs.has_pending():
             parts.backoffs.write(cursor)
-        parts.ordered_queues.tend(cursor)
+        parts.ordered_queues.maintain(cursor)
 
-    def _give_back(self, cursor: Cursor, ordered: Collection[str]) -> None:
+    def _release_waiting(self, cursor: Cursor, ordered: Collection[str]) -> None:
         """Release waiting messages and ordered queues, so that siblings can have them.
 
         The `ordered` queues go too, unless a message of theirs is unsettled.
         """
         parts = self._parts
-        waiting = parts.local_queue.give_back()
+        waiting = parts.local_queue.take_waiting()
         if waiting:
             parts.prefetch.reset()
             self._release(waiting)

@@ -21,7 +21,7 @@ MIN_DEAD_ROWS = 100_000
 MIN_DEAD_RATIO = 0.1
 
 
-def tend(cursor: Cursor, kept: Mapping[str, object]) -> dict[str, int]:
+def vacuum_due(cursor: Cursor, kept: Mapping[str, object]) -> dict[str, int]:
     """Vacuum the tables that are due; return how many dead row versions it left in each.
 
     `kept` is what the last call in the fleet returned. If a vacuum left dead rows, since a session

@@ -51,7 +51,7 @@ class Deadline:
     def __init__(self, seconds: float | None) -> None:
         self._at = None if seconds is None else monotonic() + seconds
 
-    def left(self) -> float | None:
+    def remaining(self) -> float | None:
         """Return the seconds until then, at least zero; None for never."""
         return None if self._at is None else max(0.0, self._at - monotonic())
 

@@ -28,20 +28,20 @@ class Watermarks(Generic[Name]):
     def __init__(self, *, full_every: float) -> None:
         self._full_every = full_every
         self._watermarks: dict[Name, tuple[float, int]] = {}
-        self._wanted = True
+        self._full_requested = True
         self._allowed_at = 0.0
         self._last_full = float("-inf")
         self._usual = float("inf")
         self._few_until = float("-inf")
 
-    def want_full(self) -> None:
-        """Note that a row may be due before the marks, after a ring, a release or a retry."""
-        self._wanted = True
+    def request_full(self) -> None:
+        """Request a full scan: after a ring, release or retry a row may be due before the marks."""
+        self._full_requested = True
 
     def full_is_due(self) -> bool:
         """Return whether the next scans start from the front."""
         now = monotonic()
-        wanted = self._wanted or now - self._last_full >= self._full_every
+        wanted = self._full_requested or now - self._last_full >= self._full_every
         return now < self._few_until or (wanted and now >= self._allowed_at)
 
     def found_little(self) -> None:
@@ -60,17 +60,17 @@ class Watermarks(Generic[Name]):
         """Return where the scan of `name` begins."""
         return LANE_START if full else self._watermarks.get(name, LANE_START)
 
-    def passed(self, marks: Mapping[Name, tuple[float, int]]) -> None:
-        """Note that a scan ended at `marks`."""
+    def advance(self, marks: Mapping[Name, tuple[float, int]]) -> None:
+        """Move the marks to where a scan ended."""
         self._watermarks.update(marks)
 
-    def scanned(
+    def record_scan(
         self, marks: Mapping[Name, tuple[float, int]], seconds: float, *, full: bool
     ) -> None:
-        """Note a scan that took `seconds` and ended at `marks`."""
-        self.passed(marks)
+        """Record a scan that took `seconds` and ended at `marks`."""
+        self.advance(marks)
         if full:
-            self._wanted = False
+            self._full_requested = False
             self._last_full = monotonic()
             usual = 0.0 if self._usual == float("inf") else self._usual
             extra = max(0.0, seconds - 1.5 * usual)

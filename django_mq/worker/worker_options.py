@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from django.db import connections
 
-from django_mq.conf import MOST_ASYNC_SLOTS, MOST_IN_BATCH, MOST_THREADS, alias_of, get_settings
+from django_mq.conf import MAX_ASYNC_SLOTS, MAX_BATCH_SIZE, MAX_THREADS, alias_of, get_settings
 from django_mq.conf.readers import MAX_INTEGER
 from django_mq.exceptions import as_seconds, short_repr
 from django_mq.executor.scoreboard import Scoreboard
@@ -50,12 +50,12 @@ class WorkerOptions:
         if isinstance(queues, str):
             queues = (queues,)
         self.queues = tuple(check_pattern(name, "queue") for name in queues) or ("#",)
-        self.threads = _number("threads", threads, settings.threads, MOST_THREADS)
+        self.threads = _number("threads", threads, settings.threads, MAX_THREADS)
         self.batch_size = (
-            None if batch_size is None else _number("batch_size", batch_size, 1, MOST_IN_BATCH)
+            None if batch_size is None else _number("batch_size", batch_size, 1, MAX_BATCH_SIZE)
         )
         self.async_slots = _number(
-            "async_slots", async_slots, settings.async_slots, MOST_ASYNC_SLOTS
+            "async_slots", async_slots, settings.async_slots, MAX_ASYNC_SLOTS
         )
         # 0 is for the replacement of a process that had claimed its share.
         self.max_messages = (
@@ -108,11 +108,12 @@ def checked_seconds(what: str, value: float | timedelta) -> float:
     return seconds
 
 
-def _number(what: str, value: int | None, default: int, most: int, least: int = 1) -> int:
+def _number(what: str, value: int | None, default: int, maximum: int, minimum: int = 1) -> int:
     if value is None:
         return default
-    if type(value) is not int or not least <= value <= most:
+    if type(value) is not int or not minimum <= value <= maximum:
         raise ValueError(
-            f"{what} is {short_repr(value)}; it must be a whole number from {least} to {most:,}"
+            f"{what} is {short_repr(value)}; it must be a whole number from {minimum}"
+            f" to {maximum:,}"
         )
     return value

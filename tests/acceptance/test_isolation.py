@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 from psycopg import IsolationLevel
 
-from django_mq.executor.settlement import MOST_CONFLICTS
+from django_mq.executor.settlement import MAX_CONFLICTS
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker
@@ -52,7 +52,7 @@ def test_every_kind_of_message(
     charged = {name: a for name, a, _ in queue.effects() if a != 1 and name not in failing}
     ran = Counter((name, attempt) for name, attempt, _ in witness.started())
     # A message that loses every time fails in the end: no handler runs for ever.
-    assert all(ran[name, 1] > MOST_CONFLICTS for name in charged), charged
+    assert all(ran[name, 1] > MAX_CONFLICTS for name in charged), charged
     assert witness.started(LEVELS[level])
     worker.tell(signal.SIGTERM)
     assert worker.ends() == 0

@@ -76,7 +76,7 @@ def test_an_asker(role: Callable[[str], str], queue: Queue) -> None:
         pending = request("acceptance.echo", "secret")
     with psycopg.connect(database_url(user=name, password="secret"), autocommit=True) as asker:
         asker.execute(results.LISTEN)
-        [found] = results.look(asker.cursor(), [pending.id])
+        [found] = results.reply_states(asker.cursor(), [pending.id])
         assert (found.answered, found.stored) == (False, True)
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             asker.execute("select payload from django_mq_queuedmessage")

@@ -239,10 +239,10 @@ def test_queues_are_limited_with_a_log(boss):
     assert boss.get(address).url == url("queuestate")
 
 
-@pytest.mark.parametrize("most", ["x", "-1", "1.5", "\u0661", "9" * 10, "1" * 30, "1;drop"])
-def test_what_is_no_limit_is_refused(boss, most):
+@pytest.mark.parametrize("maximum", ["x", "-1", "1.5", "\u0661", "9" * 10, "1" * 30, "1;drop"])
+def test_what_is_no_limit_is_refused(boss, maximum):
     add("mail")
-    data = {"queue": "mail", "max_in_flight": most}
+    data = {"queue": "mail", "max_in_flight": maximum}
     assert boss.post(url("queuestate", "limit"), data).status_code == 400
     assert not QueueState.objects.exists()
 

@@ -197,7 +197,7 @@ def test_attempts_and_results_too(boss):
 
 
 class TestCappedPaginator:
-    def pages(self, count, per_page=2, most=5):
+    def pages(self, count, per_page=2, maximum=5):
         for _ in range(count):
             add()
         return CappedPaginator(QueuedMessage.objects.order_by("-pk"), per_page)

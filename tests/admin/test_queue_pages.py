@@ -106,8 +106,8 @@ class TestQueues:
         assert "raise or lift the limit" in page
         assert "Max in flight no limit" in text(boss.get(url("queuestate", "change", "post")))
         page = boss.get(url("queuestate"))
-        assert self.cell(page, "mail", "in_flight").most == "0"
-        assert self.cell(page, "post", "in_flight").most == ""
+        assert self.cell(page, "mail", "in_flight").limit == "0"
+        assert self.cell(page, "post", "in_flight").limit == ""
 
     def test_owners_and_probes(self, boss, settings):
         settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True, "backoff": {}}}}
@@ -213,7 +213,7 @@ class TestBlockedQueues:
         assert f"#{head.pk} shop.orders.placed dead" in text(page)
 
     def test_no_more_than_fifty(self, boss, monkeypatch):
-        monkeypatch.setattr(queues_page, "MOST_HEADS", 2)
+        monkeypatch.setattr(queues_page, "MAX_HEADS", 2)
         for n in range(3):
             head = add(key=f"k{n}", dead=-5)
             add(key=f"k{n}", blocked_by=head.pk)

@@ -79,8 +79,8 @@ def test_a_list_counts_a_fifth_of_what_the_overview_counts(boss, monkeypatch):
     insert_all({} for _ in range(50))
     insert_all({"dead": -1} for _ in range(20))
     with connection.cursor() as cursor:
-        found, most = totals.read_many_counts(cursor, ["mail"])
-        assert (most, found["mail"].shown("processable")) == (80, "50")
+        found, maximum = totals.read_many_counts(cursor, ["mail"])
+        assert (maximum, found["mail"].shown("processable")) == (80, "50")
     for query in ("", "?queue=mail"):
         shown = counts(boss, query)
         assert (shown["processable"], shown["dead"]) == ("≈ 50", "20")

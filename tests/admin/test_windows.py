@@ -163,7 +163,7 @@ def test_a_page_reads_the_same_of_a_long_table(boss, small, monkeypatch):
     before = [read(**data) for data in asked]
     insert_all({"queue": f"q{n % 3}"} for n in range(2000))
     connection.cursor().execute("analyze django_mq_queuedmessage")
-    assert [read(**data) <= most + 60 for data, most in zip(asked, before, strict=True)] == [
+    assert [read(**data) <= maximum + 60 for data, maximum in zip(asked, before, strict=True)] == [
         True
     ] * len(asked)
 

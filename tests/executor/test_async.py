@@ -60,15 +60,15 @@ def test_many_run_at_once(start: Start) -> None:
 def test_slots_are_never_exceeded_and_all_are_used(start: Start, slots: int) -> None:
     """NSQ-23: tested with 4 of many."""
     running = 0
-    most = 0
+    maximum = 0
 
     @on()
     async def h(delivery: Any) -> None:
-        nonlocal running, most
+        nonlocal running, maximum
         running += 1
-        most = max(most, running)
+        maximum = max(maximum, running)
         for _ in range(1000):  # until all slots were used once
-            if most == slots:
+            if maximum == slots:
                 break
             await asyncio.sleep(0.01)
         running -= 1
@@ -77,7 +77,7 @@ def test_slots_are_never_exceeded_and_all_are_used(start: Start, slots: int) -> 
     assert start(until_empty=True, async_slots=slots).join()
     assert waiting() == set()
     assert len(messages) == 40
-    assert most == slots
+    assert maximum == slots
 
 
 def test_slots_are_given_back_however_a_handler_ends(start: Start) -> None:

@@ -77,12 +77,12 @@ def test_deadlock_victims_run_again_alone_uncharged(bench: Bench) -> None:
         tasks = bench.claim()
         remainder = bench.run(tasks)
         # Its neighbour is done, it runs again alone, and the unstarted one did not run.
-        assert [task.delivery.id for task in remainder.again] == [messages[1].pk]
-        assert [task.delivery.id for task in remainder.left] == [messages[2].pk]
+        assert [task.delivery.id for task in remainder.to_rerun] == [messages[1].pk]
+        assert [task.delivery.id for task in remainder.not_started] == [messages[2].pk]
         blocked.join(30)
         other.rollback()
-        bench.run_all(remainder.again)
-        bench.run_all(remainder.left)
+        bench.run_all(remainder.to_rerun)
+        bench.run_all(remainder.not_started)
     assert attempts == [("a", 1), ("victim", 1), ("victim", 1), ("b", 1)]
     assert ids(messages) <= {
         int(p.name.split()[1]) for p in Product.objects.filter(name__startswith="message")
@@ -101,7 +101,7 @@ def conflict(sqlstate: str = "40001") -> None:
 def test_conflicts_are_counted_and_at_last_charged(
     bench: Bench, sqlstate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slice_state, "MOST_CONFLICTS", 3)
+    monkeypatch.setattr(slice_state, "MAX_CONFLICTS", 3)
     ran: list[int] = []
 
     @handler("#", queue="mail", name="h")
@@ -344,7 +344,7 @@ def test_a_handler_that_always_loses_its_connection_is_charged(bench: Bench) -> 
         if not tasks:
             break
         remainder = bench.slices.run(tasks)
-        tasks = [*remainder.again, *remainder.left]
+        tasks = [*remainder.to_rerun, *remainder.not_started]
     message.refresh_from_db()
     assert (message.attempts, message.leased_until) == (1, None)
     assert FailedAttempt.objects.count() == 1

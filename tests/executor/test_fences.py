@@ -130,7 +130,7 @@ def test_a_row_that_somebody_has_locked_waits_its_turn(bench: Bench) -> None:
             )
             remainder = bench.run(tasks)
             assert [task.delivery.id for task in remainder.locked] == [messages[1].pk]
-            assert (remainder.left, remainder.again) == ([], [])
+            assert (remainder.not_started, remainder.to_rerun) == ([], [])
         assert ran == [m.pk for m in messages if m is not messages[1]]
         assert waiting() == {messages[1].pk}
         bench.run_all(remainder.locked)
@@ -174,7 +174,7 @@ def test_writes_made_while_another_session_has_the_row_are_not_kept(
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage for update")
         remainder = bench.run(tasks)
-        assert (remainder.locked, remainder.left, remainder.again) == (tasks, [], [])
+        assert (remainder.locked, remainder.not_started, remainder.to_rerun) == (tasks, [], [])
     assert (effects(), bench.settled) == (set(), [])
     bench.run_all(tasks)
     assert ran == [message.pk, message.pk, 0]
@@ -247,7 +247,7 @@ def test_a_handler_that_swallows_that_the_lock_was_refused(bench: Bench) -> None
     with second_connection() as other, other.transaction():
         other.execute("lock table django_mq_queuedmessage")
         remainder = bench.run(tasks)
-        unfinished = (remainder.again, remainder.left)[:: 1 if bench.fresh else -1]
+        unfinished = (remainder.to_rerun, remainder.not_started)[:: 1 if bench.fresh else -1]
         assert (*unfinished, remainder.locked) == (tasks, [], [])
     assert ran == ["fine"] + ["OperationalError"] * bench.fresh
     bench.run_all(tasks)
@@ -311,7 +311,7 @@ def test_a_shut_queue_and_a_locked_row_give_back_one_task(bench: Bench) -> None:
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage for update")
         remainder = bench.run(tasks)
-    assert [*remainder.left, *remainder.locked, *remainder.again] == tasks
+    assert [*remainder.not_started, *remainder.locked, *remainder.to_rerun] == tasks
 
 
 def test_the_answer_that_a_handler_takes_away(bench: Bench) -> None:

@@ -53,7 +53,7 @@ def _known() -> None:
         handler(name, name=name)(lambda delivery: None)
 
 
-def counted(timings: handler_counts.HandlerTallies, name: str = "h") -> tuple[int, ...]:
+def counted(timings: handler_counts.WorkerTotals, name: str = "h") -> tuple[int, ...]:
     found = timings.read()[name]
     return (found.acked, found.failed, found.retried, found.snoozed, found.dead)
 
@@ -66,14 +66,14 @@ def counted(timings: handler_counts.HandlerTallies, name: str = "h") -> tuple[in
         (Settled.FAILED, Retried(1.0, FAILURE, False), (0, 1, 1, 0, 0)),
         (Settled.FAILED, DeadLettered("exhausted", FAILURE), (0, 1, 0, 0, 1)),
         (Settled.SNOOZED, Snoozed(1.0), (0, 0, 0, 1, 0)),
-        (Settled.BURIED, None, (0, 0, 0, 0, 1)),
+        (Settled.DEAD_LETTERED, None, (0, 0, 0, 0, 1)),
         (Settled.HELD, None, (0, 0, 0, 0, 0)),
     ],
 )
 @pytest.mark.usefixtures("_known")
 def test_each_end_is_counted(settled: Settled, outcome: Any, counts: tuple[int, ...]) -> None:
     """CAR-42, NSQ-34."""
-    these = handler_counts.HandlerTallies()
+    these = handler_counts.WorkerTotals()
     these.add([ended(settled, outcome=outcome)])
     assert counted(these) == counts
 
@@ -81,7 +81,7 @@ def test_each_end_is_counted(settled: Settled, outcome: Any, counts: tuple[int, 
 @pytest.mark.usefixtures("_known")
 def test_only_first_attempts_tell_how_long_a_message_waited() -> None:
     """CAR-42: a later one waits for its backoff."""
-    these = handler_counts.HandlerTallies()
+    these = handler_counts.WorkerTotals()
     these.add([ended(age=2.0), ended(attempt=2, age=60.0), ended(attempt=3, age=600.0)])
     found = these.read()["h"].timings("h")
     assert found.waited is not None
@@ -91,8 +91,8 @@ def test_only_first_attempts_tell_how_long_a_message_waited() -> None:
 
 @pytest.mark.usefixtures("_known")
 def test_messages_that_did_not_run_here_took_no_time() -> None:
-    these = handler_counts.HandlerTallies()
-    these.add([ended(Settled.BURIED, 0.0), ended(Settled.FAILED, 0.0)])
+    these = handler_counts.WorkerTotals()
+    these.add([ended(Settled.DEAD_LETTERED, 0.0), ended(Settled.FAILED, 0.0)])
     found = these.read()["h"].timings("h")
     assert (found.dead, found.waited, found.ran) == (2, None, None)
 
@@ -100,7 +100,7 @@ def test_messages_that_did_not_run_here_took_no_time() -> None:
 @pytest.mark.usefixtures("_known")
 def test_handlers_are_counted_apart_and_the_last_is_remembered() -> None:
     """NSQ-34: the time of the last message."""
-    these = handler_counts.HandlerTallies()
+    these = handler_counts.WorkerTotals()
     later = NOW + timedelta(seconds=9)
     these.add([ended(name="h", at=later), ended(name="i", seconds=0.5), ended(name="h")])
     h, i = (these.read()[name].timings(name) for name in ("h", "i"))
@@ -116,22 +116,22 @@ def test_handlers_are_counted_apart_and_the_last_is_remembered() -> None:
 @pytest.mark.usefixtures("_known")
 def test_names_that_only_rows_know_do_not_pile_up() -> None:
     """S27: labels come from registered handlers, not from rows."""
-    these = handler_counts.HandlerTallies()
-    these.add([ended(Settled.BURIED, 0.0, name=f"made-up-{n}") for n in range(50)])
+    these = handler_counts.WorkerTotals()
+    these.add([ended(Settled.DEAD_LETTERED, 0.0, name=f"made-up-{n}") for n in range(50)])
     assert list(these.read()) == [""]
     assert counted(these, "") == (0, 0, 0, 0, 50)
 
 
 def test_an_old_name_counts_for_its_handler() -> None:
     handler("t", name="new", aliases=("old",))(lambda delivery: None)
-    these = handler_counts.HandlerTallies()
+    these = handler_counts.WorkerTotals()
     these.add([ended(name="old"), ended(name="new")])
     assert list(these.read()) == ["new"]
     assert counted(these, "new")[0] == 2
 
 
 def test_a_heartbeat_tells_of_so_many_handlers_at_most() -> None:
-    these = handler_counts.HandlerTallies()
+    these = handler_counts.WorkerTotals()
     for n in range(handler_counts.MAX_HANDLERS + 5):
         handler("t", name=f"h{n}")(lambda delivery: None)
         these.add([ended(name=f"h{n}")] * (1 if n < 5 else 2))
@@ -150,7 +150,7 @@ def test_each_worker_of_a_process_counts_its_own() -> None:
         handler_counts.count([])
         assert (counted(mine)[0], counted(other)[0]) == (1, 2)
         # No worker claimed it: it expired, or its worker died. Once is enough.
-        handler_counts.count([ended(Settled.BURIED, 0.0, claimed_by="")])
+        handler_counts.count([ended(Settled.DEAD_LETTERED, 0.0, claimed_by="")])
         assert counted(mine)[4] + counted(other)[4] == 1
     finally:
         handler_counts.end("me")

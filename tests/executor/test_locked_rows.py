@@ -105,9 +105,9 @@ def test_a_user_whose_row_another_session_keeps_runs_again_uncharged(
     with row_locked(message.pk):
         remainder = bench.run(tasks)
         assert remainder.locked == tasks[:1]
-        assert remainder.left == tasks[1:]
+        assert remainder.not_started == tasks[1:]
         assert (effects(), ran) == (set(), [message.pk])
-    bench.run_all([*remainder.left, *remainder.locked])
+    bench.run_all([*remainder.not_started, *remainder.locked])
     assert effects() == {message.pk, after.pk}
     assert ran.count(message.pk) == 2
     assert FailedAttempt.objects.count() == 0
@@ -126,7 +126,7 @@ def test_a_row_that_cannot_be_locked_joins_a_later_slice(bench: Bench) -> None:
     tasks = bench.claim()
     with row_locked(messages[1].pk):
         remainder = bench.run(tasks)
-        assert (remainder.locked, remainder.left, remainder.again) == ([tasks[1]], [], [])
+        assert (remainder.locked, remainder.not_started, remainder.to_rerun) == ([tasks[1]], [], [])
         assert effects() == {messages[0].pk, messages[2].pk}
     bench.run_all(remainder.locked)
     assert ran == [messages[0].pk, messages[2].pk, messages[1].pk]
@@ -162,7 +162,7 @@ def test_a_row_that_stays_locked_does_not_hold_the_executor_for_ever(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After several waits of half a second its lease is left to lapse; nothing is charged here."""
-    monkeypatch.setattr(settlement, "MOST_CONFLICTS", 1)
+    monkeypatch.setattr(settlement, "MAX_CONFLICTS", 1)
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None: ...
@@ -171,7 +171,7 @@ def test_a_row_that_stays_locked_does_not_hold_the_executor_for_ever(
     tasks = bench.claim()
     with row_locked(messages[0].pk):
         remainder = bench.run(tasks)
-    assert (remainder.left, remainder.again, remainder.locked) == ([], [], [])
+    assert (remainder.not_started, remainder.to_rerun, remainder.locked) == ([], [], [])
     assert waiting() == {messages[0].pk}
     assert sorted(bench.settled) == [m.pk for m in messages]
     assert FailedAttempt.objects.count() == 0
@@ -205,8 +205,8 @@ def test_an_ack_waits_for_a_claim_that_parks_what_is_behind(make_bench: Any) -> 
         letting_go.start()
         remainder = bench.run(tasks)
         letting_go.join()
-    assert remainder.again == []
-    if remainder.left:
-        bench.run_all(remainder.left)
+    assert remainder.to_rerun == []
+    if remainder.not_started:
+        bench.run_all(remainder.not_started)
     assert sorted(ran) == sorted(task.delivery.id for task in tasks)
     assert waiting() == set()

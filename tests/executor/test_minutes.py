@@ -9,7 +9,7 @@ import pytest
 from django_mq import handler
 from django_mq.executor import handler_counts, minutes
 from django_mq.executor.ended import Settled
-from django_mq.executor.handler_counts import HandlerTallies
+from django_mq.executor.handler_counts import WorkerTotals
 from django_mq.policy.error_text import Failure
 from django_mq.policy.outcomes import DeadLettered, Retried, Snoozed
 from django_mq.store.figures import ArrivalCount, MinuteRow
@@ -39,19 +39,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def these(clock: Clock) -> HandlerTallies:
-    these = HandlerTallies()
+def these(clock: Clock) -> WorkerTotals:
+    these = WorkerTotals()
     these.minutes.set_clock(START, clock())
     return these
 
 
-def take(these: HandlerTallies) -> tuple[list[MinuteRow], list[ArrivalCount]]:
+def take(these: WorkerTotals) -> tuple[list[MinuteRow], list[ArrivalCount]]:
     found = these.minutes.take_unwritten()
     these.minutes.written()
     return found
 
 
-def test_rows_hold_absolute_counts_of_a_minute(these: HandlerTallies, clock: Clock) -> None:
+def test_rows_hold_absolute_counts_of_a_minute(these: WorkerTotals, clock: Clock) -> None:
     these.add([ended(seconds=0.25), ended(seconds=0.25), ended(name="i")])
     rows, _ = take(these)
     assert [(row.minute, row.queue, row.handler, row.acked) for row in rows] == [
@@ -70,7 +70,7 @@ def test_rows_hold_absolute_counts_of_a_minute(these: HandlerTallies, clock: Clo
     assert these.read()["h"].acked == 4
 
 
-def test_what_could_not_be_stored_is_taken_again(these: HandlerTallies, clock: Clock) -> None:
+def test_what_could_not_be_stored_is_taken_again(these: WorkerTotals, clock: Clock) -> None:
     """Together with the counts since then, even after the end of its minute."""
     these.add([ended()])
     assert len(these.minutes.take_unwritten()[0]) == 1
@@ -84,7 +84,7 @@ def test_what_could_not_be_stored_is_taken_again(these: HandlerTallies, clock: C
 
 
 def test_counts_wait_until_the_clock_is_known(clock: Clock) -> None:
-    these = HandlerTallies()
+    these = WorkerTotals()
     these.add([ended(age=60)])
     assert these.minutes.take_unwritten() == ([], [])
     these.minutes.set_clock(START, clock())
@@ -94,7 +94,7 @@ def test_counts_wait_until_the_clock_is_known(clock: Clock) -> None:
     assert {each.minute: each.messages for each in arrived} == {FIRST: 1, FIRST - 60: 1}
 
 
-def test_a_clock_that_steps_back_overwrites_nothing(these: HandlerTallies, clock: Clock) -> None:
+def test_a_clock_that_steps_back_overwrites_nothing(these: WorkerTotals, clock: Clock) -> None:
     these.add([ended()])
     take(these)
     these.minutes.set_clock(START - 600, clock())
@@ -103,7 +103,7 @@ def test_a_clock_that_steps_back_overwrites_nothing(these: HandlerTallies, clock
     assert (row.minute, row.acked) == (FIRST, 2)
 
 
-def test_messages_arrive_when_they_were_created(these: HandlerTallies, clock: Clock) -> None:
+def test_messages_arrive_when_they_were_created(these: WorkerTotals, clock: Clock) -> None:
     """Absolute counts again: a message from an earlier minute adds to that minute's count."""
     these.add([ended(age=20), ended(age=70), ended(age=70)])
     _, arrived = take(these)
@@ -127,13 +127,13 @@ def test_messages_arrive_when_they_were_created(these: HandlerTallies, clock: Cl
         ({"attempt": 2}, 0),
         ({"settled": Settled.SNOOZED, "outcome": Snoozed(1.0)}, 0),
         ({"settled": Settled.HELD}, 0),
-        ({"settled": Settled.BURIED, "seconds": 0.0}, 1),
-        ({"settled": Settled.BURIED, "seconds": 0.0, "attempt": 0, "claimed_by": ""}, 1),
-        ({"settled": Settled.BURIED, "seconds": 0.0, "attempt": 1, "claimed_by": ""}, 0),
+        ({"settled": Settled.DEAD_LETTERED, "seconds": 0.0}, 1),
+        ({"settled": Settled.DEAD_LETTERED, "seconds": 0.0, "attempt": 0, "claimed_by": ""}, 1),
+        ({"settled": Settled.DEAD_LETTERED, "seconds": 0.0, "attempt": 1, "claimed_by": ""}, 0),
         ({"settled": Settled.FAILED, "outcome": DeadLettered("x", FAILURE), "attempt": 2}, 0),
     ],
 )
-def test_a_message_arrives_once(these: HandlerTallies, given: dict[str, Any], count: int) -> None:
+def test_a_message_arrives_once(these: WorkerTotals, given: dict[str, Any], count: int) -> None:
     """At the end of its first attempt; a snoozed message starts that attempt again."""
     these.add([ended(**given)])
     _, arrived = take(these)
@@ -141,10 +141,10 @@ def test_a_message_arrives_once(these: HandlerTallies, given: dict[str, Any], co
 
 
 def test_queues_that_only_rows_know_do_not_pile_up(
-    these: HandlerTallies, monkeypatch: pytest.MonkeyPatch
+    these: WorkerTotals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S27: beyond a number of pairs, the queues of a handler are counted together."""
-    monkeypatch.setattr(handler_counts, "MOST_SOURCES", 3)
+    monkeypatch.setattr(handler_counts, "MAX_SOURCES", 3)
     for number in range(6):
         delivery = ended()
         row = delivery.delivery._row._replace(queue=f"q{number}")

@@ -183,5 +183,5 @@ def test_jitter_stays_within_its_bounds() -> None:
     send()
     found = waits()
     assert len(found) == 5
-    for seconds, most in zip(found, [100, 200, 400, 400, 400], strict=True):
-        assert most / 2 <= seconds <= most
+    for seconds, maximum in zip(found, [100, 200, 400, 400, 400], strict=True):
+        assert maximum / 2 <= seconds <= maximum

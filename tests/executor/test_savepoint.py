@@ -141,7 +141,7 @@ def test_a_settle_is_not_in_a_savepoint(
     bench: Bench, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows locked by a transaction and removed by its subtransaction cost a multixact per slice."""
-    monkeypatch.setattr(slice_body, "MOST_SAVEPOINTS", 4)
+    monkeypatch.setattr(slice_body, "MAX_SAVEPOINTS", 4)
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(600)))
     def h(delivery: Delivery) -> None:
@@ -170,7 +170,7 @@ def test_a_settle_is_not_in_a_savepoint(
         add(handler="h", payload=last if n % 3 == 2 else "writes", after=-60 + n)
     rows = bench.claim()
     while rows:
-        rows = bench.run(rows).left
+        rows = bench.run(rows).not_started
     assert removed
     assert all(top == own for top, own in removed)
 

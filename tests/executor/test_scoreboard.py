@@ -30,7 +30,7 @@ def test_an_entry_is_read_as_it_was_written() -> None:
 def test_it_knows_whether_it_was_used_since_it_was_wiped() -> None:
     scoreboard = Scoreboard(2)
     assert not scoreboard.used()
-    scoreboard.add_taken(3)  # taken, but not started
+    scoreboard.add_claimed(3)  # taken, but not started
     assert not scoreboard.used()
     scoreboard.write(1, Fence(7, 1, "me:3"), 0.0, False)
     scoreboard.clear(1)

@@ -48,7 +48,7 @@ def local_queue() -> LocalQueue:
 
 
 def given_back(local_queue: LocalQueue) -> list[int]:
-    return [each.delivery.id for each in local_queue.take_given_back()]
+    return [each.delivery.id for each in local_queue.take_to_release()]
 
 
 def test_all_of_a_queue_or_what_was_claimed_before() -> None:

@@ -234,7 +234,7 @@ PATCHES = {
                 "SliceRunner.run",
                 "    if state.unbound.ended:",
                 "    if state.aborted:\n"
-                "        state.again.extend(state.unbound.tasks)\n"
+                "        state.to_rerun.extend(state.unbound.tasks)\n"
                 "    elif state.unbound.ended:",
             ),
         ),

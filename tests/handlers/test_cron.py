@@ -73,7 +73,7 @@ def test_the_next_time_is_the_same_wherever_the_search_begins(cron, zone):
         for minutes in range(-180, 180, 7):
             at = change + timedelta(minutes=minutes)
             assert next(found.after(at)) == next(each for each in walked if each > at), at
-            assert last_times(found, first=walked[0], until=at, most=1) == [
+            assert last_times(found, first=walked[0], until=at, maximum=1) == [
                 max(each for each in walked if each <= at)
             ]
 

@@ -43,7 +43,7 @@ def turn():
     freed = []
     runner = OperationRunner(
         "default",
-        poll=1.0,
+        poll_interval=1.0,
         on_freed=lambda: freed.append(1),
         on_turn=lambda: None,
         link=Link(),

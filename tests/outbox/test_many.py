@@ -105,11 +105,11 @@ def test_a_payload_is_held_once_for_many_subscribers(form: Callable[[Any], Any])
         try:
             with transaction.atomic():
                 assert broadcast_many(messages)
-            _, most = tracemalloc.get_traced_memory()
+            _, maximum = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
     assert QueuedMessage.objects.count() == 60
-    assert most < 20_000_000
+    assert maximum < 20_000_000
 
 
 @pytest.mark.django_db

@@ -130,8 +130,8 @@ def test_exponential_waits_within_its_jitter_and_never_beyond_its_cap(
     """S15: jitter, a cap, and a wait above zero; no number of attempts overflows."""
     ceiling = exponential(backoff.base, backoff.factor, backoff.cap, "none").delay(attempt, half)
     wait = RetryPolicy(backoff=backoff).delay(attempt, random=lambda: number)
-    least = {"none": ceiling, "equal": ceiling / 2, "full": 0}[backoff.jitter]
-    assert least <= wait <= ceiling <= backoff.cap
+    minimum = {"none": ceiling, "equal": ceiling / 2, "full": 0}[backoff.jitter]
+    assert minimum <= wait <= ceiling <= backoff.cap
     assert wait > 0
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_mq.policy.due_times import MOST_MISSED, IntervalTimes, due, last_times
+from django_mq.policy.due_times import MAX_MISSED, IntervalTimes, due, last_times
 
 SIX = datetime(2026, 3, 1, 6, tzinfo=UTC)
 HOUR, MINUTE, SECOND = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
@@ -79,8 +79,8 @@ def test_all_is_the_newest_thousand():
     seconds = IntervalTimes(SECOND, start=SIX)
     now = SIX + timedelta(days=40)
     found = decide(now, "all", times=seconds)
-    assert len(found.times) == MOST_MISSED
-    assert found.times[0] == now - (MOST_MISSED - 1) * SECOND
+    assert len(found.times) == MAX_MISSED
+    assert found.times[0] == now - (MAX_MISSED - 1) * SECOND
     assert found.times[-1] == now
 
 
@@ -96,11 +96,11 @@ class Counted:
             yield each
 
 
-@pytest.mark.parametrize(("catch_up", "most"), [("once", 10), ("none", 10), ("all", 5000)])
-def test_a_long_standstill_costs_no_more_than_a_short_one(catch_up, most):
+@pytest.mark.parametrize(("catch_up", "maximum"), [("once", 10), ("none", 10), ("all", 5000)])
+def test_a_long_standstill_costs_no_more_than_a_short_one(catch_up, maximum):
     times = Counted(IntervalTimes(MINUTE, start=SIX))
     decide(SIX + timedelta(days=3650), catch_up, times=times)
-    assert times.asked <= most
+    assert times.asked <= maximum
 
 
 def test_a_row_whose_time_is_none_of_its_schedule_is_broadcast_all_the_same():
@@ -121,13 +121,13 @@ def test_a_schedule_may_have_no_next_time():
 @given(
     every=st.integers(1, 90_000),
     missed=st.integers(0, 10_000_000),
-    most=st.integers(1, 50),
+    maximum=st.integers(1, 50),
 )
-def test_the_last_times_are_those_of_a_walk_from_the_first(every, missed, most):
+def test_the_last_times_are_those_of_a_walk_from_the_first(every, missed, maximum):
     step, until = timedelta(seconds=every), SIX + timedelta(seconds=missed)
     number = missed // every
-    walked = [SIX + step * n for n in range(max(0, number - most + 1), number + 1)]
-    found = last_times(IntervalTimes(step, start=SIX), first=SIX, until=until, most=most)
+    walked = [SIX + step * n for n in range(max(0, number - maximum + 1), number + 1)]
+    found = last_times(IntervalTimes(step, start=SIX), first=SIX, until=until, maximum=maximum)
     assert found == walked
 
 

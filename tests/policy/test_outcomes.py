@@ -152,8 +152,8 @@ def test_a_moment_is_left_to_the_clock_of_the_database_with_the_floor() -> None:
     first, second = (decided(Retry(MOMENT), attempt=n, policy=policy) for n in (1, 2))
     assert isinstance(first, Retried)
     assert isinstance(second, Retried)
-    assert (first.after, first.least) == (MOMENT, 0.0)
-    assert (second.after, second.least) == (MOMENT, 0.1)
+    assert (first.after, first.min_wait) == (MOMENT, 0.0)
+    assert (second.after, second.min_wait) == (MOMENT, 0.1)
 
 
 def test_wait_beyond_the_maximum_is_cut_with_a_warning() -> None:

@@ -77,10 +77,10 @@ def test_run_now_keeps_the_place_of_what_is_due():
 
 
 @pytest.mark.parametrize(
-    ("attempts", "most", "asked", "then"), [(20, 20, 3, 23), (5, 20, 3, 20), (18, 20, 3, 21)]
+    ("attempts", "maximum", "asked", "then"), [(20, 20, 3, 23), (5, 20, 3, 20), (18, 20, 3, 21)]
 )
-def test_requeue_raises_max_attempts_and_never_lowers_anything(attempts, most, asked, then):
-    message = add(dead=-1, attempts=attempts, max_attempts=most)
+def test_requeue_raises_max_attempts_and_never_lowers_anything(attempts, maximum, asked, then):
+    message = add(dead=-1, attempts=attempts, max_attempts=maximum)
     assert queues.requeue(message.pk, attempts=asked).ids == (message.pk,)
     message.refresh_from_db()
     assert (message.attempts, message.max_attempts) == (attempts, then)

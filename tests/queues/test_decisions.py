@@ -33,12 +33,12 @@ def heard():
 class TestLimit:
     """NSQ-23: 0 holds all messages; the limit may change at run time."""
 
-    @pytest.mark.parametrize("most", [0, 1, 2500, 2**31 - 1])
-    def test_a_number(self, rings, most):
-        assert queues.limit("mail", most) == most
-        assert QueueState.objects.get().max_in_flight == most
+    @pytest.mark.parametrize("maximum", [0, 1, 2500, 2**31 - 1])
+    def test_a_number(self, rings, maximum):
+        assert queues.limit("mail", maximum) == maximum
+        assert QueueState.objects.get().max_in_flight == maximum
         counts = queues.counts("mail")
-        assert (counts.max_in_flight, counts.limited) == (most, True)
+        assert (counts.max_in_flight, counts.limited) == (maximum, True)
         assert rings == [connection]
 
     @pytest.mark.parametrize("configured", [None, 7])
@@ -61,10 +61,10 @@ class TestLimit:
         assert (after.paused_at, after.backoff_until) == (before.paused_at, before.backoff_until)
         assert after.backoff_level == 2
 
-    @pytest.mark.parametrize("most", [-1, 2**31, 1.0, "5", True, object()])
-    def test_what_is_no_limit(self, most, django_assert_num_queries):
+    @pytest.mark.parametrize("maximum", [-1, 2**31, 1.0, "5", True, object()])
+    def test_what_is_no_limit(self, maximum, django_assert_num_queries):
         with django_assert_num_queries(0), pytest.raises(ValueError, match="a whole number from 0"):
-            queues.limit("mail", most)
+            queues.limit("mail", maximum)
 
     def test_it_is_logged(self, caplog):
         with caplog.at_level(logging.INFO, "django_mq"):

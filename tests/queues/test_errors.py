@@ -56,7 +56,7 @@ def test_groups_have_the_class_handler_and_place_the_last_failed_first():
 
 def test_many_groups_share_the_messages_that_are_looked_up(monkeypatch):
     """Fifty groups of 1,000 messages took 0.8 s."""
-    monkeypatch.setattr(error_groups, "LOOKED_UP", 6)
+    monkeypatch.setattr(error_groups, "MAX_EXAMINED", 6)
     for n in range(3):
         fail(add(dead=-1), ago=n)
     assert [(each.dead, each.is_exact) for each in queues.errors()] == [(3, True)]

@@ -227,7 +227,7 @@ class TestStandings:
 
     def test_counts_stop(self):
         head, *_, last = line(n=5, dead=-5)
-        known = standing.standings([head.pk, last.pk], most=3)
+        known = standing.standings([head.pk, last.pk], maximum=3)
         assert (known[head.pk].behind, known[last.pk].ahead) == (3, 3)
 
 
@@ -246,9 +246,9 @@ def test_it_is_found_by_the_indexes(statement):
         "queue": "mail",
         "ordered": ["line"],
         "skipping": ["skips"],
-        "most": 100,
+        "maximum": 100,
         "limit": 10,
-        "looked": 100,
+        "examined": 100,
     }
     with reading("default") as cursor:
         cursor.execute("analyze django_mq_queuedmessage")

@@ -86,7 +86,7 @@ def test_calls_outlive_the_worker_that_made_them() -> None:
 def test_types_of_held_messages_stay_among_many_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A type without handlers is listed for as long as its messages are held."""
     monkeypatch.setattr(import_module("django_mq.queues.topology"), "NEWEST", 5)
-    monkeypatch.setattr(import_module("django_mq.queues.topology"), "NEAR", 3)
+    monkeypatch.setattr(import_module("django_mq.queues.topology"), "HELD_PER_LANE", 3)
     for name, after in (("due.longest", -900), ("due.last", -10), ("due.next", 5)):
         add(type=name, held=-600, after=after)
     insert_all({"type": "shop.placed", "after": -60} for _ in range(20))

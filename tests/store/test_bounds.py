@@ -85,23 +85,23 @@ PIECES: dict[str, tuple[str, dict[str, Any]]] = {
     "stranded": (keys.FREE_STRANDED, {"skipping": ["keys"], "limit": PIECE, "after": 0}),
     "stranded, on": (keys.FREE_STRANDED, {"skipping": [], "limit": PIECE, "after": 1000}),
     "aside": (
-        aside.LEFT_ASIDE,
+        aside.FREE_PUT_ASIDE,
         {"limit": PIECE, "queue": "", "handler": "", "type": "", "unique_id": ""},
     ),
-    "aside, on": (aside.LEFT_ASIDE, {"limit": PIECE, **MIDDLE._asdict()}),
+    "aside, on": (aside.FREE_PUT_ASIDE, {"limit": PIECE, **MIDDLE._asdict()}),
     "expire": (expiry.EXPIRE, {"limit": 50, "window": PIECE, "after": expiry.ALWAYS}),
     "expiry walked": (expiry.EXPIRY_WALKED, {"window": PIECE, "after": expiry.ALWAYS}),
     **{
         what: (statement, {"limit": PIECE, "older_than": DAY})
-        for what, statement in chores.FORGET.items()
+        for what, statement in chores.PRUNE.items()
     },
-    "dead": (chores.FORGET_DEAD, {"queue": "dead", "limit": PIECE, "older_than": DAY}),
+    "dead": (chores.PRUNE_DEAD, {"queue": "dead", "limit": PIECE, "older_than": DAY}),
     "dead queues": (chores.DEAD_QUEUES, {"limit": PIECE, "after": ""}),
     "waiting queues": (chores.WAITING_QUEUES, {"limit": PIECE, "after": ""}),
     "deep": (chores.WAITING, {"queues": ["keys", "later", "line"], "limits": [PIECE] * 3}),
-    "workers": (chores.FORGET_WORKERS, {"limit": PIECE, "after": "", "older_than": DAY}),
-    "minutes": (figures.FORGET_MINUTES, {"limit": PIECE, "older_than": 1e6}),
-    "hours": (figures.FORGET_HOURS, {"limit": PIECE, "older_than": 1e6}),
+    "workers": (chores.PRUNE_WORKERS, {"limit": PIECE, "after": "", "older_than": DAY}),
+    "minutes": (figures.PRUNE_MINUTES, {"limit": PIECE, "older_than": 1e6}),
+    "hours": (figures.PRUNE_HOURS, {"limit": PIECE, "older_than": 1e6}),
     "lapsed": (
         lapsed.CLAIM_LAPSED,
         {

@@ -77,13 +77,13 @@ def test_old_attempts_results_and_workers_are_forgotten(cursor: Cursor) -> None:
         )  # fmt: skip
         Result.objects.create(message_id=-ended, value=1, **columns({"created": ended}))
         beat(f"w{-ended}", seen=ended)
-    chores.forget(cursor, "attempts", older_than=40.0, limit=1)
+    chores.prune(cursor, "attempts", older_than=40.0, limit=1)
     assert FailedAttempt.objects.count() == 2
-    chores.forget(cursor, "attempts", older_than=40.0, limit=10)
+    chores.prune(cursor, "attempts", older_than=40.0, limit=10)
     assert FailedAttempt.objects.count() == 1
-    chores.forget(cursor, "results", older_than=40.0, limit=1)
+    chores.prune(cursor, "results", older_than=40.0, limit=1)
     assert set(Result.objects.values_list("message_id", flat=True)) == {50, 1}
-    chores.forget_workers(cursor, older_than=40.0)
+    chores.prune_workers(cursor, older_than=40.0)
     assert list(WorkerHeartbeat.objects.values_list("id", flat=True)) == ["w1"]
 
 
@@ -97,11 +97,11 @@ def test_operations_that_ended_long_ago_are_forgotten(cursor: Cursor) -> None:
 
     old = [operation("done", -100 - n) for n in range(3)]
     kept = [operation("done", -10), operation("waiting", None), operation("running", None)]
-    after = operations.forget(cursor, older_than=40.0, limit=2)
+    after = operations.prune(cursor, older_than=40.0, limit=2)
     assert after == old[1]
     assert set(Operation.objects.values_list("pk", flat=True)) == {old[2], *kept}
-    assert operations.forget(cursor, older_than=40.0, after=after, limit=2) == kept[0]
-    assert operations.forget(cursor, older_than=40.0, after=kept[0], limit=9) is None
+    assert operations.prune(cursor, older_than=40.0, after=after, limit=2) == kept[0]
+    assert operations.prune(cursor, older_than=40.0, after=kept[0], limit=9) is None
     assert set(Operation.objects.values_list("pk", flat=True)) == set(kept)
 
 
@@ -114,9 +114,9 @@ def test_dead_letters_are_forgotten_queue_by_queue(
     assert chores.dead_queues(cursor) == ["mail", "post"]
     lock(other, old[0].pk)
     cursor.execute("set statement_timeout = '60s'")
-    assert len(chores.forget_dead(cursor, queue="mail", older_than=50.0, limit=1)) == 1
+    assert len(chores.prune_dead(cursor, queue="mail", older_than=50.0, limit=1)) == 1
     assert not QueuedMessage.objects.filter(pk=old[2].pk).exists()
-    assert len(chores.forget_dead(cursor, queue="mail", older_than=50.0, limit=9)) == 1
+    assert len(chores.prune_dead(cursor, queue="mail", older_than=50.0, limit=9)) == 1
     assert set(QueuedMessage.objects.values_list("pk", flat=True)) == {
         old[0].pk, *(m.pk for m in spared)
     }  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 
 from django_mq.models import QueuedMessage
 from django_mq.store.claim import LANE_START, Lane
-from django_mq.store.look import look
+from django_mq.store.poll import poll
 from tests.rows import add, decide, stored
 from tests.store.claiming import Cursor, ids, take
 from tests.store.conftest import lock, take_lapsed
@@ -69,7 +69,7 @@ def test_what_is_due_in_each_state(cursor: Cursor, state: str) -> None:
     given, due = STATES[state]
     message = add(**given)
     before = stored(message).attempts
-    assert any(seen.due for seen in look(cursor)) is due
+    assert any(seen.due for seen in poll(cursor)) is due
     assert ids(take(cursor)) == ([message.pk] if due else [])
     assert stored(message).attempts == before + due
 
@@ -211,7 +211,7 @@ def test_a_paused_queue_gives_nothing(cursor: Cursor, pause: str) -> None:
     decide("mail", **given)
     due, lapsed = add(), add(leased=-1, attempts=1)
     other = add("post")
-    assert {seen.queue: seen.due for seen in look(cursor) if seen.kind == "lane"} == {
+    assert {seen.queue: seen.due for seen in poll(cursor) if seen.kind == "lane"} == {
         "mail": not paused,
         "post": True,
     }

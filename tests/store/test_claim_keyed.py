@@ -11,7 +11,7 @@ from django_mq.messages import Fence
 from django_mq.models import QueuedMessage
 from django_mq.store import settle
 from django_mq.store.claim import Lane
-from django_mq.store.look import look
+from django_mq.store.poll import poll
 from tests.rows import stored
 from tests.store.conftest import lock
 from tests.store.keyed import INSERT, Cursor, ack, blocked_by, ids, keyed, pks, states, take
@@ -116,7 +116,7 @@ def test_what_is_behind_a_head_that_waits_is_parked(cursor: Cursor, state: str) 
     assert states(head, *behind) == [name, "blocked", "blocked", "blocked"]
     assert blocked_by(head, *behind) == [None, head.pk, head.pk, head.pk]
     assert {m.attempts for m in map(stored, behind)} == {0}
-    assert not any(seen.due for seen in look(cursor) if seen.kind == "lane")
+    assert not any(seen.due for seen in poll(cursor) if seen.kind == "lane")
     late = keyed()
     assert take(cursor).rows == []
     assert blocked_by(late) == [head.pk]
@@ -199,11 +199,11 @@ def test_a_limit_cuts_from_the_end(cursor: Cursor, limit: int) -> None:
     assert ids(take(cursor, limit=limit)) == pks(*messages[:limit])
 
 
-@pytest.mark.parametrize(("most", "expected"), [(25, 2), (5, 1), (1000, 4)])
-def test_bytes_cut_from_the_end(cursor: Cursor, most: int, expected: int) -> None:
+@pytest.mark.parametrize(("maximum", "expected"), [(25, 2), (5, 1), (1000, 4)])
+def test_bytes_cut_from_the_end(cursor: Cursor, maximum: int, expected: int) -> None:
     """Guarantee 15: at least one is taken, and never one without those before it."""
     messages = [keyed(payload="x" * 10) for _ in range(4)]
-    assert ids(take(cursor, max_bytes=most)) == pks(*messages[:expected])
+    assert ids(take(cursor, max_bytes=maximum)) == pks(*messages[:expected])
 
 
 def test_a_line_with_several_priorities_keeps_its_order(cursor: Cursor) -> None:

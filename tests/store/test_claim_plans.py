@@ -45,9 +45,9 @@ def test_a_batch_is_never_exceeded_whatever_the_plan(
     lanes = [Lane("mail", 2), Lane("mail", 1), Lane("mail", 0)]
     seen: set[int] = set()
     priorities: list[int] = []
-    for limit, max_bytes, most in ((7, 1000, 7), (7, 30, 3), (1, 1, 1), (120, 10_000, 120)):
+    for limit, max_bytes, maximum in ((7, 1000, 7), (7, 30, 3), (1, 1, 1), (120, 10_000, 120)):
         rows = take(cursor, *lanes, limit=limit, max_bytes=max_bytes).rows
-        assert len(rows) == most
+        assert len(rows) == maximum
         assert seen.isdisjoint(row.id for row in rows)
         seen.update(row.id for row in rows)
         priorities += [row.priority for row in rows]

@@ -102,7 +102,7 @@ def test_old_figures_are_forgotten_after_they_are_added_up(
         hour=this_hour() - timedelta(seconds=retention.HOURS_KEPT) - HOUR, queue="mail"
     )
     MinuteFigures.objects.create(minute=this_hour() + 48 * HOUR, worker="odd")
-    while retention.tend_figures(cursor, get_settings(), None):
+    while retention.roll_up_figures(cursor, get_settings(), None):
         pass
     assert [each.acked for each in HourFigures.objects.all()] == [2]
     assert [each.acked for each in MinuteFigures.objects.all()] == [1]

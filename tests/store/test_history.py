@@ -57,9 +57,9 @@ def create(*wanted: date) -> list[bool]:
 
 def tend() -> None:
     with connection.cursor() as cursor:
-        at = retention.tend_days(cursor, get_settings(), None)
+        at = retention.maintain_days(cursor, get_settings(), None)
         while at is not None:
-            at = retention.tend_days(cursor, get_settings(), at)
+            at = retention.maintain_days(cursor, get_settings(), at)
 
 
 def test_the_ack_moves_only_what_is_still_ours() -> None:
@@ -153,8 +153,8 @@ def test_a_row_that_outlives_its_time_among_others_is_deleted() -> None:
     keep(3, now - 2 * DAY, keep_until=now - late)  # in the default partition
     keep(4, now - 2 * DAY, keep_until=now - DAY)
     with connection.cursor() as cursor:
-        assert history_days.forget(cursor, limit=1) == 1
-        assert history_days.forget(cursor, limit=9) == 1
+        assert history_days.prune(cursor, limit=1) == 1
+        assert history_days.prune(cursor, limit=9) == 1
     assert set(HandledMessage.objects.values_list("pk", flat=True)) == {2, 4}
 
 
@@ -175,7 +175,7 @@ def test_a_login_that_does_not_own_the_table_leaves_the_days_alone(settings: Any
         tend()
         assert ack(handled(row)) == {row.pk}
         with connection.cursor() as cursor:
-            assert history_days.forget(cursor, limit=9) == 1
+            assert history_days.prune(cursor, limit=9) == 1
     assert (days(), day_of(row.pk)) == ([(now - 5 * DAY).date()], "default")
 
 

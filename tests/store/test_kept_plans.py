@@ -25,8 +25,8 @@ from django_mq.store import (
     free_unique_ids,
     keys,
     leases,
-    look,
     ordered_queues,
+    poll,
     recover,
     settle,
 )
@@ -113,12 +113,12 @@ CALLS: dict[str, Call] = {
     "end": lambda cursor, ids: free_unique_ids.end(
         cursor, [EndedMessage(id, UniqueId("mine", "h", "a", str(id)), success=True) for id in ids]
     ),
-    "left_aside": lambda cursor, ids: aside.left_aside(cursor, limit=MINE),
-    "bring_forward": lambda cursor, ids: free_unique_ids.bring_forward(
+    "free_put_aside": lambda cursor, ids: aside.free_put_aside(cursor, limit=MINE),
+    "promote_put_aside": lambda cursor, ids: free_unique_ids.promote_put_aside(
         cursor, [UniqueId("slow", "h", "a", str(n)) for n in range(MINE)]
     ),
     "replace": lambda cursor, ids: unique.replace(cursor, contents(cursor)),
-    "forget_quiet": lambda cursor, ids: chores.forget(cursor, "quiet ids", limit=MINE),
+    "prune_quiet": lambda cursor, ids: chores.prune(cursor, "quiet ids", limit=MINE),
     "expire": lambda cursor, ids: expiry.expire(cursor, limit=MINE),
     "free_next": lambda cursor, ids: keys.free_next(
         cursor, [KeyLine("keyed", "h", f"k{n}") for n in range(MINE)]
@@ -139,7 +139,7 @@ CALLS: dict[str, Call] = {
     "claim_lapsed_line": lambda cursor, ids: lapsed.claim_lapsed(
         cursor, queues=["slow_line"], **ASKED
     ),
-    "look": lambda cursor, ids: look.look(cursor),
+    "poll": lambda cursor, ids: poll.poll(cursor),
 }
 
 
@@ -265,7 +265,7 @@ def test_a_limit_holds_whatever_the_plan(statements: Statements) -> None:
     """A plan that looks repeatedly for the rows to remove finds others each time."""
     cursor = statements.cursor()
     for _ in range(5):
-        chores.forget(cursor, "quiet ids", limit=MINE)
+        chores.prune(cursor, "quiet ids", limit=MINE)
     with connection.cursor() as others:
         others.execute(
             "insert into django_mq_uniquekey (queue, handler, type, unique_id, quiet_until)"
@@ -273,5 +273,5 @@ def test_a_limit_holds_whatever_the_plan(statements: Statements) -> None:
             "   from generate_series(1, %s) n",
             [OTHERS],
         )
-    chores.forget(cursor, "quiet ids", limit=MINE)
+    chores.prune(cursor, "quiet ids", limit=MINE)
     assert UniqueKey.objects.count() == OTHERS - MINE

@@ -12,7 +12,7 @@ from django_mq.messages import ClaimedRow
 from django_mq.models import FailedAttempt, QueuedMessage, Result
 from django_mq.store import cancel, chores, kept_results, operators
 from django_mq.store.claimed_row import claimed_columns
-from django_mq.store.kept_results import MOST_ATTEMPTS, KeptResult
+from django_mq.store.kept_results import MAX_KEPT_ATTEMPTS, KeptResult
 from django_mq.store.results import Reply
 from tests.rows import add
 from tests.store.plans import generic_plan, plan
@@ -48,7 +48,7 @@ def keep(cursor: Cursor, message: QueuedMessage, seconds: float | None = 0.5) ->
 
 
 def found(cursor: Cursor, message: QueuedMessage) -> kept_results.StoredTask:
-    found = kept_results.look(cursor, message.pk)
+    found = kept_results.find(cursor, message.pk)
     assert found is not None
     return found
 
@@ -79,10 +79,10 @@ def test_attempts_are_in_order_and_the_last_are_kept(cursor: Cursor) -> None:
     assert [each["worker"] for each in kept] == ["w1", "w2", "worker"]
     assert [each.get("traceback") for each in kept] == ["Traceback", "no", None]
     busy = task()
-    for attempt in range(1, MOST_ATTEMPTS + 3):
+    for attempt in range(1, MAX_KEPT_ATTEMPTS + 3):
         fail(busy, attempt)
     workers = [each["worker"] for each in json.loads(kept_results.failed_attempts(cursor, busy.pk))]
-    assert workers == [f"w{n}" for n in range(3, MOST_ATTEMPTS + 3)]
+    assert workers == [f"w{n}" for n in range(3, MAX_KEPT_ATTEMPTS + 3)]
 
 
 @pytest.mark.parametrize("how", ["removed", "cancelled"])
@@ -131,8 +131,8 @@ def test_what_is_over_is_forgotten_in_pieces(cursor: Cursor) -> None:
     for retention in (0, 0, 0, 3600):
         keep(cursor, task(metadata={"mq.task": {"retention": retention}}))
     keep(cursor, task())
-    assert chores.forget(cursor, "kept results", limit=2) == 2
-    assert chores.forget(cursor, "kept results", limit=2) == 1
+    assert chores.prune(cursor, "kept results", limit=2) == 2
+    assert chores.prune(cursor, "kept results", limit=2) == 1
     assert Result.objects.count() == 2
 
 
@@ -140,10 +140,10 @@ def test_everything_is_found_by_a_key(cursor: Cursor) -> None:
     """However large the tables are, and even with a cached plan."""
     cursor.execute("set enable_seqscan = off")
     for text in (
-        plan(cursor, kept_results.LOOK, id=1),
+        plan(cursor, kept_results.FIND, id=1),
         plan(cursor, kept_results.ATTEMPTS, id=1),
-        plan(cursor, chores.FORGET["kept results"], limit=10),
-        generic_plan(cursor, chores.FORGET["kept results"], limit=10),
+        plan(cursor, chores.PRUNE["kept results"], limit=10),
+        generic_plan(cursor, chores.PRUNE["kept results"], limit=10),
     ):
         assert "Seq Scan" not in text
-    assert "mq_result_keep" in plan(cursor, chores.FORGET["kept results"], limit=10)
+    assert "mq_result_keep" in plan(cursor, chores.PRUNE["kept results"], limit=10)

@@ -99,7 +99,7 @@ def discarded(cursor: Cursor, head: QueuedMessage) -> None:
 
 
 def forgotten(cursor: Cursor, head: QueuedMessage) -> None:
-    assert len(chores.forget_dead(cursor, queue="mail", older_than=5, limit=10)) == 1
+    assert len(chores.prune_dead(cursor, queue="mail", older_than=5, limit=10)) == 1
     assert keys.free_stranded(cursor, skipping=[], limit=10).rows == 1
 
 
@@ -191,7 +191,7 @@ def test_one_that_dies_is_passed(cursor: Cursor) -> None:
     messages = [keyed(max_attempts=1), keyed(), keyed()]
     claimed = take(cursor, limit=1, skip_dead=True)
     with cursor.connection.transaction():
-        settle.bury(cursor, {fences(claimed)[0]: "exhausted"})
+        settle.dead_letter_unstarted(cursor, {fences(claimed)[0]: "exhausted"})
         keys.free_next(cursor, [KeyLine("mail", "h", "k")])
     assert ids(take(cursor, skip_dead=True)) == pks(*messages[1:])
 

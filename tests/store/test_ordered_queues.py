@@ -152,11 +152,11 @@ def test_a_dead_head_that_is_removed_blocks_no_more(owner: Cursor, remove: Any) 
     assert take(owner) == [behind.pk]
 
 
-@pytest.mark.parametrize(("limit", "most", "expected"), [(2, 1000, 2), (4, 25, 2), (4, 5, 1)])
-def test_limits_cut_from_the_end(owner: Cursor, limit: int, most: int, expected: int) -> None:
+@pytest.mark.parametrize(("limit", "maximum", "expected"), [(2, 1000, 2), (4, 25, 2), (4, 5, 1)])
+def test_limits_cut_from_the_end(owner: Cursor, limit: int, maximum: int, expected: int) -> None:
     """PMQ-37, PMQ-57, guarantee 15: rows over the limit stay unlocked and unclaimed."""
     messages = [row(payload="x" * 10) for _ in range(4)]
-    assert take(owner, limit=limit, max_bytes=most) == pks(*messages[:expected])
+    assert take(owner, limit=limit, max_bytes=maximum) == pks(*messages[:expected])
     left = QueuedMessage.objects.filter(leased_until__isnull=True, attempts=0)
     assert list(left.order_by("pk").values_list("pk", flat=True)) == pks(*messages[expected:])
 

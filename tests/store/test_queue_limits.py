@@ -11,7 +11,7 @@ from django_mq.store import claim_lapsed as lapsed
 from django_mq.store import queue_limits
 from django_mq.store.claim import Lane, claim
 from django_mq.store.claim_lapsed import claim_lapsed
-from django_mq.store.look import look
+from django_mq.store.poll import poll
 from django_mq.store.queue_limits import Gate
 from tests.rows import add, decide
 
@@ -147,7 +147,7 @@ def test_a_look_tells_the_special_ones(cursor: Cursor) -> None:
     decide("d", paused=-1)
     decide("e", paused=-1, until=60, backoff_level=1, backoff=900)
     decide("f", paused=-60, until=-1)
-    found = {each.queue: each for each in look(cursor)}
+    found = {each.queue: each for each in poll(cursor)}
     assert {queue: each.kind for queue, each in found.items()} == {
         "a": "limited",
         "b": "backing_off",

@@ -25,7 +25,7 @@ def test_the_last_word_counts(cursor: psycopg.Cursor[Any]) -> None:
     after = Result.objects.get(pk=7)
     assert (after.handler, after.error_class, after.error_text) == ("other", "", "")
     assert after.created_at > before  # kept as long as a new one
-    assert sorted(results.look(cursor, [7, 8])) == [
+    assert sorted(results.reply_states(cursor, [7, 8])) == [
         ReplyState(7, True, False, "null", "", ""),
         ReplyState(8, True, False, '{"a": 1}', "", ""),
     ]
@@ -50,7 +50,7 @@ def test_what_is_known_of_a_message(cursor: psycopg.Cursor[Any]) -> None:
     dead = add(wants_result=True, dead=-1, dead_reason="exhausted", last_error="E: why")
     silent = add(wants_result=True, dead=-1, dead_reason="expired")
     plain = add()
-    found = sorted(results.look(cursor, [waits.pk, dead.pk, silent.pk, plain.pk, 2**60]))
+    found = sorted(results.reply_states(cursor, [waits.pk, dead.pk, silent.pk, plain.pk, 2**60]))
     assert found == [
         ReplyState(waits.pk, False, True, None, "Unanswered", ""),
         ReplyState(dead.pk, True, True, None, "Unanswered", "exhausted: E: why"),
@@ -58,14 +58,14 @@ def test_what_is_known_of_a_message(cursor: psycopg.Cursor[Any]) -> None:
         ReplyState(plain.pk, False, False, None, "Unanswered", ""),
         ReplyState(2**60, False, False, None, "Unanswered", ""),
     ]
-    assert results.look(cursor, []) == []
+    assert results.reply_states(cursor, []) == []
     assert stored(waits).wants_result
 
 
 def test_a_look_is_by_the_keys(cursor: psycopg.Cursor[Any]) -> None:
     """However large the tables are."""
     cursor.execute("set enable_seqscan = off")
-    cursor.execute("explain " + results.LOOK, {"ids": [1, 2, 3]})
+    cursor.execute("explain " + results.REPLY_STATES, {"ids": [1, 2, 3]})
     plan = "\n".join(line for (line,) in cursor.fetchall())
     assert "django_mq_result_pkey" in plan
     assert "django_mq_queuedmessage_pkey" in plan

@@ -51,7 +51,7 @@ CHANGES: dict[str, tuple[Change, Callable[[Any], bool]]] = {
     "fail": (lambda c, f: settle.fail(c, [failed(f)]), bool),
     "snooze": (lambda c, f: settle.snooze(c, [settle.Snooze(f, None, 5.0)]), bool),
     "hold": (lambda c, f: settle.hold(c, [settle.Hold(f, "why", 5.0)]), bool),
-    "bury": (lambda c, f: settle.bury(c, {f: "expired"}), bool),
+    "dead-letter": (lambda c, f: settle.dead_letter_unstarted(c, {f: "expired"}), bool),
     "release": (lambda c, f: settle.release(c, [f]), bool),
     "start": (lambda c, f: leases.start(c, [f], lease=60.0), bool),
     "lock_running": (lambda c, f: recover.lock_running(c, [f]), bool),
@@ -90,7 +90,7 @@ class Counting:
         return getattr(self._cursor, name)
 
 
-@pytest.mark.parametrize("change", ["ack", "fail", "snooze", "hold", "bury", "release"])
+@pytest.mark.parametrize("change", ["ack", "fail", "snooze", "hold", "dead-letter", "release"])
 def test_the_lease_ends_with_what_follows_in_one_statement(cursor: Cursor, change: str) -> None:
     """CAR-29: no session ever sees one without the other."""
     message = add(leased=30, attempts=3, claimed_by="me:1")
@@ -254,7 +254,7 @@ def test_hold_refunds_and_remembers_since_when(cursor: Cursor) -> None:
 
 def test_bury_is_dead_without_an_attempt(cursor: Cursor) -> None:
     message = add(leased=30, attempts=1)
-    settle.bury(cursor, {fence_of(message): "expired"})
+    settle.dead_letter_unstarted(cursor, {fence_of(message): "expired"})
     stored(message)
     assert (message.attempts, message.dead_reason) == (0, "expired")
     assert message.dead_at is not None

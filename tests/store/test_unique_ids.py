@@ -44,7 +44,7 @@ def new(id: int, seen: StoredUniqueId = NOTHING, **given: Any) -> UniqueRow:
 
 
 def look(cursor: Cursor) -> StoredUniqueId:
-    [seen] = unique.look(cursor, [ID])
+    [seen] = unique.read_states(cursor, [ID])
     return seen
 
 
@@ -117,7 +117,7 @@ def test_an_id_is_any_text(cursor: Cursor, text: str) -> None:
     id = ID._replace(unique_id=text)
     message = add(**id._asdict())
     UniqueKey.objects.create(**id._asdict(), message_id=message.pk)
-    [seen] = unique.look(cursor, [id])
+    [seen] = unique.read_states(cursor, [id])
     assert seen.message_id == message.pk
     put_aside(cursor, [new(0)._replace(unique_id=text)])
     message.delete()
@@ -133,17 +133,17 @@ def test_ends_wait_for_no_transaction_that_puts_aside(
     cursor.execute("set statement_timeout = '60s'")
     assert end(cursor, message) == []
     other.commit()
-    assert aside.left_aside(cursor, limit=10).left == [ID]
-    [id] = free_unique_ids.bring_forward(cursor, [ID])
-    assert free_unique_ids.bring_forward(cursor, [ID]) == []
+    assert aside.free_put_aside(cursor, limit=10).ids == [ID]
+    [id] = free_unique_ids.promote_put_aside(cursor, [ID])
+    assert free_unique_ids.promote_put_aside(cursor, [ID]) == []
     assert QueuedMessage.objects.get().pk == id
 
 
 def test_what_is_aside_stays_while_its_id_is_taken(cursor: Cursor) -> None:
     take()
     put_aside(cursor, [new(0)])
-    assert free_unique_ids.bring_forward(cursor, [ID]) == []
-    assert aside.left_aside(cursor, limit=10).left == []
+    assert free_unique_ids.promote_put_aside(cursor, [ID]) == []
+    assert aside.free_put_aside(cursor, limit=10).ids == []
 
 
 def test_coming_forward_rings(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
@@ -178,15 +178,15 @@ def test_at_other_isolation_levels(level: str) -> None:
 
 
 STATEMENTS: dict[str, Callable[[Cursor], object]] = {
-    "look": lambda cursor: unique.look(cursor, [ID]),
+    "read_states": lambda cursor: unique.read_states(cursor, [ID]),
     "add": lambda cursor: unique.add(cursor, [new(101)]),
     "replace": lambda cursor: unique.replace(cursor, [(new(101), True)]),
     "put aside": lambda cursor: put_aside(cursor, [new(0)]),
     "end": lambda cursor: free_unique_ids.end(cursor, [EndedMessage(101, ID, True)]),
-    "come forward": lambda cursor: free_unique_ids.bring_forward(cursor, [ID]),
+    "promote": lambda cursor: free_unique_ids.promote_put_aside(cursor, [ID]),
     "lock": lambda cursor: free_unique_ids.lock(cursor, [ID]),
-    "take again": lambda cursor: free_unique_ids.take_again(cursor, ids=[101]),
-    "forget quiet": lambda cursor: chores.forget(cursor, "quiet ids", limit=10),
+    "reacquire": lambda cursor: free_unique_ids.reacquire(cursor, ids=[101]),
+    "prune quiet": lambda cursor: chores.prune(cursor, "quiet ids", limit=10),
     "count": lambda cursor: backlog.count_waiting(cursor, queue="mail", limit=10),
 }
 
@@ -235,14 +235,18 @@ def test_the_columns_of_a_row_are_those_of_every_insert() -> None:
     assert columns(insert.INSERT_VALUES.format(names, "")) == plain
     assert columns(insert.COPY.format(names)) == plain | {"id"}
     unique_ones = plain | {"id", "unique_id", "unique_for"}
-    assert columns(unique.ADD) == columns(free_unique_ids.BRING_FORWARD) == unique_ones
+    assert columns(unique.ADD) == columns(free_unique_ids.PROMOTE_PUT_ASIDE) == unique_ones
 
 
 def test_the_limit_of_waits_is_put_back(cursor: Cursor) -> None:
-    for limit, most, within in [("0", 200, "200ms"), ("50ms", 200, "50ms"), ("7s", 200, "200ms")]:
+    for limit, maximum, within in [
+        ("0", 200, "200ms"),
+        ("50ms", 200, "50ms"),
+        ("7s", 200, "200ms"),
+    ]:
         with cursor.connection.transaction():
             cursor.execute("select set_config('lock_timeout', %s, true)", [limit])
-            before = operate.limit_waits(cursor, most_ms=most)
+            before = operate.limit_waits(cursor, most_ms=maximum)
             assert cursor.execute("show lock_timeout").fetchone() == (within,)
             operate.restore_waits(cursor, before)
             assert cursor.execute("show lock_timeout").fetchone() == (limit,)

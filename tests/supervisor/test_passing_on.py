@@ -42,7 +42,7 @@ def test_a_stalled_child_is_asked_only_if_there_is_no_other(part: MonitoredPart)
     with linked(newest):
         with linked(healthy):
             newest.started_at = healthy.started_at + 1
-            newest.scoreboard.note_progress(part, -1.0)
+            newest.scoreboard.record_progress(part, -1.0)
             supervisor._orphaned = {"w1": dead(1)}
             supervisor._pass_on()
             assert list(healthy.recovering) == ["w1"]

@@ -22,7 +22,7 @@ def test_the_brake_doubles_up_to_a_minute_and_stays_there() -> None:
     """For weeks, if necessary: 2,000 processes that died before they worked."""
     slot = ProcessSlot(Scoreboard(1))
     slot.prepare()
-    brakes = [slot.brake() for _ in range(2000)]
+    brakes = [slot.restart_delay() for _ in range(2000)]
     assert brakes[:8] == [1, 2, 4, 8, 16, 32, 60, 60]
     assert set(brakes[8:]) == {60}
 
@@ -32,11 +32,11 @@ def test_no_brake_after_a_process_that_ran_anything() -> None:
     slot = ProcessSlot(Scoreboard(2))
     for over in (True, False):
         slot.prepare()
-        assert slot.brake() > 0
+        assert slot.restart_delay() > 0
         slot.scoreboard.write(1, Fence(7, 1, "me:3"), 0.0, True)
         if over:
             slot.scoreboard.clear(1)
-        assert slot.brake() == 0
+        assert slot.restart_delay() == 0
 
 
 def test_the_orders_that_its_process_carried_out() -> None:
@@ -57,7 +57,7 @@ def test_the_orders_that_its_process_carried_out() -> None:
             assert (slot.quiet, slot.leaving) == expected
         slot.recycle_large(0)
         assert not slot.recycling
-        assert slot.troubles(draining=False) == slot.unready() == []
+        assert slot.not_live(draining=False) == slot.not_ready() == []
         slot.close_link()
 
 

@@ -43,11 +43,11 @@ def test_ready_once_then_the_watchdog_while_live(tmp_path: Path, abstract: bool)
         service = Service.of_environment(environment)
         assert service is not None
         assert environment == {"HOME": "/"}
-        service.tend([], NO)
+        service.report([], NO)
         assert heard(link) == [b"WATCHDOG=1"]
-        service.tend([], [])
-        service.tend(NO, NO)
-        service.tend([], [])
+        service.report([], [])
+        service.report(NO, NO)
+        service.report([], [])
         assert heard(link) == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
         service.stopping()
         assert heard(link) == [b"STOPPING=1"]
@@ -60,11 +60,11 @@ def test_the_watchdog_is_told_at_half_its_time(tmp_path: Path) -> None:
             {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "7200000000", "WATCHDOG_PID": "0"}
         )
         assert service is not None
-        service.tend([], [])
+        service.report([], [])
         assert heard(link) == [b"READY=1"]  # the watchdog belongs to another process
         service = Service(address, watchdog=3600.0)
-        service.tend([], NO)
-        service.tend([], NO)
+        service.report([], NO)
+        service.report([], NO)
         assert heard(link) == [b"WATCHDOG=1"]
 
 

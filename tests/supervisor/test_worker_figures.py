@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from django_mq.policy.handler_stats import Tally
+from django_mq.policy.handler_stats import HandlerTotals
 from django_mq.supervisor.worker_figures import Reports, WorkerFigures, exposed, summed
 
 
@@ -15,8 +15,8 @@ class Source(NamedTuple):
     handler: str
 
 
-def tally(acked: int, *ran: float) -> Tally:
-    found = Tally(acked=acked)
+def tally(acked: int, *ran: float) -> HandlerTotals:
+    found = HandlerTotals(acked=acked)
     found.ran.add(ran)
     return found
 

@@ -168,7 +168,7 @@ class Bench:
         self.back: list[bool] = []
         self.runs: list[list[int]] = []
         self.session = Session(self.wrapper)
-        self.session.note_activity()
+        self.session.record_activity()
         context = run_context(ShortOutage(self.stopping), self._settled, lease=1000.0)
         self.settlement = Settlement(self.session, context)
         self.slices = SliceRunner(
@@ -213,19 +213,19 @@ class Bench:
         """Run until no message is left, like an executor."""
         for _ in range(100):
             remainder = self.run(tasks)
-            again = list(remainder.again)
-            left = [*remainder.left, *remainder.locked]
+            again = list(remainder.to_rerun)
+            left = [*remainder.not_started, *remainder.locked]
             while again:
                 remainder = self.run([again.pop(0)])
-                again += remainder.again
-                left = [*remainder.left, *remainder.locked, *left]
+                again += remainder.to_rerun
+                left = [*remainder.not_started, *remainder.locked, *left]
             if not left:
                 return
             tasks = left
         raise AssertionError("the slices do not come to an end")
 
     def close(self) -> None:
-        self.session.give_back()
+        self.session.unwatch()
         self.session.close()
 
 

@@ -88,7 +88,7 @@ def test_the_default_is_a_thousand_and_nothing_is_never(
 def test_a_large_number_is_not_counted_out(
     cursor: Cursor, said: Said, monkeypatch: Any, caplog: Any
 ) -> None:
-    monkeypatch.setattr(chores, "MOST_COUNTED", 1200)
+    monkeypatch.setattr(chores, "MAX_COUNTED", 1200)
     cursor.execute(
         "insert into django_mq_queuedmessage (queue, type, payload)"
         " select 'mail', 't', '{}' from generate_series(1, 1500)"

@@ -76,7 +76,7 @@ def test_a_run_that_cannot_begin_leaves_none(handlers: None, monkeypatch: Any) -
     def refuse(cursor: Any) -> None:
         raise psycopg.errors.UndefinedTable("no tables")
 
-    monkeypatch.setattr("django_mq.worker.run.look.prove", refuse)
+    monkeypatch.setattr("django_mq.worker.run.poll.check_tables", refuse)
 
     def run() -> int:
         with pytest.raises(psycopg.errors.UndefinedTable):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_mq.worker import lanes as lanes_module
-from django_mq.worker.lanes import FORGET_LANE, Lanes
+from django_mq.worker.lanes import LANE_TTL, Lanes
 from django_mq.worker.watermarks import LaneName
 
 
@@ -59,7 +59,7 @@ def test_a_look_keeps_the_turns_and_adds_new_lanes_behind() -> None:
     lanes = Lanes(["#"])
     lanes.update(named("bcd"), 0.0)
     lanes.pass_turn(named("b"), {("b", 0)})
-    lanes.update(named("abd"), FORGET_LANE)
+    lanes.update(named("abd"), LANE_TTL)
     assert queues(lanes) == "dba"
     assert lanes.known == named("abd")
 

@@ -283,8 +283,8 @@ def test_a_loop_that_stands_still_is_seen(
     until(lambda: MonitoredPart.LOOP in board.stalled())
     assert MonitoredPart.RENEWAL not in board.stalled()
     slot = ProcessSlot(board, pid=1)
-    assert slot.troubles(draining=False) == ["worker process 1: the loop is stalled"]
-    assert slot.troubles(draining=True) == []
+    assert slot.not_live(draining=False) == ["worker process 1: the loop is stalled"]
+    assert slot.not_live(draining=True) == []
     gate.set()
     until(lambda: MonitoredPart.LOOP not in board.stalled())
     assert running.stop()
@@ -293,13 +293,13 @@ def test_a_loop_that_stands_still_is_seen(
 def test_what_has_not_begun_does_not_stand_still() -> None:
     board = Scoreboard(1)
     assert board.stalled() == []
-    board.note_progress(MonitoredPart.RENEWAL, -1.0)
-    board.note_progress(MonitoredPart.LOOP, 60.0)
+    board.record_progress(MonitoredPart.RENEWAL, -1.0)
+    board.record_progress(MonitoredPart.LOOP, 60.0)
     assert board.stalled() == [MonitoredPart.RENEWAL]
-    board.add_taken(3)
+    board.add_claimed(3)
     board.wipe()
     assert board.stalled() == []
-    assert board.taken == 3
+    assert board.claimed == 3
 
 
 def test_another_session_is_unharmed(through: Proxy) -> None:

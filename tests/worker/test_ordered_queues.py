@@ -219,8 +219,8 @@ def test_one_claim_takes_several_batches_of_a_line() -> None:
         cursor = other.cursor()
         assert line.own(cursor, queue="line", worker="me", lease=30.0)
         for _ in range(2):  # the first tells the size of a message
-            most = router.most_per_claim("line", options)
-            rows = router.claim(cursor, [Lane("line", 0)], options, limit=most).claim.rows
+            maximum = router.max_per_claim("line", options)
+            rows = router.claim(cursor, [Lane("line", 0)], options, limit=maximum).claim.rows
             sizes.append([len(list(batch)) for _, batch in itertools.groupby(rows, claimer_of)])
             QueuedMessage.objects.filter(pk__in=[row.id for row in rows]).delete()
     assert sizes == [[2], [2] * MAX_BATCHES]

@@ -12,7 +12,7 @@ from django.db import connection, connections
 from django_mq import RetryPolicy, fixed, handler
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
-from django_mq.store import look as store_looking
+from django_mq.store import poll as store_poll
 from tests.database import second_connection
 from tests.rows import add
 from tests.waiting import until
@@ -123,14 +123,14 @@ def test_a_loss_while_claimed_messages_are_sorted_strands_nobody(
     """They are claimed and their leases renewed: they must not be forgotten."""
     from django_mq.worker.resolver import Resolver
 
-    sort, failures = Resolver.sort, [psycopg.OperationalError("gone")]
+    sort, failures = Resolver.resolve, [psycopg.OperationalError("gone")]
 
     def failing(self: Any, cursor: Any, delivery: Delivery) -> Any:
         if failures and delivery.payload == "second":
             raise failures.pop()
         return sort(self, cursor, delivery)
 
-    monkeypatch.setattr(Resolver, "sort", failing)
+    monkeypatch.setattr(Resolver, "resolve", failing)
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -150,7 +150,7 @@ def test_an_error_in_the_loop_is_logged_and_survived(
     start: Start, said: Said, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """CAR-36: the loop never dies; but a worker that never worked reports the error at once."""
-    look = store_looking.look
+    look = store_poll.poll
     failures = [RuntimeError("one"), RuntimeError("two")]
     worked = threading.Event()
 
@@ -159,7 +159,7 @@ def test_an_error_in_the_loop_is_logged_and_survived(
             raise failures.pop()
         return look(cursor)
 
-    monkeypatch.setattr(store_looking, "look", failing)
+    monkeypatch.setattr(store_poll, "poll", failing)
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -183,7 +183,7 @@ def test_tables_that_are_missing_end_the_worker(
     def failing(cursor: Any) -> Any:
         raise psycopg.errors.UndefinedTable("no such table")
 
-    monkeypatch.setattr(store_looking, "look", failing)
+    monkeypatch.setattr(store_poll, "poll", failing)
     running = start()
     with pytest.raises(psycopg.errors.UndefinedTable):
         running.join()

@@ -123,10 +123,12 @@ def test_claims_are_not_made_in_crumbs(clock: Clock) -> None:
     assert prefetch.claim_below == 201
 
 
-@pytest.mark.parametrize(("least", "most", "batch"), [(1, 4, 1), (8, 4, 1), (3, 400, 100)])
-def test_an_empty_hand_always_has_room(clock: Clock, least: int, most: int, batch: int) -> None:
+@pytest.mark.parametrize(("minimum", "maximum", "batch"), [(1, 4, 1), (8, 4, 1), (3, 400, 100)])
+def test_an_empty_hand_always_has_room(
+    clock: Clock, minimum: int, maximum: int, batch: int
+) -> None:
     """Without that it would never claim again."""
-    prefetch = Prefetch(minimum=least, maximum=most, batch=batch, clock=clock)
+    prefetch = Prefetch(minimum=minimum, maximum=maximum, batch=batch, clock=clock)
     for seconds in (0.01, 0.01, 9, 9, 0.01, 0.5, 0.01, 9, 9, 9):
         assert prefetch.room(0) >= 1
         assert prefetch.claim_below >= 1

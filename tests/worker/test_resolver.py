@@ -40,8 +40,8 @@ def sort(queue: str = "mail") -> list[tuple[int, str]]:
         resolver = Resolver(get_settings())
         deliveries = deque(map(Delivery, rows))
         tasks = resolver.take_ready(deliveries, careful=resolver.may_exceed(deliveries))
-        assert [resolver.sort(own.cursor(), task.delivery) for task in tasks] == tasks
-        others = [resolver.sort(own.cursor(), delivery) for delivery in deliveries]
+        assert [resolver.resolve(own.cursor(), task.delivery) for task in tasks] == tasks
+        others = [resolver.resolve(own.cursor(), delivery) for delivery in deliveries]
         settle_held(own.cursor(), [each for each in others if isinstance(each, Ended)])
         tasks += [each for each in others if isinstance(each, Task)]
     assert all(task.delivery.handler == task.handler.name for task in tasks)
@@ -82,7 +82,7 @@ def test_an_old_name_still_finds_the_handler() -> None:
             own.cursor(), lanes=[Lane("mail", 0)], claimer="me:1", lease=9.0, limit=9,
             max_bytes=999,
         ).rows  # fmt: skip
-        task = Resolver(get_settings()).sort(own.cursor(), Delivery(rows[0]))
+        task = Resolver(get_settings()).resolve(own.cursor(), Delivery(rows[0]))
     assert isinstance(task, Task)
     assert (task.delivery.id, task.handler.name) == (message.pk, "new")
 
@@ -268,6 +268,6 @@ def test_a_row_that_was_taken_meanwhile_is_not_split() -> None:
             max_bytes=999,
         ).rows  # fmt: skip
         own.execute("update django_mq_queuedmessage set claimed_by = 'you:1'")
-        assert Resolver(get_settings()).sort(own.cursor(), Delivery(rows[0])) is None
+        assert Resolver(get_settings()).resolve(own.cursor(), Delivery(rows[0])) is None
     assert stored(message).handler == ""
     assert QueuedMessage.objects.count() == 1

@@ -109,7 +109,7 @@ def test_a_ring_is_claimed_for_first_unless_something_must_come_before(
 ) -> None:
     """A producer waits for the claim. But a queue that must back off is not claimed from first."""
     tended: list[bool] = []
-    tend = run.unstarted.tend
+    tend = run.unstarted.start_or_release
     for _ in range(3):
         run._fetch()
 
@@ -117,11 +117,11 @@ def test_a_ring_is_claimed_for_first_unless_something_must_come_before(
         tended.append(parts.local_queue.idle())
         tend(cursor)
 
-    monkeypatch.setattr(run.unstarted, "tend", tending)
+    monkeypatch.setattr(run.unstarted, "start_or_release", tending)
     if before == "in doubt":
         run.unstarted.in_doubt = True
     elif before == "a level to write":
-        monkeypatch.setattr(parts.backoffs, "noted", lambda: not tended)
+        monkeypatch.setattr(parts.backoffs, "has_pending", lambda: not tended)
         monkeypatch.setattr(parts.backoffs, "write", lambda cursor: None)
     elif before == "one held":
         add(handler="h")
@@ -147,8 +147,8 @@ def test_a_round_without_an_answer_does_not_end_an_outage(
     parts.outage.wait(psycopg.OperationalError("gone"))
     with monkeypatch.context() as patch:
         patch.setattr(parts.fetcher, "fetch", lambda cursor: 1.0)
-        patch.setattr(parts.scheduler, "tend", lambda cursor: 1.0)
-        patch.setattr(parts.operation_runner, "tend", lambda cursor: 1.0)
+        patch.setattr(parts.scheduler, "poll", lambda cursor: 1.0)
+        patch.setattr(parts.operation_runner, "poll", lambda cursor: 1.0)
         run._fetch()
     assert "database is back" not in caplog.text
     parts.fetcher.on_freed()

@@ -198,16 +198,16 @@ def test_the_part_alone_sleeps_until_something_is_due(clock: Any) -> None:
     statements = Statements("default")
     try:
         cursor = statements.cursor()
-        assert 0 < clock.tend(cursor) <= 1.0
+        assert 0 < clock.poll(cursor) <= 1.0
         assert not clock.busy()
         put(due=-1)
-        clock._looked_at = float("-inf")
-        assert 0 < clock.tend(cursor) <= 1.0
+        clock._polled_at = float("-inf")
+        assert 0 < clock.poll(cursor) <= 1.0
         assert clock.busy()
         clock._wake.clear()
         clock.take_turn()
         assert clock.fired
-        assert clock.tend(cursor) > 0.5, "it looks anew, and the next time is in an hour"
+        assert clock.poll(cursor) > 0.5, "it looks anew, and the next time is in an hour"
         assert not clock.busy()
     finally:
         statements.close()
@@ -261,7 +261,7 @@ def test_an_unexpected_error_is_said_and_rested_upon(
     assert [each.event for each in caplog.records] == ["schedules_failed"]
     statements = Statements("default")
     try:
-        assert clock.tend(statements.cursor()) > 0
+        assert clock.poll(statements.cursor()) > 0
         assert not clock.busy()
     finally:
         statements.close()
@@ -280,5 +280,5 @@ def test_an_idle_fleet_without_schedules_asks_one_question_per_poll(clock: Any) 
 
     cursor = Counting()
     for _ in range(100):
-        clock.tend(cursor)
+        clock.poll(cursor)
     assert cursor.asked == 1

@@ -207,7 +207,7 @@ def test_what_a_dead_process_is_charged_with_frees_its_id(start: Start, said: Sa
     assert not UniqueKey.objects.exists()
 
 
-def test_the_chores_bring_forward_what_nobody_else_did() -> None:
+def test_the_chores_promote_what_nobody_else_did() -> None:
     """A last attempt that vanished with its host; a row deleted by hand."""
     for n, ending in enumerate(("dead", "deleted")):
         send(n, unique_id=ending)

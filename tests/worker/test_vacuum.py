@@ -51,7 +51,7 @@ class Vacuuming:
         self.kept: dict[str, int] = {}
 
     def tend(self, cursor: Cursor) -> None:
-        self.kept = vacuuming.tend(cursor, self.kept)
+        self.kept = vacuuming.vacuum_due(cursor, self.kept)
 
 
 @pytest.fixture

@@ -48,8 +48,8 @@ def test_a_time_that_is_past_is_no_sleep() -> None:
 
 
 def test_a_deadline() -> None:
-    assert Deadline(None).left() is None
-    assert Deadline(-1).left() == 0.0
-    left = Deadline(60).left()
+    assert Deadline(None).remaining() is None
+    assert Deadline(-1).remaining() == 0.0
+    left = Deadline(60).remaining()
     assert left is not None
     assert 59 < left <= 60

@@ -72,7 +72,7 @@ def _bars(
     """Return a chart of stacked bars, the first series at the bottom, and of a line over them."""
     count = len(figures.steps)
     stacked = [sum(each.values[n] or 0 for each in bars) for n in range(count)]
-    top = nice(max([1.0, *stacked, *(v or 0 for v in (line.values if line else ()))]))
+    top = round_up(max([1.0, *stacked, *(v or 0 for v in (line.values if line else ()))]))
     below = [0.0] * count
     shapes = []
     for each in bars:
@@ -136,10 +136,10 @@ def _shape(series: Series, path: str, *, is_bar: bool = False) -> dict[str, Any]
     return {"name": series.name, "label": series.label, "path": path, "is_bar": is_bar}
 
 
-def nice(value: float) -> float:
+def round_up(value: float) -> float:
     """Return the next 1, 2 or 5 times a power of ten.
 
-    >>> nice(1), nice(3), nice(70), nice(101)
+    >>> round_up(1), round_up(3), round_up(70), round_up(101)
     (1.0, 5.0, 100.0, 200.0)
     """
     power = 10.0 ** math.floor(math.log10(value))

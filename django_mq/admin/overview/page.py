@@ -117,7 +117,7 @@ class OverviewAdmin(QueueRowsAdmin):
             prepare_to_read(cursor)
             names = [name for name in read_names(cursor) if self.may_see(request, name)]
             counts, _stop = read_many_counts(cursor, names[:MAX_QUEUES])
-            new = read_figures.newcomers(cursor, queues=wanted)
+            new = read_figures.uncounted(cursor, queues=wanted)
             figures = figures_of(cursor, span, new, wanted)
             rates = rates_of(cursor, new, wanted)
             workers = queues.workers(using=self.alias)

@@ -13,7 +13,7 @@ from django_mq.admin.queue_rows import COLUMNS, QueueRow
 from django_mq.admin.state_counts import summed
 from django_mq.admin.texts import excerpt
 from django_mq.policy.durations import precise_span, span
-from django_mq.policy.estimated import rough
+from django_mq.policy.estimated import round_estimate
 from django_mq.policy.figures import Latency
 
 
@@ -37,7 +37,7 @@ class OverviewRow:
         counts = self.row.counts
         if not counts.is_capped("depth"):
             return counts.depth, ""
-        estimated = rough(counts.about("depth"))
+        estimated = round_estimate(counts.about("depth"))
         return (estimated, "≈ ") if estimated > counts.depth else (counts.depth, "> ")
 
     @property
@@ -97,7 +97,7 @@ def state_tiles(
     return tiles
 
 
-def handler_rows(figures: queues.Figures, most: int) -> tuple[list[dict[str, Any]], int]:
+def handler_rows(figures: queues.Figures, maximum: int) -> tuple[list[dict[str, Any]], int]:
     """Return the handlers that did most, and how many others there are."""
     counted = (
         (names, each)
@@ -116,9 +116,9 @@ def handler_rows(figures: queues.Figures, most: int) -> tuple[list[dict[str, Any
             "counts": [f"{count:,}" for count in (each.acked, each.failed, each.dead)],
             "latencies": [_percentiles(each.waited), _percentiles(each.ran)],
         }
-        for (queue, handler), each in ordered[:most]
+        for (queue, handler), each in ordered[:maximum]
     ]
-    return shown, max(0, len(ordered) - most)
+    return shown, max(0, len(ordered) - maximum)
 
 
 #: The counts of a step, in this order.

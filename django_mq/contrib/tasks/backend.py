@@ -117,7 +117,7 @@ class MessageQueueBackend(BaseTaskBackend):
         id = _id_of(result_id)
         connection = queue_connection(self.database)
         with connection.cursor() as cursor:
-            found = None if id is None else kept_results.look(cursor, id)
+            found = None if id is None else kept_results.find(cursor, id)
         if id is None or found is None:
             raise TaskResultDoesNotExist(result_id)
         task = task_of(handlers.get(found.handler))
@@ -138,8 +138,8 @@ class MessageQueueBackend(BaseTaskBackend):
     @classmethod
     def load_tasks(cls) -> None:
         """Import the modules that declare tasks; the app calls it at start."""
-        if finishing.tell not in reports.django_task_observers:
-            reports.django_task_observers.append(finishing.tell)
+        if finishing.announce_finished not in reports.django_task_observers:
+            reports.django_task_observers.append(finishing.announce_finished)
         autodiscover_modules("tasks")
         for alias in task_backends:
             with suppress(ImproperlyConfigured):  # Django reports it, and others may be fine

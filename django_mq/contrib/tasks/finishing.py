@@ -16,9 +16,9 @@ from django_mq.policy.outcomes import DeadLettered
 from django_mq.signals import log_failure
 
 
-def tell(ended: Ended) -> None:
+def announce_finished(ended: Ended) -> None:
     """Send `task_finished` if the task will not run again; never raises."""
-    dead = ended.settled is Settled.BURIED or isinstance(ended.outcome, DeadLettered)
+    dead = ended.settled is Settled.DEAD_LETTERED or isinstance(ended.outcome, DeadLettered)
     if not dead and ended.settled not in DONE:
         return
     try:
@@ -54,7 +54,7 @@ def _send(ended: Ended) -> None:
 def _attempts(ended: Ended) -> TaskAttempts:
     """Return the attempts of a task; they are read only for a task that was retried."""
     delivery, outcome = ended.delivery, ended.outcome
-    if ended.settled is Settled.BURIED:
+    if ended.settled is Settled.DEAD_LETTERED:
         attempts = results.failed_attempts(delivery, None)
         attempts.errors.append(errors.unanswered(ended.reason))
         return attempts

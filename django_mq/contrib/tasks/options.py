@@ -106,10 +106,10 @@ def _check_times(task: Task[..., Any]) -> None:
     if task.run_after is None:
         return
     start, now = aware(task.run_after), datetime.now(UTC)
-    most = get_settings().max_delay
-    if start - now > timedelta(seconds=most):
+    maximum = get_settings().max_delay
+    if start - now > timedelta(seconds=maximum):
         raise ValueError(
-            f"run_after ({task.run_after}) is more than {most:,.0f} s ahead (MAX_DELAY)"
+            f"run_after ({task.run_after}) is more than {maximum:,.0f} s ahead (MAX_DELAY)"
         )
     if expires is None:
         return

@@ -11,7 +11,7 @@ from django_mq import queues
 from django_mq.management.base import OperatorCommand, add_queue_options, count
 from django_mq.management.output import as_json
 from django_mq.policy.error_text import one_line
-from django_mq.queues.decisions import MOST_IN_FLIGHT
+from django_mq.queues.decisions import MAX_IN_FLIGHT
 
 
 class Command(OperatorCommand):
@@ -23,7 +23,7 @@ class Command(OperatorCommand):
         add_queue_options(parser)
         parser.add_argument(
             "max_in_flight",
-            type=most,
+            type=limit_or_none,
             metavar="N|none",
             help="a number from 0, or none to return to the limit of the settings",
         )
@@ -45,16 +45,16 @@ class Command(OperatorCommand):
             self.stdout.write(f"Queue {queue} has {words}. Running messages are not stopped.")
 
 
-def most(text: str) -> int | None:
+def limit_or_none(text: str) -> int | None:
     """Read a limit from the command line.
 
-    >>> most("25"), most("none")
+    >>> limit_or_none("25"), limit_or_none("none")
     (25, None)
     """
     if text.strip().lower() == "none":
         return None
-    if not (text.isascii() and text.isdecimal() and int(text[:20]) <= MOST_IN_FLIGHT):
+    if not (text.isascii() and text.isdecimal() and int(text[:20]) <= MAX_IN_FLIGHT):
         raise argparse.ArgumentTypeError(
-            f"{one_line(text)!r} is not a whole number from 0 to {MOST_IN_FLIGHT}, or none"
+            f"{one_line(text)!r} is not a whole number from 0 to {MAX_IN_FLIGHT}, or none"
         )
     return int(text)

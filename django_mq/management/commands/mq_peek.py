@@ -127,7 +127,7 @@ def _nothing(queue: str | None, options: dict[str, Any], database: str | None) -
 def _behind(messages: Sequence[QueuedMessage], database: str | None) -> dict[int, int]:
     """Return, for each waiting message in a line, the message that it waits for."""
     waiting = [each.pk for each in messages if not (each.leased_until or each.dead_at)]
-    found = standings(waiting, most=1, using=database) if waiting else {}
+    found = standings(waiting, maximum=1, using=database) if waiting else {}
     return {id: each.waits_for for id, each in found.items() if each.waits_for is not None}
 
 

@@ -30,9 +30,9 @@ from django_mq.queues.obstacles import shown
 HOLDERS = "These keep vacuum from removing dead rows, which slows down claims:"
 HOLDER_HEADERS = ("what", "which", "login", "application", "state", "since")
 #: The least number of seconds between two looks.
-LEAST = 0.1
+MIN_INTERVAL = 0.1
 #: The maximum number of blocking messages shown; mq_peek --heads shows more.
-MOST_HEADS = 10
+MAX_HEADS = 10
 COUNTED_OF_HANDLERS = ("acked", "failed", "retried", "dead")
 COUNTED = ("depth", "processable", "in_flight", "delayed", "retrying", "held", "blocked", "dead")
 
@@ -84,7 +84,7 @@ class Command(OperatorCommand):
         self.warn_of_unknown(queue, database)
         if as_data:
             told = {"queues": found.counted, "workers": found.workers, "horizon": found.holders}
-            told |= {"handlers": found.timings, "heads": found.heads[:MOST_HEADS]}
+            told |= {"handlers": found.timings, "heads": found.heads[:MAX_HEADS]}
             warnings = [each.text for each in found.pooled]
             self.stdout.write(as_json({**told, "warnings": warnings}))
         else:
@@ -113,7 +113,7 @@ def _read(queue: str | None, database: str | None) -> Status:
     return Status(
         queue,
         counted,
-        queues.heads(queue, limit=MOST_HEADS + 1, using=database),
+        queues.heads(queue, limit=MAX_HEADS + 1, using=database),
         [each for each in workers if queue is None or each.serves(queue)],
         _timings(queue, database),
         queues.horizon(using=database),
@@ -160,20 +160,20 @@ def _urgency(queue: queues.QueueCounts) -> tuple[bool, bool, timedelta, str]:
 
 
 def _heads(heads: Sequence[queues.Head]) -> Section:
-    more = "There are more: see mq_peek --heads. " if len(heads) > MOST_HEADS else ""
+    more = "There are more: see mq_peek --heads. " if len(heads) > MAX_HEADS else ""
     note = (
         f"{more}mq_why ID explains one; mq_requeue --id or mq_purge --id ends the wait behind a"
         " dead one."
     )
     title = "Others wait behind these, the first of their keys or queues:"
-    return Section.of_table(heads_table(heads[:MOST_HEADS]), title=title, note=note, name="head")
+    return Section.of_table(heads_table(heads[:MAX_HEADS]), title=title, note=note, name="head")
 
 
 def _interval(text: str) -> float:
     """Read the seconds between two looks; without a pause the command would be a load."""
     found = duration(text)
-    if found < LEAST:
-        raise ArgumentTypeError(f"{text!r} is too short: at least {LEAST:g} seconds")
+    if found < MIN_INTERVAL:
+        raise ArgumentTypeError(f"{text!r} is too short: at least {MIN_INTERVAL:g} seconds")
     return found
 
 

@@ -130,7 +130,7 @@ class Command(BaseCommand):
         deadline = Deadline(options["max_seconds"])
         return Supervisor(
             lambda number, id, scoreboard: self._worker(
-                {**options, "max_seconds": deadline.left()},
+                {**options, "max_seconds": deadline.remaining()},
                 max_messages=_left(shares[number], scoreboard),
                 id=id,
                 scoreboard=scoreboard,
@@ -296,4 +296,4 @@ def _endpoint(what: str, port: int, address: str = "127.0.0.1") -> Endpoint:
 
 def _left(share: int | None, scoreboard: Scoreboard) -> int | None:
     """Return the part of a share that earlier processes have not claimed."""
-    return None if share is None else max(0, share - scoreboard.taken)
+    return None if share is None else max(0, share - scoreboard.claimed)

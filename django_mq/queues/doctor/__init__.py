@@ -50,20 +50,20 @@ def examine(*, using: str | None = None) -> list[Finding]:
     """
     alias = alias_of(using)
     found: list[Finding] = []
-    for look in EXAMINATIONS:
+    for examination in EXAMINATIONS:
         try:
             with transaction.atomic(using=alias):
-                found.extend(look(alias))
+                found.extend(examination(alias))
         except (DatabaseError, InterfaceError, ImproperlyConfigured, *LOST) as error:
             if isinstance(error.__cause__, EXPLAINED_ERRORS):
                 continue
-            found.append(_could_not_look(look.__name__, error))
+            found.append(_check_failed(examination.__name__, error))
             if not _answers(alias):
                 break
     return found
 
 
-def _could_not_look(name: str, error: Exception) -> Finding:
+def _check_failed(name: str, error: Exception) -> Finding:
     return Finding(
         id="D001",
         level="error",

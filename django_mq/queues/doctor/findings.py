@@ -20,7 +20,7 @@ from django_mq.store.limits import Limits
 DOCTOR_LIMITS = Limits(5.0, 1.0)
 
 #: Yields a cursor for short statements; the transaction is rolled back.
-looking = partial(reading, limits=DOCTOR_LIMITS)
+short_cursor = partial(reading, limits=DOCTOR_LIMITS)
 
 #: The ids of all findings.
 IDS = frozenset(f"D{number:03}" for number in range(1, 21))

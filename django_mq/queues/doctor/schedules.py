@@ -13,7 +13,7 @@ from django_mq.exceptions import InvalidOption
 from django_mq.handlers.cron import times_of
 from django_mq.models import Schedule
 from django_mq.policy.durations import span
-from django_mq.queues.doctor.findings import Finding, looking
+from django_mq.queues.doctor.findings import Finding, short_cursor
 from django_mq.queues.fleet import workers
 from django_mq.queues.scheduling import overdue
 
@@ -24,7 +24,7 @@ MAX_READ, MAX_NAMED, MAX_FAILURES = 1000, 3, 20
 def late_schedules(alias: str) -> Iterator[Finding]:
     """D018: a schedule is overdue, and not because its last broadcast failed (D019)."""
     due = _enabled(alias).filter(last_error="", next_at__lt=Now()).order_by("next_at", "name")
-    with looking(alias):
+    with short_cursor(alias):
         found = [each for each in due[:MAX_READ] if overdue(each)]
         alive = any(each.alive for each in workers(using=alias))
     if not found:
@@ -63,7 +63,7 @@ def _misses_a_period(schedule: Schedule) -> bool:
 
 def failing_schedules(alias: str) -> Iterator[Finding]:
     """D019: the last broadcast of a schedule failed."""
-    with looking(alias):
+    with short_cursor(alias):
         found = list(_enabled(alias).filter(~Q(last_error="")).order_by("name")[:MAX_FAILURES])
     for each in found:
         late = overdue(each)

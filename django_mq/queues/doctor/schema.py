@@ -12,7 +12,7 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.db.models import Index, Model, UniqueConstraint
 
 from django_mq.models import FailedAttempt, HandledMessage, Operation, QueueState, Schedule
-from django_mq.queues.doctor.findings import Finding, looking, own_tables
+from django_mq.queues.doctor.findings import Finding, own_tables, short_cursor
 from django_mq.store import server_facts
 
 ALL = ("select", "insert", "update", "delete")
@@ -41,7 +41,7 @@ def unapplied_migrations(connection: BaseDatabaseWrapper) -> list[str]:
 
 def migrations(alias: str) -> Iterator[Finding]:
     """D002: the tables are older than the code."""
-    with looking(alias):
+    with short_cursor(alias):
         missing = unapplied_migrations(connections[alias])
     if missing:
         yield Finding(
@@ -54,7 +54,7 @@ def migrations(alias: str) -> Iterator[Finding]:
 
 def indexes(alias: str) -> Iterator[Finding]:
     """D003: an index is missing, or a failed CREATE INDEX CONCURRENTLY left it invalid."""
-    with looking(alias) as cursor:
+    with short_cursor(alias) as cursor:
         found = server_facts.indexes(cursor, tables=own_tables())
     for name, table in sorted(_declared_indexes().items()):
         valid = found[table].get(name) if table in found else True  # D002 reports the table
@@ -86,7 +86,7 @@ def rights(alias: str) -> Iterator[Finding]:
     models = list(apps.get_app_config("django_mq").get_models())
     needed = {model._meta.db_table: LESS.get(model, ALL) for model in models}
     needed[MigrationRecorder.Migration._meta.db_table] = ("select",)
-    with looking(alias) as cursor:
+    with short_cursor(alias) as cursor:
         missing = server_facts.missing_rights(
             cursor,
             needed,

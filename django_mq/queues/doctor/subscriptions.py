@@ -11,7 +11,7 @@ from django_mq.conf import get_settings
 from django_mq.handlers.nearest import probable_types
 from django_mq.models import Schedule
 from django_mq.policy.estimated import counted
-from django_mq.queues.doctor.findings import Finding, looking
+from django_mq.queues.doctor.findings import Finding, short_cursor
 from django_mq.queues.fleet import workers
 from django_mq.queues.totals import counts
 from django_mq.store import server_facts
@@ -25,7 +25,7 @@ def workerless(alias: str) -> Iterator[Finding]:
     if any(each.alive for each in workers(using=alias)):
         return
     waiting = [each for each in counts(using=alias).values() if each.depth and not each.paused]
-    with looking(alias):
+    with short_cursor(alias):
         scheduled = Schedule.objects.using(alias).filter(next_at__isnull=False).count()
         late = Schedule.objects.using(alias).filter(next_at__lt=Now()).exists()
     work = []
@@ -93,7 +93,7 @@ def unheard(alias: str) -> Iterator[Finding]:
     held = [queue for queue, found in counts(using=alias).items() if found.held]
     if not held:
         return
-    with looking(alias) as cursor:
+    with short_cursor(alias) as cursor:
         types = server_facts.held_types(cursor, queues=held, limit=MAX_EXAMINED)
     for type, count, first in types:
         meant = probable_types(type)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from django_mq.queues.doctor.findings import Finding, looking, own_tables
+from django_mq.queues.doctor.findings import Finding, own_tables, short_cursor
 from django_mq.store import oldest_snapshot, server_facts
 from django_mq.store.oldest_snapshot import HorizonHolder
 from django_mq.store.vacuum import VACUUM
@@ -36,7 +36,7 @@ HINTS = {
 
 def snapshots(alias: str) -> Iterator[Finding]:
     """D005, D006, D007: a session, a prepared transaction or a slot keeps an old snapshot."""
-    with looking(alias) as cursor:
+    with short_cursor(alias) as cursor:
         found = oldest_snapshot.horizon(cursor, older_than=OLD_SNAPSHOT_SECONDS, limit=MAX_HOLDERS)
     for each in found:
         id, hint = HINTS[each.kind]
@@ -45,7 +45,7 @@ def snapshots(alias: str) -> Iterator[Finding]:
 
 def slots(alias: str) -> Iterator[Finding]:
     """D007: a replication slot without a reader keeps WAL until the disk is full."""
-    with looking(alias) as cursor:
+    with short_cursor(alias) as cursor:
         found = server_facts.idle_slots(cursor, kept=RETAINED_WAL_BYTES, limit=MAX_HOLDERS)
     for name, kept in found:
         yield Finding(
@@ -68,7 +68,7 @@ def _held_by(holder: HorizonHolder) -> str:
 
 def autovacuum(alias: str) -> Iterator[Finding]:
     """D008: autovacuum is off for the server or for a table."""
-    with looking(alias) as cursor:
+    with short_cursor(alias) as cursor:
         on, off = server_facts.autovacuum(cursor, tables=own_tables())
     if not on:
         yield Finding(
@@ -88,7 +88,7 @@ def autovacuum(alias: str) -> Iterator[Finding]:
 
 def vacuum_behind(alias: str) -> Iterator[Finding]:
     """D009: dead rows outnumber live ones, and no vacuum has run."""
-    with looking(alias) as cursor:
+    with short_cursor(alias) as cursor:
         found = server_facts.dead_rows(cursor, tables=list(VACUUM))
     for each in found:
         late = each.since is None or each.since > UNVACUUMED

@@ -15,17 +15,17 @@ def test_coroutines_of_a_line_run_one_after_another(local_queue: LocalQueue, tol
     assert [local_queue.admit(each) for each in tasks] == [True, True, False, True, False]
     assert local_queue.coroutines() == 2
     for _ in range(3):
-        local_queue.enter()
-    local_queue.leave(("b",))
+        local_queue.begin_calls()
+    local_queue.end_calls(("b",))
     assert local_queue.take_coroutines() == []
     before = told.count
-    local_queue.leave(("a",))
+    local_queue.end_calls(("a",))
     assert told.count > before
     assert local_queue.coroutines() == 2  # one may start, the other waits for it
     assert ids(local_queue.take_coroutines()) == [3]
     assert local_queue.coroutines() == 1
-    local_queue.enter()
-    local_queue.leave(("a",))
+    local_queue.begin_calls()
+    local_queue.end_calls(("a",))
     assert ids(local_queue.take_coroutines()) == [5]
     assert local_queue.coroutines() == 0
 
@@ -51,8 +51,8 @@ def test_a_line_of_coroutines_and_others_keeps_its_order(
             thread.join(0.001)
         if coroutines:
             order += ids(coroutines)
-            local_queue.enter()
-            local_queue.leave(coroutines[0].line)
+            local_queue.begin_calls()
+            local_queue.end_calls(coroutines[0].line)
             if len(order) == 5:
                 break
             thread.join(10)
@@ -88,10 +88,10 @@ def test_a_suspect_coroutine_runs_alone_in_a_thread(local_queue: LocalQueue) -> 
 def test_a_broken_line_gives_its_coroutines_back(local_queue: LocalQueue) -> None:
     tasks = lined("a", "a", "a", handler="coroutine")
     assert [local_queue.admit(each) for each in tasks] == [True, False, False]
-    local_queue.enter()
+    local_queue.begin_calls()
     local_queue.break_line(("a",))
-    assert ids(local_queue.take_given_back()) == [2, 3]
-    local_queue.leave(("a",))
+    assert ids(local_queue.take_to_release()) == [2, 3]
+    local_queue.end_calls(("a",))
     assert local_queue.take_coroutines() == []
     assert local_queue.admit(task(2, "coroutine", line="a"))
 

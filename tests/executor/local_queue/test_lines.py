@@ -78,8 +78,8 @@ def test_a_broken_line_is_given_back(local_queue: LocalQueue, told: Told) -> Non
     assert local_queue.is_unwanted(tasks[1])
     assert not local_queue.is_unwanted(tasks[3])
     local_queue.put_back(tasks[1:2])
-    assert sorted(ids(local_queue.take_given_back())) == [2, 3, 5]
-    assert local_queue.take_given_back() == []
+    assert sorted(ids(local_queue.take_to_release())) == [2, 3, 5]
+    assert local_queue.take_to_release() == []
     assert local_queue.waiting() == 0
     local_queue.done(first)
     assert not local_queue.is_unwanted(tasks[1])
@@ -91,7 +91,7 @@ def test_a_line_of_which_nothing_is_out_is_not_broken_for_good(local_queue: Loca
     """A lease lost long ago says nothing about the next claim."""
     local_queue.put(lined("a"))
     local_queue.break_line(("a",))
-    assert ids(local_queue.take_given_back()) == [1]
+    assert ids(local_queue.take_to_release()) == [1]
     local_queue.put([task(2, line="a")])
     assert take(local_queue) == [2]
 
@@ -128,15 +128,15 @@ def test_a_suspect_that_could_not_start_goes_first_in_its_line_again(
 
 def test_everything_is_given_back_and_lines_are_free_again(local_queue: LocalQueue) -> None:
     """Whatever a task waits for: its line, its turn to be alone, a slot."""
-    local_queue.enter()
+    local_queue.begin_calls()
     local_queue.put([*lined("a", "a", "-"), task(4, line="s", suspect=True), task(5, line="s")])
     first, second = start(local_queue), start(local_queue)
     assert [ids(first.tasks), ids(second.tasks)] == [[1], [3]]
     assert local_queue.admit(task(6, "coroutine", line="c"))
     assert not local_queue.admit(task(7, "coroutine", line="c"))
     assert not local_queue.admit(task(8, "coroutine", line="c"))
-    local_queue.leave(("c",))
-    assert sorted(ids(local_queue.give_back())) == [2, 4, 5, 7, 8]
+    local_queue.end_calls(("c",))
+    assert sorted(ids(local_queue.take_waiting())) == [2, 4, 5, 7, 8]
     assert local_queue.waiting() == 0
     assert local_queue.take_coroutines() == []
     local_queue.done(first)
@@ -150,18 +150,18 @@ def test_a_queue_that_is_shut_gives_back_what_waits_for_its_line(local_queue: Lo
     first, second = start(local_queue), start(local_queue)
     assert [ids(first.tasks), ids(second.tasks)] == [[1], [3]]
     local_queue.stop_queue("mail")
-    assert ids(local_queue.take_given_back()) == [2]
+    assert ids(local_queue.take_to_release()) == [2]
     local_queue.done(first)
     local_queue.put([task(4, line="a")])
-    assert ids(local_queue.take_given_back()) == [4]
+    assert ids(local_queue.take_to_release()) == [4]
 
 
 def test_dropping_a_suspect_frees_what_is_behind_it(local_queue: LocalQueue) -> None:
     """Only unwanted tasks are dropped: the others of the line are not forgotten."""
-    local_queue.enter()
+    local_queue.begin_calls()
     local_queue.put([task(1, line="a", suspect=True), task(2, line="a", claim=2), task(3)])
     slice_ = start(local_queue)
     assert ids(slice_.tasks) == [3]
     local_queue.drop(["mail"], keeping=["me:2"])
-    assert ids(local_queue.take_given_back()) == [1]
+    assert ids(local_queue.take_to_release()) == [1]
     assert take(local_queue) == [2]

@@ -68,7 +68,7 @@ def test_a_list_that_lingers_starts_when_its_time_is_over(local_queue: LocalQueu
 
 
 def test_a_linger_is_bounded(told: Told) -> None:
-    local_queue = LocalQueue(batch=9, slice_size=9, on_room=told, longest_linger=0.01)
+    local_queue = LocalQueue(batch=9, slice_size=9, on_room=told, max_linger=0.01)
     local_queue.put([task(1, "slow")])
     assert take(local_queue) == [1]
 
@@ -80,14 +80,14 @@ def test_a_later_attempt_does_not_linger(local_queue: LocalQueue) -> None:
 
 def test_what_lingers_is_given_back_with_the_rest(local_queue: LocalQueue) -> None:
     local_queue.put([task(1, "slow"), task(2, "h")])
-    assert sorted(ids(local_queue.give_back())) == [1, 2]
+    assert sorted(ids(local_queue.take_waiting())) == [1, 2]
     assert local_queue.waiting() == 0
 
 
 def test_what_lingers_behind_a_broken_line_is_given_back(local_queue: LocalQueue) -> None:
     local_queue.put([task(1, "slow", line="a"), task(2, "slow", line="b")])
     local_queue.break_line(("a",))
-    assert ids(local_queue.take_given_back()) == [1]
+    assert ids(local_queue.take_to_release()) == [1]
     assert local_queue.waiting() == 1
 
 

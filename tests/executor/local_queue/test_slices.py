@@ -17,7 +17,7 @@ from tests.executor.local_queue.conftest import Told, take, task
 
 def put(local_queue: LocalQueue, *names: str) -> None:
     tasks = [task(id, name) for id, name in enumerate(names, 1)]
-    local_queue.keep(each.delivery for each in tasks)
+    local_queue.track(each.delivery for each in tasks)
     local_queue.put(tasks)
 
 
@@ -29,25 +29,25 @@ def test_slow_start(local_queue: LocalQueue) -> None:
     for _ in range(4):
         ids = take(local_queue)
         sizes.append(len(ids))
-        pace.kept_time(len(ids), 100)
+        pace.ended_in_time(len(ids), 100)
     assert sizes == [1, 2, 4, 8]
 
 
 def test_the_pace_of_a_handler() -> None:
     pace = Pace()
     for _ in range(10):
-        pace.kept_time(pace.limit, 100)
+        pace.ended_in_time(pace.limit, 100)
     assert pace.limit == 100
     pace.overran()
     assert pace.limit == 50
-    pace.kept_time(49, 100)  # a slice that was not full teaches nothing
+    pace.ended_in_time(49, 100)  # a slice that was not full teaches nothing
     assert pace.limit == 50
     pace.conflict()
     assert pace.limit == 1
-    pace.kept_time(1, 100)
+    pace.ended_in_time(1, 100)
     assert pace.limit == 1
     for _ in range(600):
-        pace.kept_time(1, 100)
+        pace.ended_in_time(1, 100)
     assert pace.limit > 1
     for _ in range(20):
         pace.overran()
@@ -95,7 +95,7 @@ def test_stuck_is_who_took_nothing_for_long_and_has_nobody_free(
     assert not local_queue.stuck()
     now[0] += STUCK_AFTER + 0.1
     assert local_queue.stuck()
-    assert [each.delivery.id for each in local_queue.give_back()] == [2, 3]
+    assert [each.delivery.id for each in local_queue.take_waiting()] == [2, 3]
     assert local_queue.waiting() == 0
     local_queue.done(slice_)
     before = told.count
@@ -141,7 +141,7 @@ def test_closing_returns_what_did_not_start_and_ends_the_takers(local_queue: Loc
 
 def test_fences_are_held_until_settled(local_queue: LocalQueue, told: Told) -> None:
     tasks = [task(1), task(9)]
-    local_queue.keep(each.delivery for each in tasks)
+    local_queue.track(each.delivery for each in tasks)
     local_queue.put(tasks[:1])
     assert [each.fence for each in local_queue.unsettled()] == [
         Fence(1, 1, "me:1"),
@@ -152,7 +152,7 @@ def test_fences_are_held_until_settled(local_queue: LocalQueue, told: Told) -> N
     assert not local_queue.idle()
     slice_ = local_queue.take()
     assert slice_ is not None
-    local_queue.settled([1, 9])
+    local_queue.untrack([1, 9])
     assert local_queue.unsettled() == []
     assert not local_queue.idle()
     before = told.count

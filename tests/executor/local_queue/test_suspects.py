@@ -33,13 +33,13 @@ def test_a_suspect_runs_alone(local_queue: LocalQueue) -> None:
 def test_a_suspect_waits_until_nothing_runs_and_others_go_on_meanwhile(
     local_queue: LocalQueue,
 ) -> None:
-    local_queue.enter()
+    local_queue.begin_calls()
     local_queue.put([task(1, suspect=True), task(2)])
     slice_ = local_queue.take()
     assert slice_ is not None
     assert [each.delivery.id for each in slice_.tasks] == [2]
     local_queue.done(slice_)
-    local_queue.leave(None)
+    local_queue.end_calls(None)
     assert take(local_queue) == [1]
 
 
@@ -47,14 +47,14 @@ def test_a_suspect_that_waited_long_stops_the_others(
     local_queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_queue_module, "SUSPECT_WAIT_SECONDS", -1.0)
-    local_queue.enter()
+    local_queue.begin_calls()
     local_queue.put([task(1, suspect=True), task(2)])
     got: list[int] = []
     thread = threading.Thread(target=lambda: got.extend(take(local_queue)), daemon=True)
     thread.start()
     thread.join(0.05)
     assert got == []
-    local_queue.leave(None)
+    local_queue.end_calls(None)
     thread.join(10)
     assert got == [1]
 
@@ -76,7 +76,7 @@ def test_async_handlers_may_start_again_after_a_suspect(
     local_queue: LocalQueue, told: Told
 ) -> None:
     """The fetcher had been told that there was no room."""
-    local_queue.keep([task(5).delivery])
+    local_queue.track([task(5).delivery])
     local_queue.put([task(1, suspect=True)])
     assert take(local_queue) == [1]
     assert told.count >= 1

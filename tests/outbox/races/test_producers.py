@@ -84,7 +84,7 @@ def test_an_update_gives_no_time_to_a_message_whose_id_a_newer_one_has_taken(
 ) -> None:
     """It looked before the message expired, and writes after another producer was first."""
     send(1, expires=EXPIRES)
-    look, looked, go_on = deduping._look, threading.Event(), threading.Event()
+    look, looked, go_on = deduping._read_states, threading.Event(), threading.Event()
 
     def look_and_wait(*args: Any) -> Any:
         seen = look(*args)
@@ -93,7 +93,7 @@ def test_an_update_gives_no_time_to_a_message_whose_id_a_newer_one_has_taken(
             assert go_on.wait(PATIENCE)
         return seen
 
-    monkeypatch.setattr(deduping, "_look", look_and_wait)
+    monkeypatch.setattr(deduping, "_read_states", look_and_wait)
     update = together(lambda: send(2, "update", expires=600))
     assert looked.wait(PATIENCE)
     sleep_until_expired()

@@ -80,8 +80,8 @@ class Settler(threading.Thread):
         claimed = own.execute(CLAIM).fetchall()
         if not claimed:
             if self.stop.is_set():  # like the chores: the last producer to put it aside rolled back
-                free_unique_ids.bring_forward(
-                    own.cursor(), aside.left_aside(own.cursor(), limit=10).left
+                free_unique_ids.promote_put_aside(
+                    own.cursor(), aside.free_put_aside(own.cursor(), limit=10).ids
                 )
             own.execute("select pg_sleep(0.002)")
             return

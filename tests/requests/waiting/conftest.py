@@ -21,7 +21,7 @@ def _ended() -> Iterator[None]:
     """No thread and no connection is left when nobody waits."""
     yield
     until(lambda: "mq-replies" not in names(), "the waiting thread ends")
-    assert not any(each._wanted for each in waiter._waiters.values())
+    assert not any(each._pending for each in waiter._waiters.values())
 
 
 def names() -> list[str]:
@@ -30,7 +30,7 @@ def names() -> list[str]:
 
 def wanted() -> int:
     """The number of messages that this process waits for."""
-    return sum(len(each._wanted) for each in waiter._waiters.values())
+    return sum(len(each._pending) for each in waiter._waiters.values())
 
 
 @contextmanager

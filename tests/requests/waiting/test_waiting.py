@@ -112,7 +112,7 @@ def test_two_wait_for_the_same(start: Start) -> None:
 
 
 def test_a_ring_is_enough(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiter, "LONGEST_LOOK", 3600.0)
+    monkeypatch.setattr(waiter, "MAX_QUERY_INTERVAL", 3600.0)
     echo()
     pending = request("test.echo", 1)
     with waiting(pending) as replies:
@@ -183,7 +183,7 @@ def test_a_connection_that_may_not_listen_is_closed(
     with monkeypatch.context() as patch:
         patch.setattr(results, "LISTEN", "listen")
         with pytest.raises(psycopg.errors.SyntaxError) as refused:
-            opened.look([1])
+            opened.query([1])
     assert len(others()) == 2
     opened.close()
     until(lambda: not others(), "both are closed")
@@ -196,7 +196,7 @@ def test_a_connection_that_is_lost_as_it_listens_stops_no_query(
     monkeypatch.setattr(results, "LISTEN", "select pg_terminate_backend(pg_backend_pid())")
     opened = link.ServerLink("default", link.SleepBreaker())
     try:
-        assert [each.id for each in opened.look([1])] == [1]
+        assert [each.id for each in opened.query([1])] == [1]
         assert not opened.is_listening()
     finally:
         opened.close()
@@ -234,7 +234,7 @@ def test_a_database_that_refuses_is_an_error_and_no_end(
     echo()
     pending = request("test.echo", 1)
     with monkeypatch.context() as patch:
-        patch.setattr(results, "LOOK", "select nothing")
+        patch.setattr(results, "REPLY_STATES", "select nothing")
         with pytest.raises(psycopg.errors.UndefinedColumn):
             pending.result()
     start()

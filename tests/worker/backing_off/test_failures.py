@@ -54,8 +54,8 @@ def test_after_the_first_failure_nothing_else_starts(
     until(lambda: in_flight() == 0)
     rest(0.5)
     assert worker.stop()
-    most = {"async": 8, "batch": 2}.get(kind, 1)  # a batch fails, then its first message alone
-    assert 1 <= service.failed <= most
+    maximum = {"async": 8, "batch": 2}.get(kind, 1)  # a batch fails, then its first message alone
+    assert 1 <= service.failed <= maximum
     assert FailedAttempt.objects.count() == service.failed - (kind == "batch")
     left = QueuedMessage.objects.all()
     assert sum(message.attempts for message in left) == FailedAttempt.objects.count()

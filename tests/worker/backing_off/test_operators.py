@@ -85,5 +85,5 @@ def test_a_batch_of_a_stopped_queue_does_not_start(bench: Bench) -> None:
     tasks = bench.claim()
     bench.slices._stopped = stopped = StoppedQueues()
     stopped.stop("mail")
-    assert bench.run(tasks).left == tasks
+    assert bench.run(tasks).not_started == tasks
     assert ran == []

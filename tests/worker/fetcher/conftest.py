@@ -35,7 +35,7 @@ class Counting:
 
     def execute(self, statement: str, params: Any = None) -> Any:
         self._clock.now += self.takes
-        kinds = {"with taken": "claim", "with found": "lapsed", "with recursive": "look"}
+        kinds = {"with taken": "claim", "with found": "lapsed", "with recursive": "poll"}
         head = statement.strip()
         found = (kind for start, kind in kinds.items() if head.startswith(start))
         self.asked.append(next(found, "gate"))
@@ -82,7 +82,7 @@ class Rig:
                 stopped=StoppedQueues(),
             ),
             ordered_queues=OrderedQueues("rig", [], on_owned=lambda: None),
-            poll=poll,
+            poll_interval=poll,
         )
         return self
 
@@ -101,11 +101,11 @@ class Rig:
             kind = self.options.get(row.queue, ClaimOptions("sync", 0, 0, 0)).kind
             self.rooms[kind] -= 1
 
-    def settle(self, *, most: float = 0.1) -> float:
+    def settle(self, *, maximum: float = 0.1) -> float:
         """Fetch, moving the clock through short sleeps, until it would sleep for long."""
         for _ in range(100):
             sleep = self.fetcher.fetch(self.cursor)
-            if sleep > most:
+            if sleep > maximum:
                 return sleep
             self.clock.now += sleep
         raise AssertionError(f"it spins: {self.cursor.asked[-10:]}")

@@ -27,13 +27,13 @@ def marks(monkeypatch: pytest.MonkeyPatch) -> tuple[Watermarks[LaneName], Clock]
 def test_full_scans_take_a_tenth_of_the_time(marks: tuple[Watermarks[LaneName], Clock]) -> None:
     own, clock = marks
     assert own.full_is_due()
-    own.scanned({}, 0.001, full=True)
-    own.scanned({}, 0.001, full=False)
-    own.want_full()
+    own.record_scan({}, 0.001, full=True)
+    own.record_scan({}, 0.001, full=False)
+    own.request_full()
     clock.now += 0.01
     assert own.full_is_due()
-    own.scanned({}, 0.1015, full=True)  # 0.1 s more than 1.5 times the usual time
-    own.want_full()
+    own.record_scan({}, 0.1015, full=True)  # 0.1 s more than 1.5 times the usual time
+    own.request_full()
     assert not own.full_is_due()
     assert 0.89 < own.full_in() <= 0.9
     clock.now += 0.91
@@ -42,7 +42,7 @@ def test_full_scans_take_a_tenth_of_the_time(marks: tuple[Watermarks[LaneName], 
 
 def test_a_full_scan_is_due_each_second(marks: tuple[Watermarks[LaneName], Clock]) -> None:
     own, clock = marks
-    own.scanned({}, 0.001, full=True)
+    own.record_scan({}, 0.001, full=True)
     assert not own.full_is_due()
     clock.now += 1.0
     assert own.full_is_due()
@@ -52,10 +52,10 @@ def test_scans_that_find_little_behind_the_marks_are_full_whatever_they_take(
     marks: tuple[Watermarks[LaneName], Clock],
 ) -> None:
     own, clock = marks
-    own.scanned({}, 50.0, full=True)
+    own.record_scan({}, 50.0, full=True)
     assert not own.full_is_due()
     own.found_little()
-    own.scanned({}, 50.0, full=True)
+    own.record_scan({}, 50.0, full=True)
     assert own.full_is_due()
     clock.now += 1.1
     assert not own.full_is_due()
@@ -64,7 +64,7 @@ def test_scans_that_find_little_behind_the_marks_are_full_whatever_they_take(
 def test_marks_move_and_are_forgotten(marks: tuple[Watermarks[LaneName], Clock]) -> None:
     own, _ = marks
     at = stored(add()).processable_after
-    own.scanned({("mail", 0): (at, 7)}, 0.001, full=False)
+    own.record_scan({("mail", 0): (at, 7)}, 0.001, full=False)
     assert own.mark(("mail", 0), full=False) == (at, 7)
     assert own.mark(("mail", 0), full=True) != (at, 7)
     own.keep([("mail", 1)])

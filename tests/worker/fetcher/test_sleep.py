@@ -12,7 +12,7 @@ from django_mq.models import QueuedMessage, QueueState
 from django_mq.worker import fetcher as fetcher_module
 from django_mq.worker.claim_options import ClaimOptions
 from django_mq.worker.claims import MAX_BATCHES
-from django_mq.worker.fetcher import LOOK_AGAIN
+from django_mq.worker.fetcher import REPOLL_DELAY
 from tests.database import second_connection
 from tests.rows import add, decide, stored
 from tests.worker.fetcher.conftest import Rig
@@ -47,7 +47,7 @@ def test_a_message_that_is_retried_while_it_looks_is_not_overlooked(
 ) -> None:
     """An executor commits the retry after the statement has run, and before its rows are read."""
     rig.make(poll=600.0)
-    statement = fetcher_module.look.look
+    statement = fetcher_module.poll.poll
 
     def look(cursor: Any) -> Any:
         seen = statement(cursor)
@@ -56,7 +56,7 @@ def test_a_message_that_is_retried_while_it_looks_is_not_overlooked(
             rig.fetcher.on_freed()
         return seen
 
-    monkeypatch.setattr(fetcher_module.look, "look", look)
+    monkeypatch.setattr(fetcher_module.poll, "poll", look)
     assert 25 < rig.settle() <= 30
 
 
@@ -68,7 +68,7 @@ def test_a_ring_makes_it_look_at_once_and_once_more(rig: Rig) -> None:
     rig.fetcher.on_ring()
     while not rig.taken:
         sleep = rig.fetcher.fetch(rig.cursor)
-        assert sleep <= LOOK_AGAIN
+        assert sleep <= REPOLL_DELAY
         rig.clock.now += sleep
     assert rig.ids() == [first.pk]
     second = add()  # whose ring was coalesced
@@ -85,13 +85,13 @@ def test_what_somebody_waits_for_starts_before_anything_else_is_asked(rig: Rig) 
     message = add()
     rig.fetcher.on_ring()
     rig.cursor.asked.clear()
-    assert 0 < rig.fetcher.fetch(rig.cursor) <= LOOK_AGAIN
+    assert 0 < rig.fetcher.fetch(rig.cursor) <= REPOLL_DELAY
     assert (rig.ids(), rig.cursor.asked) == ([message.pk], ["claim"])
     for _ in range(3):  # but with constant rings, the other questions are asked in between
         add()
         rig.fetcher.on_ring()
         rig.fetcher.fetch(rig.cursor)
-    assert "look" in rig.cursor.asked
+    assert "poll" in rig.cursor.asked
 
 
 def test_a_ring_does_not_shorten_a_backoff(rig: Rig) -> None:
@@ -117,7 +117,7 @@ def test_a_ring_that_was_too_early_is_looked_after(rig: Rig) -> None:
     rig.settle()
     rig.fetcher.on_ring()
     while not rig.fetcher.empty:
-        assert rig.fetcher.fetch(rig.cursor) <= LOOK_AGAIN
+        assert rig.fetcher.fetch(rig.cursor) <= REPOLL_DELAY
         rig.clock.now += 0.002
     late = add()
     rig.settle()
@@ -152,7 +152,7 @@ def test_no_spinning_at_a_row_that_somebody_holds(rig: Rig) -> None:
         while rig.clock.now < until:
             rig.clock.now += rig.fetcher.fetch(rig.cursor)
         assert rig.cursor.asked.count("claim") <= 20
-        assert rig.cursor.asked.count("look") <= 11
+        assert rig.cursor.asked.count("poll") <= 11
         assert rig.ids() == []
     rig.clock.now += 1.1
     rig.settle()
@@ -178,15 +178,15 @@ def test_who_is_idle_wakes_up_once_a_poll(rig: Rig, poll: float, takes: float) -
     rig.make(poll=poll)
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage for update")
-        rig.settle(most=0.05)
+        rig.settle(maximum=0.05)
         rig.clock.now += 0.4 * poll
         rig.fetcher.on_ring()
-        rig.settle(most=0.05)
+        rig.settle(maximum=0.05)
         rig.pass_time(2 * poll)  # of the poll interval in which it rang
         rig.cursor.asked.clear()
         wakes = rig.pass_time(10 * poll)
     assert wakes <= 10
-    assert Counter(rig.cursor.asked) == {"look": wakes, "lapsed": wakes}
+    assert Counter(rig.cursor.asked) == {"poll": wakes, "lapsed": wakes}
 
 
 def test_what_comes_between_claim_and_look_is_not_missed(
@@ -195,7 +195,7 @@ def test_what_comes_between_claim_and_look_is_not_missed(
     """The look before the sleep finds it due, so the sleep is skipped: also with until_empty."""
     rig.make("mail", poll=600.0)  # a lane known to it
     rig.settle()
-    look = fetcher_module.look.look
+    look = fetcher_module.poll.poll
     added: list[QueuedMessage] = []
 
     def late(cursor: Any) -> Any:
@@ -204,7 +204,7 @@ def test_what_comes_between_claim_and_look_is_not_missed(
         return look(cursor)
 
     rig.fetcher.on_freed()
-    monkeypatch.setattr(fetcher_module.look, "look", late)
+    monkeypatch.setattr(fetcher_module.poll, "poll", late)
     rig.settle()
     assert added[0].pk in rig.ids()
 

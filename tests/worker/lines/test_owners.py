@@ -147,10 +147,10 @@ def test_without_the_right_to_end_a_frozen_owner_the_line_waits(
             lock(frozen, message.pk)
             poor.execute("set role mq_test_poor")
             ordered_queues = OrderedQueues("me", ["line"], on_owned=lambda: None)
-            ordered_queues.tend(poor.cursor())
+            ordered_queues.maintain(poor.cursor())
             assert ordered_queues.owned == {"line"}
             ordered_queues._turn_at = 0.0
-            ordered_queues.tend(poor.cursor())
+            ordered_queues.maintain(poor.cursor())
             frozen.execute("select 1")  # it lives
             frozen.rollback()
     finally:

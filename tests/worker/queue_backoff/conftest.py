@@ -103,7 +103,7 @@ class Fleet:
 
     def end(self, delivery: Delivery, error: BaseException | None, worker: int = 0) -> bool:
         """End the handler of `delivery`; return whether there is a step to write."""
-        return self.workers[worker].note([ended(delivery, error)])
+        return self.workers[worker].record([ended(delivery, error)])
 
     def write(self, worker: int = 0) -> set[str]:
         return self.workers[worker].write(self.cursor)

@@ -54,11 +54,11 @@ def test_what_cannot_be_written_is_kept(fleet: Fleet, heard: list[tuple[str, int
         other.execute("select from django_mq_queuestate for update")
         assert fleet.write() == set()
     assert heard == []
-    assert fleet.workers[0].noted()
+    assert fleet.workers[0].has_pending()
     assert fleet.stopped == {(0, "mail"): None}
     assert fleet.write() == {"mail"}
     assert heard == [("backoff_started", 1)]
-    assert not fleet.workers[0].noted()
+    assert not fleet.workers[0].has_pending()
     assert fleet.stopped == {(0, "mail"): fleet.state.backoff_changed_at}
 
 

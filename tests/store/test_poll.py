@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from django_mq.store.look import look
+from django_mq.store.poll import poll
 from tests.rows import add
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -25,7 +25,7 @@ def test_look_sees_lanes_and_the_next_due_time(cursor: Cursor) -> None:
     add("d", leased=5)
     add("e", leased=-5)
     add("f", blocked_by=1)
-    lanes = {(s.queue, s.number): s for s in look(cursor) if s.kind == "lane"}
+    lanes = {(s.queue, s.number): s for s in poll(cursor) if s.kind == "lane"}
     assert set(lanes) == {("b", 0), ("b", 9), ("a", -100)}
     assert [lanes[lane].due for lane in (("b", 0), ("b", 9), ("a", -100))] == [True, False, False]
     assert [round(lanes[lane].next_in or 0, -1) for lane in (("b", 0), ("b", 9), ("a", -100))] == [
@@ -33,8 +33,8 @@ def test_look_sees_lanes_and_the_next_due_time(cursor: Cursor) -> None:
         600,
         30,
     ]
-    assert [s.queue for s in look(cursor) if s.kind == "leased"] == ["d", "e"]
+    assert [s.queue for s in poll(cursor) if s.kind == "leased"] == ["d", "e"]
 
 
 def test_look_sees_nothing_in_an_empty_table(cursor: Cursor) -> None:
-    assert look(cursor) == []
+    assert poll(cursor) == []

@@ -10,7 +10,7 @@ from django_mq.store.queue_names import queue_scan
 
 # Loose index scans over mq_claim, mq_lease and mq_key: one probe per lane and per queue, however
 # many rows wait, are leased or have keys.
-LOOK = f"""
+POLL = f"""
 with recursive lane as (
     (select m.queue, m.priority
        from django_mq_queuedmessage m
@@ -90,12 +90,12 @@ select case when s.paused_at is not null
 """
 
 # Reads nothing, yet the server resolves the names and checks the privileges.
-PROVE = """
+CHECK_TABLES = """
 select from django_mq_queuedmessage, django_mq_queuestate, django_mq_schedule where false
 """
 
 
-class LookRow(NamedTuple):
+class PolledRow(NamedTuple):
     """One fact about a queue; `kind` says which.
 
     - lane: messages wait with priority `number`; `due` if one is due, the next in `next_in` seconds
@@ -113,15 +113,15 @@ class LookRow(NamedTuple):
     next_in: float | None
 
 
-def prove(cursor: Cursor) -> None:
+def check_tables(cursor: Cursor) -> None:
     """Raise the server's error if the tables are missing, or if this login may not read them."""
-    cursor.execute(PROVE)
+    cursor.execute(CHECK_TABLES)
 
 
-def look(cursor: Cursor) -> list[LookRow]:
+def poll(cursor: Cursor) -> list[PolledRow]:
     """Return the facts of all queues; in a paused queue nothing is due."""
-    cursor.execute(LOOK)
-    return [LookRow._make(row) for row in cursor.fetchall()]
+    cursor.execute(POLL)
+    return [PolledRow._make(row) for row in cursor.fetchall()]
 
 
 MOVES = """
