@@ -65,7 +65,7 @@ select array_agg(queue)::text, array_agg(handler)::text, array_agg(type)::text,
   from holder
 """
 
-# Content is seldom put aside, and COME_FORWARD takes the server a while to plan.
+# Content is seldom put aside, and PROMOTE_PUT_ASIDE takes the server a while to plan.
 FIND_PUT_ASIDE = """
 select a.queue, a.handler, a.type, a.unique_id
   from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[], %(unique_ids)s::text[])

@@ -55,7 +55,7 @@ def create(*wanted: date) -> list[bool]:
         return [history_days.create_day(cursor, each) for each in wanted]
 
 
-def tend() -> None:
+def maintain_days() -> None:
     with connection.cursor() as cursor:
         at = retention.maintain_days(cursor, get_settings(), None)
         while at is not None:
@@ -122,11 +122,11 @@ def test_the_time_zone_of_the_session_moves_no_day() -> None:
 
 
 def test_days_are_created_ahead_only_where_a_history_is_used(settings: Any) -> None:
-    tend()
+    maintain_days()
     assert days() == []
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"history": 60}}}
-    tend()
-    tend()
+    maintain_days()
+    maintain_days()
     with connection.cursor() as cursor:
         today = history_days.days(cursor).today
     assert days() == [today + n * DAY for n in range(retention.DAYS_AHEAD + 1)]
@@ -139,7 +139,7 @@ def test_a_day_is_dropped_when_its_last_row_may_go() -> None:
     keep(1, old, keep_until=now + DAY)
     keep(2, old, keep_until=now - DAY / 2)
     keep(3, older, keep_until=now - timedelta(seconds=1))
-    tend()
+    maintain_days()
     assert days() == [old.date()]
     assert set(HandledMessage.objects.values_list("pk", flat=True)) == {1, 2}
 
@@ -172,7 +172,7 @@ def test_a_login_that_does_not_own_the_table_leaves_the_days_alone(settings: Any
     row = add(leased=30, attempts=1)
     keep(1, now - 5 * DAY, keep_until=now - 4 * DAY)
     with acting_as("mq_test_worker"), transaction.atomic():
-        tend()
+        maintain_days()
         assert ack(handled(row)) == {row.pk}
         with connection.cursor() as cursor:
             assert history_days.prune(cursor, limit=9) == 1
@@ -189,7 +189,7 @@ def test_a_member_of_the_owner_gives_days_to_the_owner(settings: Any) -> None:
         for table in ("", "_default"):
             cursor.execute(f"alter table django_mq_handledmessage{table} owner to mq_test_owner")
     with acting_as("mq_test_member"):
-        tend()
+        maintain_days()
     with connection.cursor() as cursor:
         cursor.execute(
             "select distinct tableowner from pg_tables where tablename like %s",

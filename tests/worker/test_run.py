@@ -108,20 +108,20 @@ def test_a_ring_is_claimed_for_first_unless_something_must_come_before(
     run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
     """A producer waits for the claim. But a queue that must back off is not claimed from first."""
-    tended: list[bool] = []
-    tend = run.unstarted.start_or_release
+    idle: list[bool] = []
+    start_or_release = run.unstarted.start_or_release
     for _ in range(3):
         run._fetch()
 
-    def tending(cursor: Any) -> None:
-        tended.append(parts.local_queue.idle())
-        tend(cursor)
+    def spy(cursor: Any) -> None:
+        idle.append(parts.local_queue.idle())
+        start_or_release(cursor)
 
-    monkeypatch.setattr(run.unstarted, "start_or_release", tending)
+    monkeypatch.setattr(run.unstarted, "start_or_release", spy)
     if before == "in doubt":
         run.unstarted.in_doubt = True
     elif before == "a level to write":
-        monkeypatch.setattr(parts.backoffs, "has_pending", lambda: not tended)
+        monkeypatch.setattr(parts.backoffs, "has_pending", lambda: not idle)
         monkeypatch.setattr(parts.backoffs, "write", lambda cursor: None)
     elif before == "one held":
         add(handler="h")
@@ -129,13 +129,13 @@ def test_a_ring_is_claimed_for_first_unless_something_must_come_before(
         while parts.local_queue.waiting() == 0:
             run._fetch()
         run._fetch()
-        tended.clear()
+        idle.clear()
     parts.wakeup.ring()
     run._fetch()
-    assert len(tended) == (before != "a ring")
+    assert len(idle) == (before != "a ring")
     parts.wakeup.ring()
     run._fetch()
-    assert len(tended) == 1 + (before != "a ring")  # rings of many producers come without end
+    assert len(idle) == 1 + (before != "a ring")  # rings of many producers come without end
 
 
 def test_a_round_without_an_answer_does_not_end_an_outage(

@@ -50,7 +50,7 @@ class Vacuuming:
     def __init__(self) -> None:
         self.kept: dict[str, int] = {}
 
-    def tend(self, cursor: Cursor) -> None:
+    def maintain(self, cursor: Cursor) -> None:
         self.kept = vacuuming.vacuum_due(cursor, self.kept)
 
 
@@ -75,7 +75,7 @@ def dead(cursor: Cursor) -> int:
     return versions(cursor)[TABLE].dead
 
 
-def tend(vacuums: Vacuuming, cursor: Cursor) -> bool:
+def tries(vacuums: Vacuuming, cursor: Cursor) -> bool:
     """Say whether this turn tried a vacuum."""
     with pytest.MonkeyPatch.context() as patch:
         tried: list[str] = []
@@ -86,7 +86,7 @@ def tend(vacuums: Vacuuming, cursor: Cursor) -> bool:
 
         run = vacuuming.vacuum
         patch.setattr(vacuuming, "vacuum", vacuum)
-        vacuums.tend(cursor)
+        vacuums.maintain(cursor)
     return bool(tried)
 
 
@@ -96,15 +96,15 @@ def test_many_dead_rows_are_vacuumed_and_few_are_left(
     caplog.set_level(logging.DEBUG, "django_mq")
     die(cursor, MANY - 1)
     assert dead(cursor) == MANY - 1
-    assert not tend(vacuums, cursor)
+    assert not tries(vacuums, cursor)
     die(cursor, 1)
-    assert tend(vacuums, cursor)
+    assert tries(vacuums, cursor)
     assert dead(cursor) == 0
     [line] = [each for each in caplog.records if getattr(each, "event", "") == "vacuumed"]
     assert line.getMessage().startswith(f"vacuumed {TABLE} in ")
-    assert not tend(vacuums, cursor)
+    assert not tries(vacuums, cursor)
     die(cursor, MANY)
-    assert tend(vacuums, cursor)
+    assert tries(vacuums, cursor)
 
 
 def test_beside_many_that_wait_more_must_be_dead(vacuums: Vacuuming, cursor: Cursor) -> None:
@@ -116,10 +116,10 @@ def test_beside_many_that_wait_more_must_be_dead(vacuums: Vacuuming, cursor: Cur
         [20 * MANY],
     )
     cursor.execute("select pg_stat_force_next_flush()")
-    assert not tend(vacuums, cursor)
+    assert not tries(vacuums, cursor)
     cursor.execute(f"delete from {TABLE} where id in (select id from {TABLE} limit {2 * MANY})")
     cursor.execute("select pg_stat_force_next_flush()")
-    assert tend(vacuums, cursor)
+    assert tries(vacuums, cursor)
 
 
 def test_what_a_snapshot_keeps_is_not_tried_again_and_again(
@@ -131,18 +131,18 @@ def test_what_a_snapshot_keeps_is_not_tried_again_and_again(
         with other.transaction():
             other.execute("select 1")
             die(cursor, MANY)
-            assert tend(vacuums, cursor)
+            assert tries(vacuums, cursor)
             assert dead(cursor) == MANY
             die(cursor, MANY - 1)
-            assert not tend(vacuums, cursor)
+            assert not tries(vacuums, cursor)
             die(cursor, 1)
-            assert tend(vacuums, cursor)
+            assert tries(vacuums, cursor)
             assert dead(cursor) == 2 * MANY
-    assert not tend(vacuums, cursor)
+    assert not tries(vacuums, cursor)
     cursor.execute(f"vacuum {TABLE}")
-    assert not tend(vacuums, cursor)
+    assert not tries(vacuums, cursor)
     die(cursor, MANY)
-    assert tend(vacuums, cursor)
+    assert tries(vacuums, cursor)
     assert dead(cursor) == 0
 
 
@@ -154,7 +154,7 @@ def test_a_table_that_somebody_has_is_left_alone(
     die(cursor, MANY)
     with second_connection() as other, other.transaction():
         other.execute(f"lock table {TABLE} in {mode} mode")
-        assert tend(vacuums, cursor)
+        assert tries(vacuums, cursor)
         assert dead(cursor) == MANY
 
 
@@ -171,7 +171,7 @@ def test_who_does_not_own_the_tables_does_not_try(vacuums: Vacuuming, cursor: Cu
     try:
         cursor.execute(f"grant {role} to current_user; set role {role}")
         assert versions(cursor) == {}
-        assert not tend(vacuums, cursor)
+        assert not tries(vacuums, cursor)
     finally:
         cursor.execute(f"reset role; drop role {role}")
 
@@ -184,10 +184,10 @@ def test_a_refused_vacuum_is_help_that_did_not_come(
     die(cursor, 30 * MANY)
     cursor.execute("set vacuum_cost_delay = 100; set vacuum_cost_limit = 1")
     cursor.execute("set statement_timeout = 50")
-    assert tend(vacuums, cursor)
+    assert tries(vacuums, cursor)
     [line] = [each for each in caplog.records if each.name == "django_mq"]
     assert (line.levelname, getattr(line, "event", "")) == ("DEBUG", "vacuum_failed")
-    assert not tend(vacuums, cursor)
+    assert not tries(vacuums, cursor)
 
 
 def test_the_end_of_the_worker_cancels_it(

@@ -16,6 +16,8 @@ from tests.database import second_connection
 
 #: Seconds; longer than anything here takes, even on a busy machine.
 PATIENCE = 60.0
+#: Seconds until a message expires: more than the steps of a test before that take.
+EXPIRES = 2.0
 
 
 @pytest.fixture
@@ -93,3 +95,11 @@ CLAIM = (
     "update django_mq_queuedmessage set attempts = attempts + 1, claimed_by = 'worker:1',"
     " leased_until = now() + interval '1 minute'"
 )
+
+
+def sleep_until_expired() -> None:
+    """Only time makes a message expire that others have locked, or of which one has a snapshot."""
+    with second_connection() as other:
+        other.execute(
+            "select pg_sleep_until(max(expires_at) + interval '10 ms') from django_mq_queuedmessage"
+        )

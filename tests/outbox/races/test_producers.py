@@ -13,28 +13,18 @@ from django.db import connection, transaction
 from django_mq import BroadcastBusy, Message, broadcast, broadcast_many
 from django_mq.models import QueuedMessage, UniqueKey
 from django_mq.outbox import deduplicate as deduping
-from tests.database import second_connection
 from tests.outbox.races.conftest import (
+    EXPIRES,
     PATIENCE,
     Holder,
     claimed,
     send,
+    sleep_until_expired,
     uncommitted,
     waits_for_a_lock,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-#: Seconds until a message expires: more than the steps of a test before that take.
-EXPIRES = 2.0
-
-
-def sleep_until_expired() -> None:
-    """Only time makes a message expire that others have locked, or of which one has a snapshot."""
-    with second_connection() as other:
-        other.execute(
-            "select pg_sleep_until(max(expires_at) + interval '10 ms') from django_mq_queuedmessage"
-        )
 
 
 @pytest.mark.parametrize("rollback", [False, True])
