@@ -302,7 +302,7 @@ def settled_badly(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         record.getMessage()
         for record in caplog.records
-        if getattr(record, "event", "") in events | {"sorting_failed"}
+        if getattr(record, "event", "") in events | {"dispatch_failed"}
     ]
 
 

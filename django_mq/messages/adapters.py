@@ -10,7 +10,7 @@ import itertools
 import json
 from typing import Any, ClassVar, Protocol
 
-from django_mq.messages.codecs import Codec, Codecs, Unsupported
+from django_mq.messages.codecs import Codec, CodecBuilder, Unsupported
 from django_mq.messages.scalars import Mismatch
 
 
@@ -57,7 +57,7 @@ def _is_struct(cls: type) -> bool:
 
 class _Dataclass:
     def __init__(self, cls: type) -> None:
-        self._codecs = Codecs()
+        self._codecs = CodecBuilder()
         codec = self._codecs.build(cls)
         self.dump = codec.dump
         self.load = codec.load

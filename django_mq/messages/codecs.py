@@ -213,7 +213,7 @@ class DataclassCodec:
         }
 
 
-class Codecs:
+class CodecBuilder:
     """Builds codecs, one per dataclass, so that a class may contain values of its own type."""
 
     def __init__(self) -> None:

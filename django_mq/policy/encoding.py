@@ -97,7 +97,8 @@ def _encode_plain(value: object, encoder: type[json.JSONEncoder], max_depth: int
 def _begins_deep(value: object, maximum: int) -> bool:
     """Return whether more than `maximum` containers surround the first leaf of `value`.
 
-    Encoding a cycle never ends; a list that has the same list twice, a hundred levels deep, hardly.
+    Encoding a cycle never ends, and a list that contains the same list twice, a hundred levels
+    deep, would take ages.
     """
     for _ in range(maximum + 1):
         if isinstance(value, dict):

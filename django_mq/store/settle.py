@@ -156,7 +156,7 @@ def fail(cursor: Cursor, failures: Sequence[FailedDelivery]) -> set[int]:
     return _ids(cursor)
 
 
-class Snooze(NamedTuple):
+class SnoozedDelivery(NamedTuple):
     """A message to postpone until `at`, else by `delay` seconds."""
 
     fence: Fence
@@ -182,7 +182,7 @@ returning m.id
 """
 
 
-def snooze(cursor: Cursor, snoozes: Sequence[Snooze]) -> set[int]:
+def snooze(cursor: Cursor, snoozes: Sequence[SnoozedDelivery]) -> set[int]:
     """Postpone messages and refund their attempts; return the ids changed.
 
     The minimum delay is 0.1 s: nothing else slows down a handler that always snoozes.

@@ -21,7 +21,7 @@ from django_mq.policy.error_text import one_line
 from django_mq.policy.stack import readable
 from django_mq.signals import log_failure
 from django_mq.supervisor.stop_signals import StopSignals
-from django_mq.supervisor.worker_figures import REPORT_SECONDS, Reports
+from django_mq.supervisor.worker_figures import REPORT_SECONDS, ChangedTotals
 from django_mq.worker import Worker
 from django_mq.worker.orders import QUIET
 from django_mq.worker.recovery import DeadWorker
@@ -88,7 +88,7 @@ def run(
 @contextlib.contextmanager
 def _reporting(worker: Worker, link: socket.socket) -> Iterator[None]:
     """Report the totals of `worker`'s handlers, every few seconds and at the end of the block."""
-    reports, enough = Reports(lambda: worker._totals.by_source()), threading.Event()
+    reports, enough = ChangedTotals(lambda: worker._totals.by_source()), threading.Event()
 
     def report() -> None:
         ended = False

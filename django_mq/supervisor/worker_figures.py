@@ -23,7 +23,7 @@ OUTCOMES = ("acked", "retried", "snoozed", "dead")
 Totals = dict[tuple[str, str], HandlerTotals]
 
 
-class Reports:
+class ChangedTotals:
     """The reports of one process: the totals that changed since the last report.
 
     `read()` returns the totals since the process started.
@@ -49,7 +49,7 @@ class WorkerFigures:
         self._now: Totals = {}
 
     def take(self, line: bytes) -> None:
-        """Take a line that `Reports` wrote."""
+        """Take a line that `ChangedTotals` wrote."""
         queue, handler, written = json.loads(line)
         self._now[queue, handler] = HandlerTotals.from_json(written)
 

@@ -55,7 +55,7 @@ class _Captured:
 
 
 @dataclass(slots=True)
-class Broadcasts(Sequence[Broadcast]):
+class CapturedBroadcasts(Sequence[Broadcast]):
     """The messages broadcast in a block and not rolled back, in order."""
 
     _captured: list[_Captured] = field(default_factory=list)
@@ -104,18 +104,18 @@ class Broadcasts(Sequence[Broadcast]):
             transaction.on_commit(captured.commit, using=connection.alias)
 
 
-_open_blocks: list[Broadcasts] = []
+_open_blocks: list[CapturedBroadcasts] = []
 _lock = threading.Lock()
 
 
 @contextmanager
-def capture_broadcasts() -> Iterator[Broadcasts]:
+def capture_broadcasts() -> Iterator[CapturedBroadcasts]:
     """Yield a list of the messages broadcast in the block, without those rolled back.
 
     If autocommit is off and no `atomic()` block is open, the list also keeps rolled-back messages:
     Django does not report such a rollback.
     """
-    broadcasts = Broadcasts()
+    broadcasts = CapturedBroadcasts()
     with _lock:
         observers.append(broadcasts._see)
         _open_blocks.append(broadcasts)

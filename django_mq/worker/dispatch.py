@@ -18,7 +18,7 @@ from django_mq.executor.tasks import Line, Task, is_coroutine
 from django_mq.messages import LONG_AGO, ClaimedRow, Delivery, Fence
 from django_mq.signals import log_failure
 from django_mq.store import Cursor, settle
-from django_mq.worker.queue_backoff import QueueBackoffs
+from django_mq.worker.queue_backoff import BackoffLevels
 from django_mq.worker.quota import Quota
 from django_mq.worker.resolver import Resolver, line_of, settle_held
 
@@ -49,7 +49,7 @@ class Dispatch:
         resolver: Resolver,
         local_queue: LocalQueue,
         runner: AsyncRunner,
-        backoffs: QueueBackoffs,
+        backoffs: BackoffLevels,
         quota: Quota,
         statements: Statements,
         outage: Outage,
@@ -64,7 +64,7 @@ class Dispatch:
         self._outage = outage
         self._on_freed = on_freed
         self._pending: deque[Delivery] = deque()
-        # Lines with a message that cannot run here: those claimed behind it go back.
+        # Lines with a message that cannot run here: those claimed behind it are released.
         self._broken_lines: set[Line] = set()
 
     def take(self, cursor: Cursor, rows: list[ClaimedRow], *, first: bool, asked_at: float) -> None:
@@ -80,7 +80,7 @@ class Dispatch:
         self.dispatch_pending(cursor, first=first)
 
     def dispatch_pending(self, cursor: Cursor, *, first: bool = False) -> None:
-        """Hand out claimed rows; those that need a statement wait if the database is lost."""
+        """Dispatch claimed rows; those that need a statement wait if the database is lost."""
         dispatched = _Dispatched()
         try:
             self._resolve_all(cursor, dispatched)
@@ -139,12 +139,12 @@ class Dispatch:
         try:
             return self._resolver.resolve(cursor, delivery)
         except LOST:
-            # Until these are sorted, the messages before them in their lines may run, and fail.
+            # Until these are dispatched, messages before them in their lines may run, and fail.
             lines = (line_of(each._row) for each in self._pending)
             self._broken_lines.update(filter(None, lines))
             raise
         except Exception as error:  # the lease lapses, and the attempt counts
-            log_failure("sorting_failed", error, "message %s cannot be sorted", delivery.id)
+            log_failure("dispatch_failed", error, "message %s cannot be dispatched", delivery.id)
             return None
 
     def start_coroutines(self) -> None:
@@ -153,7 +153,7 @@ class Dispatch:
             self._start(coroutines)
 
     def release(self, tasks: list[Task]) -> bool:
-        """Release `tasks`, which did not start, and all unsorted rows; attempts are refunded.
+        """Release `tasks`, which did not start, and all rows not dispatched; attempts are refunded.
 
         Returns whether any was released.
         """

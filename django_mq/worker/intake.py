@@ -10,7 +10,7 @@ from django_mq.messages import LONG_AGO, ClaimedRow
 from django_mq.store import Cursor
 from django_mq.worker.dispatch import Dispatch
 from django_mq.worker.prefetch import Prefetch
-from django_mq.worker.queue_backoff import QueueBackoffs
+from django_mq.worker.queue_backoff import BackoffLevels
 from django_mq.worker.quota import Quota
 
 
@@ -25,7 +25,7 @@ class Intake:
         prefetch: Prefetch,
         quota: Quota,
         dispatch: Dispatch,
-        backoffs: QueueBackoffs,
+        backoffs: BackoffLevels,
     ) -> None:
         self._local_queue = local_queue
         self._runner = runner

@@ -33,7 +33,7 @@ from django_mq.worker.maintenance import Maintenance
 from django_mq.worker.operation_runner import OperationRunner
 from django_mq.worker.ordered_queues import OrderedQueues
 from django_mq.worker.prefetch import Prefetch
-from django_mq.worker.queue_backoff import QueueBackoffs
+from django_mq.worker.queue_backoff import BackoffLevels
 from django_mq.worker.queue_options import ClaimOptionsCache
 from django_mq.worker.quota import Quota
 from django_mq.worker.recovery import Recovery
@@ -105,7 +105,7 @@ class Parts:
             on_room=self.wakeup.poke,
             max_linger=self._context.shortest_lease / LINGER_SHARE,
         )
-        self.backoffs = QueueBackoffs(self._settings, stop_queue=self.local_queue.stop_queue)
+        self.backoffs = BackoffLevels(self._settings, stop_queue=self.local_queue.stop_queue)
         self.executors = [self._executor(number, slice_size) for number in range(worker.threads)]
         self.runner = AsyncRunner(
             self._context,

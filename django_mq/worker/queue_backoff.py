@@ -26,7 +26,7 @@ class _EndedProbe(NamedTuple):
     step: Step
 
 
-class QueueBackoffs:
+class BackoffLevels:
     """Records how deliveries end, and writes what that means for the levels of their queues.
 
     Any thread records. The loop writes, each level in a short transaction of its own: the row of a

@@ -220,7 +220,7 @@ def settle_held(cursor: Cursor, ended: Sequence[Ended]) -> None:
         raise
     except Exception as error:
         if len(ended) == 1:  # the lease lapses, and the attempt counts
-            log_failure("sorting_failed", error, "message %s cannot be held", ended[0].delivery.id)
+            log_failure("dispatch_failed", error, "message %s cannot be held", ended[0].delivery.id)
             return
         for each in ended:
             settle_held(cursor, [each])

@@ -16,9 +16,9 @@ import threading
 from django_mq.executor.connections import LOST, was_refused
 from django_mq.signals import announce_worker, log_failure, worker_started, worker_stopped
 from django_mq.store import Cursor, poll
-from django_mq.worker.draining import Draining
 from django_mq.worker.orders import LEAVE
 from django_mq.worker.parts import Parts
+from django_mq.worker.shutdown import Shutdown
 from django_mq.worker.unstarted import Unstarted
 from django_mq.worker.wakeup import Deadline
 from django_mq.worker.worker_options import WorkerOptions
@@ -39,7 +39,7 @@ class Run:
         self.parts = Parts(worker, self.id, on_order=self._apply_order)
         self.unstarted = Unstarted(self.id, self.parts)
         self._deadline = Deadline(worker.max_seconds)
-        self.draining = Draining(worker, self.id, self.parts, self.unstarted)
+        self.shutdown = Shutdown(worker, self.id, self.parts, self.unstarted)
         self._worked = self._announced = False
 
     def run(self, until_empty: bool) -> bool:
@@ -50,11 +50,11 @@ class Run:
             self._check_tables()
             self._start(ends)
             self._loop(until_empty)
-        return self.draining.done
+        return self.shutdown.done
 
     def limit_waits(self) -> None:
         """Limit every wait for the server from now on. From any thread."""
-        self.draining.limit_waits()
+        self.shutdown.limit_waits()
 
     def _apply_order(self, order: str, by: str) -> None:
         """Carry out an order of an operator; from any thread, and never blocks."""
@@ -178,7 +178,7 @@ class Run:
         for part in (parts.operation_runner, parts.scheduler, parts.maintenance):
             ends.callback(part.end)
             part.start()
-        ends.callback(self.draining.run)
+        ends.callback(self.shutdown.run)
         parts.liveness.mark_ready()
         self.take_recoveries()
         if parts.listener:
@@ -217,7 +217,7 @@ class Run:
     def _announce_stopped(self) -> None:
         if not self._announced:
             return
-        done = self.draining.done
+        done = self.shutdown.done
         announce_worker(
             worker_stopped,
             self.id,

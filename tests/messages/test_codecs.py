@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pytest
 
-from django_mq.messages.codecs import Codecs, Unsupported
+from django_mq.messages.codecs import CodecBuilder, Unsupported
 from django_mq.messages.scalars import Mismatch
 
 UserId = NewType("UserId", int)
@@ -56,7 +56,7 @@ class Unknown:
 
 
 def there_and_back(hint: Any, value: Any) -> Any:
-    codec = Codecs().build(hint)
+    codec = CodecBuilder().build(hint)
     return codec.load(json.loads(json.dumps(codec.dump(value), allow_nan=False)))
 
 
@@ -106,7 +106,7 @@ def test_values_come_back_equal(hint: Any, value: Any) -> None:
 
 
 def test_a_float_comes_back_as_float_although_jsonb_reads_a_whole_number() -> None:
-    found = Codecs().build(float).load(10**16)
+    found = CodecBuilder().build(float).load(10**16)
     assert (found, type(found)) == (1e16, float)
     assert type(there_and_back(float, 3)) is float
 
@@ -148,7 +148,7 @@ def test_a_float_comes_back_as_float_although_jsonb_reads_a_whole_number() -> No
 )
 def test_nothing_is_coerced(hint: Any, raw: Any) -> None:
     with pytest.raises(Mismatch):
-        Codecs().build(hint).load(raw)
+        CodecBuilder().build(hint).load(raw)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_nothing_is_coerced(hint: Any, raw: Any) -> None:
 )
 def test_a_producer_cannot_store_what_no_handler_could_read(hint: Any, value: Any) -> None:
     with pytest.raises(Mismatch):
-        Codecs().build(hint).dump(value)
+        CodecBuilder().build(hint).dump(value)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_producer_cannot_store_what_no_handler_could_read(hint: Any, value: An
 )
 def test_the_path_leads_to_the_field(raw: Any, path: str) -> None:
     with pytest.raises(Mismatch) as caught:
-        Codecs().build(Item).load(raw)
+        CodecBuilder().build(Item).load(raw)
     assert caught.value.path == path
     assert str(caught.value).startswith(f"{path} ")
 
@@ -189,13 +189,13 @@ def test_the_path_leads_to_the_field(raw: Any, path: str) -> None:
 def test_errors_do_not_quote_the_payload() -> None:
     """They are stored as the reason of a dead letter, which more people see than payloads."""
     with pytest.raises(Mismatch) as caught:
-        Codecs().build(Item).load({"name": "a", "price": "4111 1111"})
+        CodecBuilder().build(Item).load({"name": "a", "price": "4111 1111"})
     assert "4111" not in str(caught.value)
     assert str(caught.value) == "price must be a finite decimal number, as text; got text"
 
 
 def test_unknown_fields_are_ignored_and_missing_ones_defaulted() -> None:
-    codec = Codecs().build(Item)
+    codec = CodecBuilder().build(Item)
     assert codec.load({"name": "a", "colour": "red"}) == Item("a")
 
 
@@ -212,11 +212,11 @@ def test_unknown_fields_are_ignored_and_missing_ones_defaulted() -> None:
 )
 def test_types_without_a_json_form_are_refused(hint: Any, text: str) -> None:
     with pytest.raises(Unsupported, match=text):
-        Codecs().build(hint)
+        CodecBuilder().build(hint)
 
 
 def test_a_schema_describes_what_is_stored() -> None:
-    codecs = Codecs()
+    codecs = CodecBuilder()
     assert codecs.build(dict[str, int | None]).schema() == {
         "type": "object",
         "additionalProperties": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
@@ -252,4 +252,4 @@ def test_a_producer_reads_what_it_must_give_in_python(fields: dict[str, Any], te
         wait: timedelta = timedelta(1)
 
     with pytest.raises(Mismatch, match=text):
-        Codecs().build(Given).dump(Given(**fields))
+        CodecBuilder().build(Given).dump(Given(**fields))

@@ -49,7 +49,7 @@ CHANGES: dict[str, tuple[Change, Callable[[Any], bool]]] = {
     "still_ours": (lambda c, f: settle.still_ours(c, [f]), bool),
     "ack": (lambda c, f: settle.ack(c, [f]), bool),
     "fail": (lambda c, f: settle.fail(c, [failed(f)]), bool),
-    "snooze": (lambda c, f: settle.snooze(c, [settle.Snooze(f, None, 5.0)]), bool),
+    "snooze": (lambda c, f: settle.snooze(c, [settle.SnoozedDelivery(f, None, 5.0)]), bool),
     "hold": (lambda c, f: settle.hold(c, [settle.Hold(f, "why", 5.0)]), bool),
     "dead-letter": (lambda c, f: settle.dead_letter_unstarted(c, {f: "expired"}), bool),
     "release": (lambda c, f: settle.release(c, [f]), bool),
@@ -229,7 +229,7 @@ def test_fail_can_make_it_dead_or_suspect(cursor: Cursor) -> None:
 @pytest.mark.parametrize("at", [None, AT])
 def test_snooze_refunds_the_attempt(cursor: Cursor, at: datetime | None) -> None:
     message = add(leased=30, attempts=1, suspect=True)
-    settle.snooze(cursor, [settle.Snooze(fence_of(message), at, 90.0)])
+    settle.snooze(cursor, [settle.SnoozedDelivery(fence_of(message), at, 90.0)])
     stored(message)
     assert (message.attempts, message.claimed_by, message.leased_until) == (0, None, None)
     assert message.suspect is False

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from django_mq.policy.handler_stats import HandlerTotals
-from django_mq.supervisor.worker_figures import Reports, WorkerFigures, exposed, summed
+from django_mq.supervisor.worker_figures import ChangedTotals, WorkerFigures, exposed, summed
 
 
 class Source(NamedTuple):
@@ -23,7 +23,7 @@ def tally(acked: int, *ran: float) -> HandlerTotals:
 
 def test_a_process_sends_what_changed() -> None:
     totals = {Source("q", "h"): tally(1, 0.5), Source("q", "i"): tally(2)}
-    reports = Reports(lambda: totals)
+    reports = ChangedTotals(lambda: totals)
     assert len(list(reports.changed())) == 2
     assert list(reports.changed()) == []
     totals[Source("q", "i")] = tally(3)
@@ -36,8 +36,8 @@ def test_a_process_sends_what_changed() -> None:
 
 def test_no_counter_falls_when_a_process_is_replaced() -> None:
     figures, other = WorkerFigures(), WorkerFigures()
-    [first] = Reports(lambda: {Source("q", "h"): tally(5, 0.5, 5000.0)}).changed()
-    [second] = Reports(lambda: {Source("q", "h"): tally(1, 0.002)}).changed()
+    [first] = ChangedTotals(lambda: {Source("q", "h"): tally(5, 0.5, 5000.0)}).changed()
+    [second] = ChangedTotals(lambda: {Source("q", "h"): tally(1, 0.002)}).changed()
     figures.take(first)
     figures.take(first)  # totals: reading them twice counts them once
     figures.next_process()

@@ -235,7 +235,7 @@ def test_a_drain_ends_whatever_the_link_does(
     start: Start, said: Said, through: Proxy, monkeypatch: pytest.MonkeyPatch, held: str
 ) -> None:
     """Only the drain ends these waits: the time limits of statements are an hour here."""
-    monkeypatch.setattr("django_mq.worker.draining.STATEMENT_SECONDS", 0.5)
+    monkeypatch.setattr("django_mq.worker.shutdown.STATEMENT_SECONDS", 0.5)
     gate, entered = threading.Event(), threading.Event()
 
     @handler("#", queue="mail", name="h")

@@ -128,7 +128,7 @@ def test_those_that_are_held_beside_it_are_not_lost(caplog: pytest.LogCaptureFix
     assert all(stored(each).held_since for each in held)
     assert stored(dying).dead_at is None
     events = [getattr(each, "event", "") for each in caplog.records]
-    assert (events.count("lease_lost"), events.count("sorting_failed")) == (0, 1)
+    assert (events.count("lease_lost"), events.count("dispatch_failed")) == (0, 1)
 
 
 def test_an_expiry_that_is_refused() -> None:

@@ -17,7 +17,7 @@ from django_mq.messages import ClaimedRow, Delivery
 from django_mq.models import QueueState
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.store import queue_backoff as store
-from django_mq.worker.queue_backoff import QueueBackoffs
+from django_mq.worker.queue_backoff import BackoffLevels
 from tests.database import second_connection
 
 Cursor = psycopg.Cursor[Any]
@@ -75,7 +75,7 @@ class Fleet:
     def __init__(self, cursor: Cursor, size: int = 3) -> None:
         self.cursor = cursor
         self.workers = [
-            QueueBackoffs(
+            BackoffLevels(
                 get_settings(),
                 stop_queue=lambda queue, before, n=n: self.stopped.update({(n, queue): before}),
                 random=random.Random(n).random,

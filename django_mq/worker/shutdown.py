@@ -1,4 +1,4 @@
-"""The drain that ends a run: every step of it, whatever became of the steps before."""
+"""The end of a run, by a drain: every step is taken, whatever became of the steps before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAST_RECOVERY = 5.0
 STATEMENT_SECONDS, LAST_STATEMENT_SECONDS = 5.0, 1.0
 
 
-class Draining:
+class Shutdown:
     """Finishes running messages, releases those that did not start, and leaves the fleet."""
 
     def __init__(self, worker: WorkerOptions, id: str, parts: Parts, unstarted: Unstarted) -> None:
