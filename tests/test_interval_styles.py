@@ -17,7 +17,7 @@ from tests.management.conftest import run_json
 from tests.rows import add
 from tests.schedules.conftest import put
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.thorough]
 
 SPAN = timedelta(days=400, hours=3, microseconds=7)
 

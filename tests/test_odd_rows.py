@@ -41,7 +41,7 @@ from tests.admin.pages import MODELS, url
 from tests.rows import add, beat
 from tests.samples import third
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.thorough]
 
 Row = tuple[type[models.Model], Any, str]
 

@@ -15,6 +15,8 @@ import pytest
 
 from tests.samples import third
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).resolve().parents[2]
 # Their app is not in the test project, so they run in separate processes.
 EXAMPLES = """

@@ -17,7 +17,7 @@ from tests.database import second_connection
 from tests.docs.pages import DOCS
 from tests.test_docs import ROOT
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.thorough]
 
 PAGE = (DOCS / "tutorial.md").read_text()
 #: A file (an instruction and its path), an output, or commands.

@@ -57,8 +57,8 @@ def _faults(*arguments: str) -> list[str]:
 
 
 def _pytest(path: str) -> list[str]:
-    # A single test may take longer than any test does on a change.
-    return [sys.executable, "-m", "pytest", "-q", "-o", "faulthandler_timeout=0", path]
+    # A single test may take longer than any test does on a change; thorough tests are wanted, too.
+    return [sys.executable, "-m", "pytest", "-q", "-m", "", "-o", "faulthandler_timeout=0", path]
 
 
 def run(night: Sequence[Step], say: Callable[[str], object]) -> int:

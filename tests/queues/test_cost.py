@@ -12,7 +12,7 @@ from django_mq.queues import totals
 from tests.pages_read import pages_read
 from tests.rows import beat
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.thorough]
 
 FEW, MANY = 2_000, 60_000
 

@@ -19,7 +19,7 @@ from django_mq.store import put_aside as aside
 from django_mq.store.unique_ids import UniqueId
 from tests.database import second_connection
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.thorough]
 
 #: The rows that one piece looks at, and the pages that it may touch per row.
 PIECE, PAGES = 100, 60

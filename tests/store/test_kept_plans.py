@@ -44,6 +44,8 @@ from django_mq.store.unique_ids import UniqueId, UniqueRow
 from tests.database import lock, second_connection
 from tests.store.plans import Cursor
 
+pytestmark = pytest.mark.thorough
+
 #: The rows that a statement is about, and other rows.
 MINE, OTHERS = 100, 3000
 

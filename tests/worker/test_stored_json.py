@@ -13,7 +13,7 @@ from django_mq.testing import drain
 from tests.rows import add, stored
 from tests.worker.conftest import Start
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.thorough]
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,8 @@ from tests.testproject.embedded.conftest import (
     enterable,
 )
 
+pytestmark = pytest.mark.thorough
+
 
 def manage(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

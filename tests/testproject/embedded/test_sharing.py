@@ -7,9 +7,12 @@ import subprocess
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from testproject.embedded import server
 from tests.testproject.embedded.conftest import answers
+
+pytestmark = pytest.mark.thorough
 
 # The same with a forked child, which ends at once.
 PARENT = """
