@@ -10,8 +10,9 @@ from typing import Any
 
 from django.db import close_old_connections, connections, reset_queries
 
-from django_mq.exceptions import Reject, Retry, Snooze
+from django_mq.exceptions import HandlerBrokeTransaction, Reject, Retry, Snooze
 from django_mq.executor import forks, replies
+from django_mq.executor.open_transactions import open_aliases, roll_back_open
 from django_mq.executor.tasks import Task
 from django_mq.messages import Delivery, current_delivery
 from django_mq.store.history_days import was_attached_meanwhile
@@ -24,19 +25,26 @@ surroundings: list[Callable[[Any], AbstractContextManager[object]]] = []
 
 
 def call(
-    function: Callable[[Any], Any], argument: Any, delivery: Delivery
+    function: Callable[[Any], Any], argument: Any, delivery: Delivery, *, alias: str
 ) -> tuple[Any, BaseException | None]:
     """Return the result and the error of `function(argument)`.
 
     A requested result is encoded; if that fails, the failure is the handler's error. The call runs
     in a copy of this thread's context: translation, time zone and context variables that it sets
-    end with it, and the messages that it broadcasts name `delivery` as their cause.
+    end with it, and the messages that it broadcasts name `delivery` as their cause. A transaction
+    that it leaves open on another alias than `alias` is rolled back, and is an error, too.
     """
     process = forks.process
-    answer = copy_context().run(_call, function, argument, delivery)
+    others = len(connections.settings) > 1
+    before = {alias, *open_aliases()} if others else ()  # in tests, some are open already
+    result, error = copy_context().run(_call, function, argument, delivery)
     if forks.process is not process:
-        forks.leave(answer[1])
-    return answer
+        forks.leave(error)
+    if others and (left := roll_back_open(excluding=before)) and error is None:
+        error = HandlerBrokeTransaction(
+            f"the handler left a transaction open on {' and '.join(left)}; it was rolled back"
+        )
+    return result, error
 
 
 def _call(

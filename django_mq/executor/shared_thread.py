@@ -16,11 +16,11 @@ import psycopg
 from asgiref.sync import AsyncToSync
 from django.db import close_old_connections, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from psycopg.pq import TransactionStatus
 
 from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import forks
-from django_mq.executor.connections import drop_connection, reset_session
+from django_mq.executor.connections import reset_session
+from django_mq.executor.open_transactions import is_open, roll_back_open
 from django_mq.messages import Delivery, current_delivery
 
 P = ParamSpec("P")
@@ -88,7 +88,7 @@ class SharedThread(ThreadPoolExecutor):
             try:
                 result = _within_process(fn, *args, **kwargs)
             finally:
-                left_open = _end_transactions()
+                left_open = roll_back_open()
             if left_open:
                 raise HandlerBrokeTransaction(
                     "a blocking call of an async handler left a transaction open; it was rolled"
@@ -129,7 +129,7 @@ def _tidy_up(*, shared: bool) -> None:
 def _reset(wrapper: BaseDatabaseWrapper) -> None:
     """Reset what a call left in its session, unless the connection is about to be closed."""
     driver = wrapper.connection
-    if wrapper.vendor != "postgresql" or driver is None or driver.closed or _is_open(wrapper):
+    if wrapper.vendor != "postgresql" or driver is None or driver.closed or is_open(wrapper):
         return
     is_pooled = bool(wrapper.settings_dict["OPTIONS"].get("pool"))
     if not is_pooled and wrapper.close_at is not None and monotonic() >= wrapper.close_at:
@@ -138,25 +138,3 @@ def _reset(wrapper: BaseDatabaseWrapper) -> None:
         reset_session(wrapper)
     except psycopg.Error:
         wrapper.close()
-
-
-def _end_transactions() -> bool:
-    """Roll back the transactions that this thread has open; return whether there were any.
-
-    The next call may be another handler's, whose writes would never be committed.
-    """
-    open_here = [each for each in connections.all(initialized_only=True) if _is_open(each)]
-    for wrapper in open_here:
-        drop_connection(wrapper)
-    return bool(open_here)
-
-
-def _is_open(wrapper: BaseDatabaseWrapper) -> bool:
-    driver = wrapper.connection
-    if wrapper.in_atomic_block or driver is None or not wrapper.settings_dict["AUTOCOMMIT"]:
-        return wrapper.in_atomic_block
-    if not wrapper.autocommit:
-        return True
-    if wrapper.vendor != "postgresql" or driver.closed:
-        return False
-    return bool(driver.info.transaction_status != TransactionStatus.IDLE)

@@ -1,0 +1,98 @@
+"""What a handler leaves open on another alias is its own failure, and not its neighbours' loss."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+
+from django_mq import RetryPolicy, fixed, handler
+from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.worker import Worker
+from testproject.shop.models import Product
+from tests.rows import add
+from tests.worker.conftest import registry  # noqa: F401  (fixture)
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _two_aliases(django_db_setup: None) -> Iterator[None]:
+    """The project has a second alias of the same database."""
+    connections.settings["other"] = copy.deepcopy(connections["default"].settings_dict)
+    yield
+    connections["other"].close()
+    del connections.settings["other"]
+    del connections["other"]
+
+
+@pytest.fixture(params=[0, 600], ids=["closed between", "kept"])
+def _other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings["other"], "CONN_MAX_AGE", request.param)
+
+
+def raw_begin() -> None:
+    with connections["other"].cursor() as cursor:
+        cursor.execute("begin")
+        cursor.execute("select 1")
+
+
+def block_left_open() -> None:
+    transaction.atomic(using="other").__enter__()
+
+
+def autocommit_off() -> None:
+    connections["other"].set_autocommit(False)
+
+
+def write(number: int) -> None:
+    Product.objects.using("other").create(name=f"{number}", price=1)
+
+
+@pytest.mark.usefixtures("_other")
+@pytest.mark.parametrize("leave", [raw_begin, block_left_open, autocommit_off])
+@pytest.mark.parametrize(
+    "options", [{}, {"atomic": False}, {"batch": True}], ids=["atomic", "not atomic", "batch"]
+)
+def test_a_transaction_left_open_is_rolled_back(
+    leave: Callable[[], None], options: dict[str, Any]
+) -> None:
+    policy = RetryPolicy(max_attempts=2, backoff=fixed(0.1))
+
+    @handler("#", queue="mail", name="h", retry=policy, **options)
+    def h(argument: Any) -> None:
+        for delivery in argument if isinstance(argument, list) else [argument]:
+            if delivery.payload == "breaks" and delivery.attempt == 1:
+                leave()
+            write(delivery.id)
+
+    culprit = add(handler="h", payload="breaks")
+    messages = [culprit, *(add(handler="h") for _ in range(5))]
+    assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    while QueuedMessage.objects.filter(dead_at=None).exists():  # the culprit, until it is due again
+        assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    assert not QueuedMessage.objects.exists()
+    written = sorted(map(int, Product.objects.values_list("name", flat=True)))
+    if options.get("batch"):  # those before it in the list commit there by themselves
+        assert set(written) == {message.pk for message in messages}
+    else:
+        assert written == [message.pk for message in messages]
+    failed = FailedAttempt.objects.get()
+    assert failed.message_id == culprit.pk
+    assert failed.error_class == "django_mq.exceptions.HandlerBrokeTransaction"
+    assert "left a transaction open on other" in failed.error_text
+
+
+@pytest.mark.usefixtures("_other")
+def test_the_handlers_own_error_is_kept() -> None:
+    @handler("#", queue="mail", name="h", retry=RetryPolicy.never())
+    def h(delivery: Any) -> None:
+        raw_begin()
+        raise ValueError("no such order")
+
+    add(handler="h")
+    assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    assert FailedAttempt.objects.get().error_class == "ValueError"
