@@ -32,7 +32,7 @@ class AwaitedReply(Protocol):
 
     def _refuse(self) -> None: ...
 
-    def _is_within_test(self) -> bool: ...
+    def _is_answered_here(self) -> bool: ...
 
     def _was_born_in_test(self) -> bool: ...
 
@@ -53,7 +53,7 @@ def collect(
     """Return the replies in order; raise the first error, or return errors in their places."""
     deadline = _Deadline(timeout)
     replies = []
-    with _futures(pendings, lambda each: deadline.is_zero or each._is_within_test()) as futures:
+    with _futures(pendings, lambda each: deadline.is_zero or each._is_answered_here()) as futures:
         for pending, future in zip(pendings, futures, strict=True):
             found = (
                 pending._query_here() if future is None else _result(future, deadline.remaining())

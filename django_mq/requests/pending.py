@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 
-#: Functions that run messages, called before each query in a TestCase: no worker sees its
-#: transaction.
+#: Functions that run messages, called before each query: those of open blocks of `answering()`.
 test_runners: list[Callable[[], object]] = []
 
 
@@ -125,19 +124,21 @@ class PendingReply:
                 f" {self._queue}, which its waiting could block: send the request to another queue"
             )
 
-    def _is_within_test(self) -> bool:
-        """Return whether this runs in a TestCase's transaction, which only this thread sees."""
-        return _is_within_test(connections[self._alias])
+    def _is_answered_here(self) -> bool:
+        """Return whether to query in this thread: within `answering()`, which answers in it, or in
+        a TestCase's transaction, which only this thread sees.
+        """
+        return bool(test_runners) or _is_within_test(connections[self._alias])
 
     def _was_born_in_test(self) -> bool:
-        """Like `_is_within_test()`, from any thread."""
-        return self._birth is not None and self._birth.is_within_test
+        """Like `_is_answered_here()`, from any thread."""
+        born_within = self._birth is not None and self._birth.is_within_test
+        return bool(test_runners) or born_within
 
     def _query_here(self) -> results.ReplyState:
         """Query on the connection of this thread."""
-        if self._is_within_test():
-            for run in test_runners:
-                run()
+        for run in test_runners:
+            run()
         with connections[self._alias].cursor() as cursor:
             return results.reply_states(cursor, [self.id])[0]
 
