@@ -133,11 +133,7 @@ class CannotWait(MQError, RuntimeError):
     """No reply could come while the caller waits; the text says why, and what to do."""
 
 
-class _Settle(Exception):
-    """The base class of exceptions that end an attempt on purpose."""
-
-
-class Retry(_Settle):
+class Retry(Exception):
     """Raise this in a handler to retry the message: at `after`, else by the retry policy.
 
     The attempt counts. `after` is seconds, a timedelta or an aware datetime; anything else raises
@@ -153,7 +149,7 @@ class Retry(_Settle):
         return f"retry after {self.args[0]}" if self.args else "retry"
 
 
-class Snooze(_Settle):
+class Snooze(Exception):
     """Raise this in a handler to run the message again at `after`; the attempt does not count.
 
     `after` is seconds, a timedelta or an aware datetime; anything else raises ValueError. The wait
@@ -170,7 +166,7 @@ class Snooze(_Settle):
         return f"snooze until {self.args[0]}"
 
 
-class Reject(_Settle):
+class Reject(Exception):
     """Raise this in a handler to dead-letter the message at once; operators see `reason`."""
 
     def __init__(self, reason: str = "rejected") -> None:

@@ -119,7 +119,7 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
         return TemplateResponse(request, "admin/django_mq/queue.html", context)
 
     def _has_row(self, request: HttpRequest, queue: str) -> bool:
-        """Return whether something was once decided about the queue: that made it known."""
+        """Return whether a row says that the queue was once decided about."""
         return (
             self.may_name(request, queue) and self.get_queryset(request).filter(pk=queue).exists()
         )

@@ -36,7 +36,7 @@ def timeline(message: QueuedMessage, attempts: Iterable[FailedAttempt]) -> list[
 
 
 def _last(message: QueuedMessage, now: Any) -> Event:
-    """Return what the message does now, or will do next."""
+    """Return the current or the next event of the message."""
     if message.dead_at is not None:
         return "Dead", full(message.dead_at, now), ""
     if message.leased_until is not None:

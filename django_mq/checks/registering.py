@@ -1,4 +1,4 @@
-"""How a check is registered: it takes the settings, and waits until they are valid."""
+"""Register a check that takes the settings, and runs only once they are valid."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class AsyncRunner(threading.Thread):
         self._batch = batch
         self._lingering = Lingering(batch=batch, max_linger=context.shortest_lease / LINGER_SHARE)
         self._timer: asyncio.TimerHandle | None = None
-        #: The drain ran out of time and cancelled handlers.
+        #: Whether the drain ran out of time and cancelled handlers.
         self.cut_off = False
         self._cancelling = self._drained = False
         self._running: dict[asyncio.Task[None], CallEntries] = {}

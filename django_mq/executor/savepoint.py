@@ -45,7 +45,7 @@ class LazySavepoint:
 
     def __init__(self, wrapper: BaseDatabaseWrapper) -> None:
         self.wrapper = wrapper
-        #: The handler used its connection, and its writes are behind a savepoint.
+        #: Whether the handler used its connection; its writes are then behind a savepoint.
         self.opened = False
         #: The error of the first use. Every later use of the connection raises it again.
         self.refused: BaseException | None = None

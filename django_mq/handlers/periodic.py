@@ -166,7 +166,7 @@ def _disallowed(declared: Declaration, metadata: dict[str, Any], settings: Setti
 
 
 def _type_name(type: Any) -> str:
-    """Return the type; raise InvalidName for what is taken for one by mistake."""
+    """Return the type; raise InvalidName for a task, a class or an instance."""
     if is_django_task(type):
         raise InvalidName(
             f"a schedule broadcasts a message, and {shown(type.func)} is a Django task: declare a"

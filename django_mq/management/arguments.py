@@ -20,7 +20,7 @@ from django_mq.queues.arguments import MAX_BIGINT
 def wrong_arguments(text: str) -> CommandError:
     """Return the error for arguments that do not go together: exit code 2, as of argparse.
 
-    No class of its own: Django prints the name of the class before the text.
+    Not a subclass: Django prints the name of a subclass before the text.
     """
     return CommandError(text, returncode=2)
 

@@ -97,8 +97,8 @@ def _encode_plain(value: object, encoder: type[json.JSONEncoder], max_depth: int
 def _begins_deep(value: object, maximum: int) -> bool:
     """Return whether more than `maximum` containers surround the first leaf of `value`.
 
-    Encoding a cycle never ends, and a list that contains the same list twice, a hundred levels
-    deep, would take ages.
+    Encoding a cycle never ends; nor, in practice, does that of a list which holds one list twice,
+    and so on, a hundred levels deep.
     """
     for _ in range(maximum + 1):
         if isinstance(value, dict):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django_mq.exceptions import as_seconds
+from django_mq.policy.column_bounds import FIRST_TIME
 from django_mq.policy.message_filter import FINGERPRINT
 from django_mq.policy.routing import check_name
 
@@ -52,6 +53,15 @@ def seconds(value: float | timedelta, what: str) -> float:
             f"{what} must be seconds or a timedelta, from 0 to 5,000 years, not {value!r}"
         )
     return found
+
+
+def before(now: datetime, ago: float) -> datetime:
+    """Return the moment `ago` seconds before `now`, but none before the first that a row can have.
+
+    >>> before(FIRST_TIME + timedelta(days=1), 86400.0 * 365 * 4000) == FIRST_TIME
+    True
+    """
+    return now - min(timedelta(seconds=ago), now - FIRST_TIME)
 
 
 def flag(value: object, what: str) -> bool:

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from django_mq.conf import alias_of
 from django_mq.policy.column_bounds import FIRST_TIME
-from django_mq.queues.arguments import check_fingerprint, queue_names, seconds, whole_number
+from django_mq.queues.arguments import before, check_fingerprint, queue_names, seconds, whole_number
 from django_mq.queues.transactions import reading
 from django_mq.store import error_groups as store
 from django_mq.store.error_groups import MAX_COUNTED, PairRow
@@ -69,7 +69,7 @@ def errors(
     with reading(alias_of(using)) as cursor:
         start = since if isinstance(since, datetime) else FIRST_TIME
         if ago is not None:
-            start = now(cursor) - timedelta(seconds=ago)
+            start = before(now(cursor), ago)
         pairs = store.groups(
             cursor,
             since=start,

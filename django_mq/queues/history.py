@@ -11,10 +11,9 @@ from django.db.models import Q
 from django_mq.conf import alias_of, get_settings
 from django_mq.models import HandledMessage
 from django_mq.outbox.replay import Replays
-from django_mq.policy.column_bounds import FIRST_TIME
 from django_mq.policy.routing import check_key
 from django_mq.queues.actions import Changed, Ids, checked_ids, log_changed
-from django_mq.queues.arguments import MAX_BIGINT, check_names, seconds, whole_number
+from django_mq.queues.arguments import MAX_BIGINT, before, check_names, seconds, whole_number
 from django_mq.queues.transactions import reading
 from django_mq.store import replay as store
 from django_mq.store import schedules
@@ -160,7 +159,6 @@ def _moment(alias: str, at: Moment | None, what: str) -> datetime | None:
         if at.tzinfo is None:
             raise ValueError(f"{what} must be an aware datetime, not {at!r}: use timezone.now()")
         return at
-    ago = timedelta(seconds=seconds(at, what))
+    ago = seconds(at, what)
     with connections[alias].cursor() as cursor:
-        now = schedules.now(cursor)
-    return now - ago if ago < now - FIRST_TIME else FIRST_TIME
+        return before(schedules.now(cursor), ago)

@@ -27,7 +27,7 @@ MAX_COUNT = 10_000
 #: The approximate number of rows that `read_many_counts` reads, and the limits that its counts may
 #: have. A row on a page of its own takes 4 us.
 READ_BUDGET, COUNT_LIMITS = 50_000, (100, 200, 500, 1_000, 2_000, 5_000)
-#: The kinds of messages for which each count reads rows: due, later, leased, keyed.
+#: The number of kinds of messages for which each count reads rows: due, later, leased, keyed.
 _KINDS = 4
 
 

@@ -50,7 +50,7 @@ class SendBuffer:
             self._moved_at = monotonic()
 
     def finish(self, link: socket.socket) -> None:
-        """Let the process read the end of the requests behind the last of them."""
+        """Close the sending side once every request is sent: the process then reads the end."""
         if not self._unsent:
             with contextlib.suppress(OSError):  # it has just died
                 link.shutdown(socket.SHUT_WR)

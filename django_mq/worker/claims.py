@@ -1,4 +1,4 @@
-"""Which statement claims or takes over from which queue: plain, with keys, ordered, behind a gate.
+"""Choose the statement that claims from a queue: plain, keyed, ordered, or behind a gate.
 
 From a queue that backs off it claims the probe alone.
 """

@@ -119,7 +119,7 @@ class Parts:
         )
 
     def _executor(self, number: int, slice_size: int) -> Executor:
-        """Build an executor whose local queue holds slices of `slice_size` messages."""
+        """Build executor `number`, whose slices have up to `slice_size` messages."""
         batch = self._batch
         return Executor(
             number,

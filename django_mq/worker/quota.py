@@ -12,7 +12,7 @@ class Quota:
         self._scoreboard = scoreboard
         #: How many more may be claimed; None: no limit.
         self.remaining = limit
-        #: How many were ever claimed, released ones included.
+        #: Messages ever claimed, including those released since.
         self.claimed = 0
 
     def claim(self, count: int) -> None:

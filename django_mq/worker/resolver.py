@@ -82,7 +82,7 @@ class Resolver:
     def resolve(self, cursor: Cursor, delivery: Delivery) -> Task | Ended | None:
         """Return the task of `delivery`, or, if it cannot run here, the end for `settle_held()`.
 
-        None if neither is left to do: its lease is lost, or it went back to its queue.
+        None if nothing is left to do: the lease is lost, or the row went back to its queue.
         """
         row = delivery._row
         if excess := self._excess(row):

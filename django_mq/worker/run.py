@@ -162,7 +162,7 @@ class Run:
         return parts.fetcher.fetch(cursor)
 
     def _suspend(self, cursor: Cursor) -> float:
-        """Hold nothing that does not run; an operator told this worker to be quiet."""
+        """Release everything that has not started: an operator told this worker to be quiet."""
         self.unstarted.release_all(cursor)
         return min(self.worker.settings.poll_interval, self.parts.ordered_queues.next_turn_in())
 

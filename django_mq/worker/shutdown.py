@@ -1,4 +1,4 @@
-"""The end of a run, by a drain: every step is taken, whatever became of the steps before."""
+"""The drain at the end of a run: it takes every step, even if an earlier one failed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Shutdown:
             self.parts.listener.stop()
 
     def _release(self) -> None:
-        """Release what did not start; the others may run it at once."""
+        """Release messages that have not started, so that other workers may run them at once."""
         if self.parts.dispatch.release(self.parts.local_queue.close()):
             self._ring()
 
@@ -85,7 +85,7 @@ class Shutdown:
             parts.recovery.finish(LAST_RECOVERY)
 
     def _give_up(self) -> None:
-        """Wait for nothing any more: neither for handlers nor for a lost database."""
+        """Stop waiting, both for handlers and for a lost database."""
         self.parts.giving_up.set()
         self.parts.watchdog.limit_waits(LAST_STATEMENT_SECONDS)
 

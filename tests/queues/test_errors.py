@@ -93,6 +93,11 @@ def test_they_are_narrowed_to_a_time_and_queues():
             queues.errors(**bad)
 
 
+def test_a_time_before_all_messages_finds_all_of_them():
+    fail(add())
+    assert len(queues.errors(since=timedelta(days=4000 * 365))) == 1
+
+
 def test_a_message_counts_where_it_failed_last():
     message = add(dead=-1)
     old = fail(message, 1, ago=9)
