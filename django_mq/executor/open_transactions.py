@@ -20,23 +20,32 @@ def open_aliases() -> set[str]:
 
 
 def roll_back_open(*, excluding: Collection[str] = ()) -> list[str]:
-    """Roll back the open transactions of this thread, and return their aliases.
+    """Roll back the open transactions of this thread, and return the aliases that had one.
 
-    Those of the aliases `excluding` stay as they are.
+    Connections that only left autocommit off are closed. The aliases `excluding` stay as they are.
     """
-    found = sorted(open_aliases().difference(excluding))
-    for alias in found:
+    left = []
+    for alias in sorted(open_aliases().difference(excluding)):
+        if not _is_idle(connections[alias]):
+            left.append(alias)
         drop_connection(connections[alias])
-    return found
+    return left
 
 
 def is_open(wrapper: BaseDatabaseWrapper) -> bool:
-    """Return whether a transaction is open, by Django or by a raw statement."""
-    driver = wrapper.connection
-    if wrapper.in_atomic_block or driver is None or not wrapper.settings_dict["AUTOCOMMIT"]:
+    """Return whether a transaction is open, by Django or by a raw statement, or would be.
+
+    With autocommit off the next statement would begin one.
+    """
+    if wrapper.connection is None or not wrapper.settings_dict["AUTOCOMMIT"]:
         return wrapper.in_atomic_block
-    if not wrapper.autocommit:
-        return True
-    if wrapper.vendor != "postgresql" or driver.closed:
+    return not (wrapper.autocommit and _is_idle(wrapper))
+
+
+def _is_idle(wrapper: BaseDatabaseWrapper) -> bool:
+    if wrapper.in_atomic_block:
         return False
-    return bool(driver.info.transaction_status != TransactionStatus.IDLE)
+    driver = wrapper.connection
+    if wrapper.vendor != "postgresql" or driver is None or driver.closed:
+        return wrapper.autocommit
+    return bool(driver.info.transaction_status == TransactionStatus.IDLE)

@@ -96,3 +96,22 @@ def test_the_handlers_own_error_is_kept() -> None:
     add(handler="h")
     assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
     assert FailedAttempt.objects.get().error_class == "ValueError"
+
+
+@pytest.mark.usefixtures("_other")
+def test_what_a_handler_committed_with_autocommit_off_is_no_failure() -> None:
+    """The next handler has autocommit again."""
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy.never())
+    def h(delivery: Any) -> None:
+        other = connections["other"]
+        assert other.get_autocommit()
+        other.set_autocommit(False)
+        write(delivery.id)
+        other.commit()
+
+    messages = [add(handler="h") for _ in range(3)]
+    assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    written = sorted(map(int, Product.objects.values_list("name", flat=True)))
+    assert written == [message.pk for message in messages]
+    assert not FailedAttempt.objects.exists()
