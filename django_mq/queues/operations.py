@@ -86,7 +86,7 @@ def operate(
         last_id=last,
     )
     made.save(using=alias, force_insert=True)
-    made.refresh_from_db()
+    made.refresh_from_db(using=alias)
     logger.info(
         "operation %d: %s requested for all messages that match",
         made.pk,

@@ -83,9 +83,9 @@ ADVANCE = """
 update django_mq_operation
    set after_id = %(after)s::bigint,
        done = done + %(done)s, skipped = skipped + %(skipped)s,
-       state = %(state)s, error = %(error)s,
+       state = %(state)s::text, error = %(error)s,
        started_at = coalesce(started_at, statement_timestamp()),
-       ended_at = case when %(state)s <> 'running' then statement_timestamp() end
+       ended_at = case when %(state)s::text <> 'running' then statement_timestamp() end
  where id = %(id)s
 returning state, done, skipped
 """

@@ -55,6 +55,35 @@ def turn():
     return len(freed)
 
 
+@pytest.mark.django_db(transaction=True)
+def test_with_parameters_that_the_server_binds(monkeypatch):
+    """OPTIONS = {"server_side_binding": True}: each parameter has one type."""
+    options = {**connection.settings_dict["OPTIONS"], "server_side_binding": True}
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+    add()
+    asked = queues.operate("cancel", queue="mail")
+    turn()
+    assert (stored(asked).state, stored(asked).done) == ("done", 1)
+    assert not QueuedMessage.objects.exists()
+
+
+class ReadsElsewhere:
+    """A router that reads from a replica, which cannot be reached."""
+
+    def db_for_read(self, model, **hints):
+        return "replica"
+
+    def db_for_write(self, model, **hints):
+        return "default"
+
+
+@pytest.mark.django_db
+def test_an_operation_is_not_read_back_from_a_replica(settings):
+    settings.DATABASE_ROUTERS = [ReadsElsewhere()]
+    asked = queues.operate("cancel", queue="mail")
+    assert (asked.pk is not None, asked.state) == (True, "waiting")
+
+
 @pytest.mark.django_db
 def test_five_thousand_messages_in_steps_and_what_comes_later_stays(caplog):
     boss = User.objects.create(username="ada")
