@@ -64,7 +64,13 @@ class Attempts:
             if savepoint.refused is None:
                 savepoint.arm()
                 function, delivery = tasks[0].handler.call, tasks[0].delivery
-                result, error = call(function, argument_of(tasks), delivery, alias=wrapper.alias)
+                result, error = call(
+                    function,
+                    argument_of(tasks),
+                    delivery,
+                    alias=wrapper.alias,
+                    in_test=self.session.borrowed,
+                )
             seconds = perf_counter() - began
             if error is None:
                 error = _keep_writes(savepoint, more=monotonic() < until)

@@ -12,8 +12,8 @@ from django.db import close_old_connections, connections, reset_queries
 
 from django_mq.exceptions import HandlerBrokeTransaction, Reject, Retry, Snooze
 from django_mq.executor import forks, replies
-from django_mq.executor.open_transactions import open_aliases, roll_back_open
 from django_mq.executor.tasks import Task
+from django_mq.executor.thread_connections import clean_up, open_aliases
 from django_mq.messages import Delivery, current_delivery
 from django_mq.store.history_days import was_attached_meanwhile
 
@@ -25,14 +25,20 @@ surroundings: list[Callable[[Any], AbstractContextManager[object]]] = []
 
 
 def call(
-    function: Callable[[Any], Any], argument: Any, delivery: Delivery, *, alias: str
+    function: Callable[[Any], Any],
+    argument: Any,
+    delivery: Delivery,
+    *,
+    alias: str,
+    in_test: bool = False,
 ) -> tuple[Any, BaseException | None]:
     """Return the result and the error of `function(argument)`.
 
     A requested result is encoded; if that fails, the failure is the handler's error. The call runs
     in a copy of this thread's context: translation, time zone and context variables that it sets
-    end with it, and the messages that it broadcasts name `delivery` as their cause. A transaction
-    that it leaves open on another alias than `alias` is rolled back, and is an error, too.
+    end with it, and the messages that it broadcasts name `delivery` as their cause. So do the
+    settings of its sessions on other aliases than `alias`, except `in_test`, on the connections of
+    a test. A transaction that it leaves open there is rolled back, and is an error, too.
     """
     process = forks.process
     others = len(connections.settings) > 1
@@ -40,7 +46,7 @@ def call(
     result, error = copy_context().run(_call, function, argument, delivery)
     if forks.process is not process:
         forks.leave(error)
-    if others and (left := roll_back_open(excluding=before)) and error is None:
+    if others and (left := clean_up(excluding=before, resets=not in_test)) and error is None:
         error = HandlerBrokeTransaction(
             f"the handler left a transaction open on {' and '.join(left)}; it was rolled back"
         )

@@ -99,7 +99,7 @@ class NonAtomic:
             function = handler.call
             if handler.is_async:  # a suspect: it must not share the loop with others
                 function = async_to_sync(function)
-            result, error = run_call(function, call, self.session.wrapper.alias)
+            result, error = run_call(function, call, alias=self.session.wrapper.alias)
             seconds = perf_counter() - began
             if self._left_transaction_open() and error is None:
                 error = HandlerBrokeTransaction(
@@ -150,9 +150,10 @@ class EntryTimeout:
 
 
 def run_call(
-    function: Callable[[Any], Any], call: LeasedCall, alias: str
+    function: Callable[[Any], Any], call: LeasedCall, *, alias: str, in_test: bool = False
 ) -> tuple[Any, BaseException | None]:
     """Return the result and the error of the call; no handler is called with an empty list."""
     if isinstance(call.argument, list) and not call.argument:
         return None, None
-    return run_handler(function, call.argument, call.deliveries[0], alias=alias)
+    delivery = call.deliveries[0]
+    return run_handler(function, call.argument, delivery, alias=alias, in_test=in_test)

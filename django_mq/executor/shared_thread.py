@@ -12,15 +12,13 @@ from time import monotonic
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
-import psycopg
 from asgiref.sync import AsyncToSync
 from django.db import close_old_connections, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import forks
-from django_mq.executor.connections import reset_session
-from django_mq.executor.open_transactions import is_open, roll_back_open
+from django_mq.executor.thread_connections import clean_up, reset
 from django_mq.messages import Delivery, current_delivery
 
 P = ParamSpec("P")
@@ -88,7 +86,7 @@ class SharedThread(ThreadPoolExecutor):
             try:
                 result = _within_process(fn, *args, **kwargs)
             finally:
-                left_open = roll_back_open()
+                left_open = clean_up(resets=False)
             if left_open:
                 raise HandlerBrokeTransaction(
                     "a blocking call of an async handler left a transaction open; it was rolled"
@@ -127,14 +125,7 @@ def _tidy_up(*, shared: bool) -> None:
 
 
 def _reset(wrapper: BaseDatabaseWrapper) -> None:
-    """Reset what a call left in its session, unless the connection is about to be closed."""
-    driver = wrapper.connection
-    if wrapper.vendor != "postgresql" or driver is None or driver.closed or is_open(wrapper):
-        return
+    """Reset the session, unless the connection is about to be closed."""
     is_pooled = bool(wrapper.settings_dict["OPTIONS"].get("pool"))
-    if not is_pooled and wrapper.close_at is not None and monotonic() >= wrapper.close_at:
-        return
-    try:
-        reset_session(wrapper)
-    except psycopg.Error:
-        wrapper.close()
+    if is_pooled or wrapper.close_at is None or monotonic() < wrapper.close_at:
+        reset(wrapper)

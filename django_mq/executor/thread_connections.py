@@ -1,35 +1,54 @@
-"""Transactions that a call has left open on the connections of its thread.
+"""What a call leaves on the connections of its thread besides that of its message.
 
-Nobody would end them: what the next handlers of the thread write there would be lost with them.
+The next handlers of the thread get these connections: an open transaction would take their writes
+along, and a setting such as `search_path` would lead them elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+import psycopg
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.pq import TransactionStatus
 
-from django_mq.executor.connections import drop_connection
+from django_mq.executor.connections import drop_connection, reset_session
 
 
 def open_aliases() -> set[str]:
-    """Return the aliases on which this thread has a transaction open."""
+    """Return the aliases on which this thread has a transaction open, or autocommit off."""
     return {each.alias for each in connections.all(initialized_only=True) if is_open(each)}
 
 
-def roll_back_open(*, excluding: Collection[str] = ()) -> list[str]:
-    """Roll back the open transactions of this thread, and return the aliases that had one.
+def clean_up(*, excluding: Collection[str] = (), resets: bool = True) -> list[str]:
+    """Roll back the transactions of this thread, and return the aliases that had one open.
 
-    Connections that only left autocommit off are closed. The aliases `excluding` stay as they are.
+    Connections that only left autocommit off are closed; with `resets`, the sessions of the others
+    are reset. The aliases `excluding` stay as they are.
     """
     left = []
-    for alias in sorted(open_aliases().difference(excluding)):
-        if not _is_idle(connections[alias]):
-            left.append(alias)
-        drop_connection(connections[alias])
+    for wrapper in connections.all(initialized_only=True):
+        if wrapper.alias in excluding:
+            continue
+        if is_open(wrapper):
+            if not _is_idle(wrapper):
+                left.append(wrapper.alias)
+            drop_connection(wrapper)
+        elif resets:
+            reset(wrapper)
     return left
+
+
+def reset(wrapper: BaseDatabaseWrapper) -> None:
+    """Reset what a call left in the session, unless it is in a transaction."""
+    driver = wrapper.connection
+    if wrapper.vendor != "postgresql" or driver is None or driver.closed or is_open(wrapper):
+        return
+    try:
+        reset_session(wrapper)
+    except psycopg.Error:
+        wrapper.close()
 
 
 def is_open(wrapper: BaseDatabaseWrapper) -> bool:

@@ -212,7 +212,7 @@ class Drain:
             function = async_to_sync(function)
         guard = TransactionGuard(self._connection)
         began = perf_counter()
-        result, error = run_call(function, leased, self._connection.alias)
+        result, error = run_call(function, leased, alias=self._connection.alias, in_test=True)
         seconds = perf_counter() - began
         try:
             kept = guard.end(error)

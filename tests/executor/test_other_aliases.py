@@ -1,4 +1,4 @@
-"""What a handler leaves open on another alias is its own failure, and not its neighbours' loss."""
+"""What a handler leaves on another alias is its own failure; its neighbours do not meet it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from django.db import connections, transaction
 
 from django_mq import RetryPolicy, fixed, handler
+from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.worker import Worker
 from testproject.shop.models import Product
@@ -114,4 +115,26 @@ def test_what_a_handler_committed_with_autocommit_off_is_no_failure() -> None:
     assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
     written = sorted(map(int, Product.objects.values_list("name", flat=True)))
     assert written == [message.pk for message in messages]
+    assert not FailedAttempt.objects.exists()
+
+
+@pytest.mark.usefixtures("_other")
+@pytest.mark.parametrize("options", [{}, {"atomic": False}], ids=["atomic", "not atomic"])
+def test_settings_do_not_reach_the_next_handler(options: dict[str, Any]) -> None:
+    """The schema of one tenant is not that of the next, in one slice and in the next one."""
+    paths: list[str] = []
+
+    @handler("#", queue="mail", name="h", **options)
+    def h(delivery: Delivery) -> None:
+        with connections["other"].cursor() as cursor:
+            cursor.execute("show search_path")
+            paths.append(cursor.fetchone()[0])
+            cursor.execute("set search_path to tenant_a, public")
+
+    for count in (3, 1):
+        for _ in range(count):
+            add(handler="h")
+        assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    assert len(paths) == 4
+    assert len(set(paths)) == 1
     assert not FailedAttempt.objects.exists()
