@@ -184,26 +184,26 @@ select asked.id, head.id, flying.id, ahead.n, behind.n
 
 
 def _positions(line: str, *, by: str, excluding: str) -> str:
-    """Return the statement for rows m of the same `line` as a row of `asked`.
+    """Return the statement for rows m of the same `line` as a row of `asked`, ordered by `by`, id.
 
-    The line is ordered by `by` and id. A claimed row that satisfies `excluding` keeps all others of
-    the line from being claimed, including earlier ones that became visible later.
+    A claimed row that satisfies `excluding` keeps all others of the line from being claimed,
+    including earlier ones that became visible later.
     """
-    # Not by id alone: the planner might scan the primary key instead of the line.
-    before, after = (
-        f"({by}, m.id) {sign} ({by.replace('m.', 'asked.')}, asked.id)" for sign in "<>"
-    )
+    # Not by id alone: the planner might scan the primary key instead of the line. And not with
+    # `by` = its value or both bounds: the scan would start there, and not at the asked row.
+    value = by.replace("m.", "asked.")
+    before = f"({by}, m.id) < ({value}, asked.id) and {by} >= {value}"
+    after = f"({by}, m.id) > ({value}, asked.id) and {by} <= {value}"
     return _POSITIONS.format(line=line, by=by, excluding=excluding, before=before, after=after)
 
 
-_SAME_KEY = (
-    "m.queue = asked.queue and m.handler = asked.handler"
-    " and m.key >= asked.key and m.key <= asked.key"
+_HANDLER = "m.queue = asked.queue and m.handler = asked.handler"
+_KEYED = _positions(
+    _HANDLER,
+    by="m.key",
+    excluding=f"{_HANDLER} and m.key >= asked.key and m.key <= asked.key",
 )
-_KEYED = _positions(_SAME_KEY, by="m.key", excluding=_SAME_KEY)
-_ORDERED = _positions(
-    "m.queue = asked.queue and m.ordered", by="m.queue", excluding="m.queue = asked.queue"
-)
+_ORDERED = _positions("m.ordered", by="m.queue", excluding="m.queue = asked.queue")
 STANDINGS = f"""
 with asked as materialized (
     select m.id, m.queue, m.handler, m.key, m.ordered, m.dead_at is not null as dead,

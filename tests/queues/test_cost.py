@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.db import connection
 
 from django_mq import cancel, queues
+from django_mq.models import QueuedMessage
 from django_mq.queues import totals
 from tests.pages_read import pages_read
 from tests.rows import beat
@@ -16,9 +18,9 @@ pytestmark = [pytest.mark.django_db, pytest.mark.thorough]
 
 FEW, MANY = 2_000, 60_000
 
-#: A queue whose key is stuck behind a leased head, one of plain messages with unique ids, three in
-#: which all messages are expired, held or dead, one whose first message has many delayed ones of a
-#: higher priority beside it, and a small one at the end.
+#: A queue whose key is stuck behind a leased head, an ordered queue, one of plain messages with
+#: unique ids, three in which all messages are expired, held or dead, one whose first message has
+#: many delayed ones of a higher priority beside it, and a small one at the end.
 FILL = """
 insert into django_mq_queuedmessage
        (queue, type, handler, key, payload, attempts, claimed_by, leased_until)
@@ -26,6 +28,9 @@ select 'stuck', 't', 'h', 'k', '{}', 1, 'w:1', now() + interval '1 day'
  where not exists (select from django_mq_queuedmessage where queue = 'stuck');
 insert into django_mq_queuedmessage (queue, type, handler, key, payload, processable_after)
 select 'stuck', 't', 'h', 'k', '{}', now() - interval '1 hour' + n * interval '1 ms'
+  from generate_series(%(first)s, %(last)s) n;
+insert into django_mq_queuedmessage (queue, type, handler, key, payload, ordered)
+select 'ordered', 't', 'h', case when n %% 2 = 0 then 'k' end, '{}', true
   from generate_series(%(first)s, %(last)s) n;
 insert into django_mq_queuedmessage (queue, type, handler, payload, unique_id, processable_after)
 select 'plain', 't' || n %% 9, 'h', '{}', 'u' || n, now() - interval '1 hour' + n * interval '1 ms'
@@ -64,14 +69,20 @@ select 'small', 't', 'h', case when n %% 2 = 0 then 'k' || n end, '{}', case whe
   from generate_series(1, 20) n
 """
 
+
+def _id_at(queue: str, place: float) -> int:
+    """Return the id of the message that has this part of its queue's messages ahead of it."""
+    return _ids[queue][round(place * (len(_ids[queue]) - 1))]
+
+
 CALLS: dict[str, Callable[[], object]] = {
     **{
         f"state of {queue}": lambda queue=queue: queues.state(queue)  # type: ignore[misc]
-        for queue in ("stuck", "plain", "expired", "held", "dead", "small")
+        for queue in ("stuck", "ordered", "plain", "expired", "held", "dead", "small")
     },
     **{
         f"counts of {queue}": lambda queue=queue: queues.counts(queue)  # type: ignore[misc]
-        for queue in ("stuck", "plain", "expired", "held", "dead", "small")
+        for queue in ("stuck", "ordered", "plain", "expired", "held", "dead", "small")
     },
     "counts": queues.counts,
     "cancel a unique id": lambda: cancel(unique_id="u1234"),
@@ -93,11 +104,22 @@ CALLS: dict[str, Callable[[], object]] = {
     "purge a few that wait": lambda: queues.purge(limit=10, waiting=True),
     "purge a small queue": lambda: queues.purge("small", waiting=True),
     "purge ids": lambda: queues.purge(ids=[1, 2, 3], dry_run=True),
-    "why": lambda: queues.why(2),
+    **{
+        f"why, in {queue} at {place:.0%}": lambda queue=queue, place=place: queues.why(  # type: ignore[misc]
+            _id_at(queue, place)
+        )
+        for queue in ("stuck", "ordered", "plain")
+        for place in (0, 0.5, 1)
+    },
+    "why, no such message": lambda: queues.why(-2),
     "why, behind those of a higher priority": lambda: queues.why(-1),
     "heads": queues.heads,
     "topology": queues.topology,
 }
+
+
+#: By queue, all in order. Looked up beforehand, since the lookup's cost is not the call's.
+_ids: dict[str, list[int]] = {}
 
 
 def fill(first: int, last: int) -> None:
@@ -105,6 +127,9 @@ def fill(first: int, last: int) -> None:
         for statement in FILL.split(";\n"):
             cursor.execute(statement, {"first": first, "last": last})
         cursor.execute("analyze django_mq_queuedmessage, django_mq_uniquekey")
+    for queue in ("stuck", "ordered", "plain"):
+        messages = QueuedMessage.objects.filter(queue=queue)
+        _ids[queue] = list(messages.order_by("pk").values_list("pk", flat=True))
 
 
 def cost() -> dict[str, int]:
@@ -117,7 +142,10 @@ def cost() -> dict[str, int]:
     return found
 
 
-def test_no_call_costs_more_among_many_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_call_costs_more_among_many_messages(
+    monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    settings.DJANGO_MQ = {"QUEUES": {"ordered": {"ordered": True}}}
     monkeypatch.setattr(totals, "MAX_COUNT", 1000)
     beat()
     fill(1, FEW)
