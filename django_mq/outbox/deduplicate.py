@@ -187,10 +187,14 @@ def _promote_after_commit(alias: str, ids: list[UniqueId]) -> None:
 
     An optimisation: the workers' chores and the next broadcast also look.
     """
+    connection = connections[alias]
 
     def promote() -> None:
+        own = connection.get_autocommit() and not connection.in_atomic_block
         try:
-            with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+            with transaction.atomic(using=alias), connection.cursor() as cursor:
+                if own:  # after the lock, it sees what that session wrote
+                    cursor.execute(operators.READ_COMMITTED)
                 operators.limit_waits(cursor, most_ms=PROMOTE_WAIT_MS)
                 free_unique_ids.lock(cursor, ids)
                 free_unique_ids.promote_put_aside(cursor, ids)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from django_mq import Delivery, handler
+from django_mq import Delivery, broadcast, handler
 from django_mq.models import QueuedMessage, UniqueKey
 from django_mq.testing import drain
 from tests.database import listening, second_connection
@@ -77,13 +77,21 @@ def test_a_worker_that_ends_a_message_waits_for_no_producer(
     assert done == [2]
 
 
+@pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
 def test_what_is_put_aside_while_the_message_ends_comes_forward(
-    together: Callable[..., Future[Any]],
+    together: Callable[..., Future[Any]], level: str
 ) -> None:
     """The producer commits first, but the worker has already looked: the hook waits for it."""
     send(1)
     message = claimed()
-    producer = Holder(together, uncommitted(2, "requeue"))
+
+    def requeue() -> Any:
+        receipt = broadcast("a.b", 2, unique_id="u", on_duplicate="requeue")
+        with connection.cursor() as cursor:
+            cursor.execute(f"set default_transaction_isolation = '{level}'")
+        return receipt
+
+    producer = Holder(together, requeue)
     with second_connection() as worker, worker.transaction():
         end_message(message, worker.cursor())
         producer._end.set()
