@@ -60,11 +60,17 @@ def limits(driver: psycopg.Connection[Any]) -> LoginLimits:
     return LoginLimits(*row) if row else LoginLimits(0, None)
 
 
+#: Only of the probes below: every listener hears all of them, and takes its own.
+PROBE_CHANNEL = "django_mq_probe"
+
+
 def notify_arrives(
     listening: psycopg.Connection[Any], notifying: psycopg.Connection[Any], *, seconds: float
 ) -> bool:
     """Return whether a NOTIFY of one session reaches the LISTEN of the other within `seconds`."""
-    channel = f"django_mq_{secrets.token_hex(8)}"
-    listening.execute(f"listen {channel}")
-    notifying.execute(f"notify {channel}")
-    return any(True for _ in listening.notifies(timeout=seconds, stop_after=1))
+    listening.execute(f"listen {PROBE_CHANNEL}")
+    token = secrets.token_hex(8)
+    notifying.execute(f"notify {PROBE_CHANNEL}, '{token}'")
+    arrives = any(each.payload == token for each in listening.notifies(timeout=seconds))
+    listening.execute(f"unlisten {PROBE_CHANNEL}")
+    return arrives

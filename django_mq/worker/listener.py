@@ -14,6 +14,7 @@ from django.db import connections
 from django_mq.executor.connections import CONNECT_SECONDS, LOST, MAX_RECONNECT_WAIT, RECONNECT_WAIT
 from django_mq.executor.watchdog import Link
 from django_mq.store.limits import Limits, set_for_session
+from django_mq.store.session_facts import is_pooled, notify_arrives
 from django_mq.worker.wakeup import Wakeup
 
 #: The minimum of seconds between two rings, since every role that can log in may NOTIFY.
@@ -22,13 +23,19 @@ MIN_RING_INTERVAL = 0.005
 COMMANDS = "django_mq_commands"
 #: Seconds between two checks of the link; a check that takes longer makes the thread reconnect.
 PING_INTERVAL = 10.0
+#: Seconds that a NOTIFY may take through a pooler.
+PROBE_SECONDS = 3.0
+
+
+class _Deaf(Exception):
+    """A transaction pooler keeps the notifications from the link."""
 
 
 class Listener(threading.Thread):
     """Rings `wakeup` for each notification, and calls `on_command()` for that of a command.
 
     Reconnects after a lost connection, and then rings, since it may have missed a notification.
-    Until then the poll finds what is due.
+    Until then the poll finds what is due. Through a pooler, it tries whether notifications arrive.
     """
 
     def __init__(
@@ -52,11 +59,11 @@ class Listener(threading.Thread):
         self.turns = 0
 
     def healthy(self) -> bool:
-        """Return whether the link has answered recently."""
+        """Return whether the link hears notifications, and has answered recently."""
         return monotonic() - self._heard_at < 3 * PING_INTERVAL
 
     def degraded(self) -> bool:
-        """Return whether the link is dead; not before the first attempt to connect has ended."""
+        """Return whether the link is dead or deaf; not before the first attempt has ended."""
         return self._tried and not self.healthy()
 
     def run(self) -> None:
@@ -65,10 +72,10 @@ class Listener(threading.Thread):
             self.turns += 1
             try:
                 self._listen()
-            except LOST:
+            except (*LOST, _Deaf) as error:
                 self._heard_at = float("-inf")
                 self._tried = True
-                self._stopping.wait(wait)
+                self._stopping.wait(PING_INTERVAL if isinstance(error, _Deaf) else wait)
                 wait = min(wait * 2, MAX_RECONNECT_WAIT)
             else:
                 wait = RECONNECT_WAIT
@@ -85,6 +92,10 @@ class Listener(threading.Thread):
             self._link.attach(connection)
             version = connection.info.server_version
             connection.execute(set_for_session(Limits(), server_version=version))
+            if is_pooled(connection):
+                with psycopg.connect(**params) as notifying:
+                    if not notify_arrives(connection, notifying, seconds=PROBE_SECONDS):
+                        raise _Deaf
             connection.execute("listen django_mq; listen django_mq_commands")
             self._wakeup.ring()
             link = select.poll()

@@ -121,3 +121,18 @@ def test_orders_of_operators_arrive_behind_a_pooler(
     queue.wait_empty(worker)
     queues.stop_workers(process.id)
     assert worker.ends() == 0
+
+
+def test_a_worker_that_listens_through_a_transaction_pooler_is_degraded(
+    start: Callable[..., Worker], queue: Queue, witness: Witness, pooled: str
+) -> None:
+    """Guarantee 7: LISTEN succeeds there, and nothing arrives."""
+    worker = start(
+        url=pooled,
+        mq={"POLL_INTERVAL": 0.3},
+        database={"DISABLE_SERVER_SIDE_CURSORS": True},
+    )
+    worker.until(lambda: [w.wakeup for w in queues.workers()] == ["degraded"], "it is deaf")
+    witness.open("open")
+    queue.send("write", "a", gate="open")
+    queue.wait_empty(worker)

@@ -15,6 +15,7 @@ from django_mq.worker import listener as listener_module
 from django_mq.worker.listener import Listener
 from django_mq.worker.wakeup import Wakeup
 from tests.database import second_connection
+from tests.queues.pooler import Pooler
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -121,3 +122,21 @@ def test_it_listens_past_djangos_pool(monkeypatch: pytest.MonkeyPatch) -> None:
         listener.stop()
         listener.join(30)
         assert not listener.is_alive()
+
+
+def test_through_a_pooler_that_keeps_sessions_it_hears(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = connections.settings["default"]
+    with Pooler(connections["default"].get_connection_params()) as pooler:
+        here = {"HOST": "127.0.0.1", "PORT": str(pooler.port)}
+        monkeypatch.setitem(connections.settings, "pooler", {**settings, **here})
+        listener = Listener("pooler", Counted(), link=Link())
+        try:
+            listener.start()
+            listener._wakeup.until(1)
+            notify()
+            listener._wakeup.until(2)
+            assert listener.healthy()
+        finally:
+            listener.stop()
+            listener.join(30)
+            assert not listener.is_alive()
