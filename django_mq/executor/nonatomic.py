@@ -113,8 +113,9 @@ class NonAtomic:
     def settle(self, ended: Sequence[Ended]) -> None:
         """Settle `ended`, and report it."""
         if settled := self.settlement.settle(ended):
-            reports.all_ended(settled)
-            self.context.on_settled(settled)
+            with self.session.reset_if_used():
+                reports.all_ended(settled)
+                self.context.on_settled(settled)
         tidy_up()
 
     def _left_transaction_open(self) -> bool:

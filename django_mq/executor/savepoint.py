@@ -78,7 +78,8 @@ class LazySavepoint:
         self._unused = False
         self._begin = begin
         self.refused = None
-        if self._watched.take_driver():
+        self._watched.take_driver()
+        if self._cursor is None or self._cursor.connection is not self._watched.driver:
             self._cursor = psycopg.ClientCursor(self._watched.driver)
             self._initially_immediate = self._release_for = None
         self._depth = len(self.wrapper.savepoint_ids), len(self.wrapper.atomic_blocks)
@@ -100,12 +101,12 @@ class LazySavepoint:
     def watch(self) -> None:
         """From now on, `opened` says whether the connection was used; no savepoint is opened.
 
-        A connection that was made since `start()` counts as used.
+        A connection that was made since it was last watched counts as used.
         """
         self.arm()
         self._begin = None
         self._unused = True
-        if self._watched.was_replaced():
+        if self._watched.take_driver():
             self.open()
 
     def disarm(self) -> None:

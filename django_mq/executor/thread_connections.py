@@ -7,6 +7,7 @@ along, and a setting such as `search_path` would lead them elsewhere.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import psycopg
 from django.db import connections
@@ -40,13 +41,34 @@ def clean_up(*, excluding: Collection[str] = (), resets: bool = True) -> list[st
     return left
 
 
+class _UseWatch:
+    """Replaces `wait()` of a driver connection, which everything that it sends passes."""
+
+    def __init__(self, driver: psycopg.Connection[Any]) -> None:
+        self.used = False
+        self._wait = driver.wait
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.used = True
+        return self._wait(*args, **kwargs)
+
+
 def reset(wrapper: BaseDatabaseWrapper) -> None:
-    """Reset what a call left in the session, unless it is in a transaction."""
+    """Reset what calls left in the session since the last reset, unless it is in a transaction.
+
+    A session that no call used costs no round trip.
+    """
     driver = wrapper.connection
     if wrapper.vendor != "postgresql" or driver is None or driver.closed or is_open(wrapper):
         return
+    watch = driver.wait
+    if not isinstance(watch, _UseWatch):
+        watch = driver.wait = _UseWatch(driver)
+    elif not watch.used:
+        return
     try:
         reset_session(wrapper)
+        watch.used = False
     except psycopg.Error:
         wrapper.close()
 

@@ -44,6 +44,8 @@ class WatchedConnection:
         if driver is self.driver:
             return False
         self.driver = driver
+        if driver is None:
+            return True
         plain_wait = driver.wait
 
         def wait(*args: Any, **kwargs: Any) -> Any:

@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq import RetryPolicy, fixed, handler
+from django_mq.executor import thread_connections
+from django_mq.executor.connections import reset_session
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.signals import message_acked
 from django_mq.worker import Worker
 from testproject.shop.models import Product
 from tests.rows import add
@@ -138,3 +142,89 @@ def test_settings_do_not_reach_the_next_handler(options: dict[str, Any]) -> None
     assert len(paths) == 4
     assert len(set(paths)) == 1
     assert not FailedAttempt.objects.exists()
+
+
+def set_path(alias: str = "other") -> None:
+    with connections[alias].cursor() as cursor:
+        cursor.execute("set search_path to tenant_a, public")
+
+
+def path(alias: str = "other") -> str:
+    with connections[alias].cursor() as cursor:
+        cursor.execute("show search_path")
+        return str(cursor.fetchone()[0])
+
+
+@pytest.mark.usefixtures("_other")
+@pytest.mark.parametrize("leave", [raw_begin, block_left_open, autocommit_off, set_path])
+@pytest.mark.parametrize("by", ["hook", "receiver", "receiver, not atomic"])
+def test_what_hooks_and_receivers_leave_does_not_reach_the_next_handler(
+    leave: Callable[[], None], by: str, settings: Any
+) -> None:
+    settings.DJANGO_MQ = {"BATCH_SIZE": 1}  # a slice for each message
+    paths = set()
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy.never(), atomic="not" not in by)
+    def h(delivery: Delivery) -> None:
+        if by == "hook":
+            transaction.on_commit(leave)
+        paths.add(path())
+        write(delivery.id)
+
+    def receiver(**event: Any) -> None:
+        leave()
+
+    if "receiver" in by:
+        message_acked.connect(receiver)
+    try:
+        messages = [add(handler="h").pk for _ in range(3)]
+        assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    finally:
+        message_acked.disconnect(receiver)
+    assert sorted(map(int, Product.objects.values_list("name", flat=True))) == messages
+    assert not FailedAttempt.objects.exists()
+    assert len(paths) == 1
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_what_a_receiver_leaves_on_the_messages_own_alias(atomic: bool, settings: Any) -> None:
+    settings.DJANGO_MQ = {"BATCH_SIZE": 1}
+    paths = []
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy.never(), atomic=atomic)
+    def h(delivery: Delivery) -> None:
+        paths.append(path("default"))
+
+    def receiver(**event: Any) -> None:
+        set_path("default")
+
+    message_acked.connect(receiver)
+    try:
+        for _ in range(3):
+            add(handler="h")
+        assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    finally:
+        message_acked.disconnect(receiver)
+    assert len(paths) == 3
+    assert len(set(paths)) == 1
+
+
+def test_only_a_session_that_was_used_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings["other"], "CONN_MAX_AGE", 600)
+    resets = []
+
+    def noted(wrapper: BaseDatabaseWrapper) -> None:
+        resets.append(wrapper.alias)
+        reset_session(wrapper)
+
+    monkeypatch.setattr(thread_connections, "reset_session", noted)
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        if delivery.payload:
+            set_path()
+
+    for payload in (True, False, False, True, False):
+        add(handler="h", payload=payload)
+    assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    assert resets.count("other") == 2
