@@ -190,7 +190,7 @@ def test_fan_out() -> None:
 
 
 def test_multi_tenant() -> None:
-    with story("guides/multi-tenant.md") as page:
+    with story("guides/multi-tenant.md", env=lambda name, default: default) as page:
         with transaction.atomic(), page.acting_for("acme"):
             page.tell("shop.orders.placed", {"order_id": 1})
             page.tell("shop.orders.counted", {})
