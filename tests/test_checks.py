@@ -171,6 +171,13 @@ def test_e009_router_is_at_odds_with_itself(add_alias: AddAlias) -> None:
     assert "Result, UniqueKey to 'other'" in error.msg
 
 
+def test_e013_nobody_commits(add_alias: AddAlias) -> None:
+    add_alias("manual", AUTOCOMMIT=False)
+    assert ids() == []
+    with override_settings(DATABASE_ROUTERS=[Router("manual")]):
+        assert ids(DATABASE="manual") == ["E013", "W001"]
+
+
 def test_w001_messages_are_kept_beside_the_data(add_alias: AddAlias) -> None:
     add_alias("other")
     with override_settings(DATABASE_ROUTERS=[Router("other")]):

@@ -89,6 +89,19 @@ def check_versions(settings: Settings, databases: Collection[str]) -> CheckMessa
 
 
 @check(TAG)
+def check_autocommit(settings: Settings, databases: Collection[str]) -> CheckMessages:
+    """E013: nobody would commit what a worker writes between its transactions."""
+    alias = alias_of()
+    if alias in connections and not connections[alias].settings_dict["AUTOCOMMIT"]:
+        yield checks.Error(
+            f"AUTOCOMMIT is off for the database {alias!r}: a worker could not commit its work.",
+            hint="Remove AUTOCOMMIT from this alias and use transaction.atomic(), or set DATABASE"
+            " to an alias without it.",
+            id="django_mq.E013",
+        )
+
+
+@check(TAG)
 def check_encoder(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """E008: ENCODER cannot be imported or is not an encoder class."""
     try:

@@ -191,7 +191,7 @@ class OperatorCommand(BaseCommand):
 def chosen_database(alias: str | None) -> str:
     """Return the alias of the messages' database; `alias` is the option, if it was given.
 
-    Raises CommandError if the alias does not exist or is not PostgreSQL.
+    Raises CommandError if the alias does not exist, is not PostgreSQL, or is without autocommit.
     """
     alias = alias_of(None) if alias is None else alias
     if alias not in connections:
@@ -203,6 +203,8 @@ def chosen_database(alias: str | None) -> str:
         raise CommandError(
             f"database {alias!r} is {connection.display_name}; django_mq needs PostgreSQL"
         )
+    if not connection.settings_dict["AUTOCOMMIT"]:
+        raise CommandError(f"AUTOCOMMIT is off for database {alias!r}: nothing would be committed")
     return alias
 
 

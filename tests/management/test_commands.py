@@ -120,6 +120,12 @@ def test_each_refuses_another_kind_of_database(name, monkeypatch):
         run(name, *COMMANDS[name])
 
 
+def test_none_runs_where_nobody_commits(monkeypatch):
+    monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
+    with pytest.raises(CommandError, match="AUTOCOMMIT is off for database 'default'"):
+        run("mq_pause", "mail")
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
