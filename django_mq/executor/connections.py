@@ -19,6 +19,7 @@ from psycopg import sql
 from psycopg.pq import ConnStatus, ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGresult
 
+from django_mq.executor.created_sessions import settings_of
 from django_mq.executor.watchdog import Link
 from django_mq.policy.error_text import one_line
 from django_mq.signals import named
@@ -181,16 +182,20 @@ def reset_session(wrapper: BaseDatabaseWrapper) -> None:
 
 
 def reset_statements(wrapper: BaseDatabaseWrapper) -> sql.Composed:
-    """Return the statements that reset whatever was SET for this session."""
-    steps: list[sql.Composable] = [
-        sql.SQL("reset session authorization"),  # RESET ALL leaves this one and the role
-        sql.SQL("reset role"),
-        sql.SQL("reset all"),
-    ]
-    if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):
-        steps.append(sql.SQL("set role {}").format(sql.Identifier(role)))
-    if timezone := wrapper.timezone_name:
+    """Return the statements that reset whatever was SET since this session was created.
+
+    RESET ALL leaves the role as it is. The role is set last, since it may have fewer rights.
+    """
+    created = dict(settings_of(wrapper.connection))
+    role = created.pop("role", None) or wrapper.settings_dict["OPTIONS"].get("assume_role")
+    timezone = created.pop("TimeZone", None) or wrapper.timezone_name
+    steps = [sql.SQL("reset session authorization; reset role; reset all").format()]
+    set_config = sql.SQL("select set_config({}, {}, false)")
+    steps += [set_config.format(name, value) for name, value in created.items()]
+    if timezone:
         steps.append(sql.SQL("set time zone {}").format(sql.Literal(timezone)))
+    if role:
+        steps.append(sql.SQL("set role {}").format(sql.Identifier(role)))
     return sql.SQL("; ").join(steps)
 
 

@@ -60,6 +60,22 @@ def limits(driver: psycopg.Connection[Any]) -> LoginLimits:
     return LoginLimits(*row) if row else LoginLimits(0, None)
 
 
+# The view has neither the role, of which "none" is the login itself, nor settings with a dot.
+SETTINGS = """
+select s.name, s.setting
+  from pg_settings s
+ where s.source = 'session' and s.context in ('user', 'superuser')
+ union all
+select 'role', current_setting('role')
+ where current_setting('role') <> 'none'
+"""
+
+
+def settings_of(driver: psycopg.Connection[Any]) -> dict[str, str]:
+    """Return what was SET in the session, by name, without settings of extensions (`a.b`)."""
+    return dict(driver.execute(SETTINGS).fetchall())
+
+
 #: Only of the probes below: every listener hears all of them, and takes its own.
 PROBE_CHANNEL = "django_mq_probe"
 

@@ -1,0 +1,83 @@
+"""Settings that receivers of `connection_created` make are those of every message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connections
+from django.db.backends.signals import connection_created
+
+from django_mq import RetryPolicy, handler
+from django_mq.messages import Delivery
+from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.worker import Worker
+from tests.executor.test_other_aliases import _two_aliases  # noqa: F401  (fixture)
+from tests.rows import add
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+NAMES = "search_path", "timezone", "work_mem"
+WANTED = '"it\'s", public', "Europe/Berlin", "8MB"
+
+
+@pytest.fixture(autouse=True)
+def _created() -> Iterator[None]:
+    def receiver(connection: Any, **_: Any) -> None:
+        with connection.cursor() as cursor:
+            for name, value in zip(NAMES, WANTED, strict=True):
+                cursor.execute("select set_config(%s, %s, false)", (name, value))
+            cursor.execute("select set_config('role', session_user, false)")
+
+    for alias in "default", "other":
+        connections[alias].close()
+    connection_created.connect(receiver)
+    yield
+    connection_created.disconnect(receiver)
+    for alias in "default", "other":
+        connections[alias].close()
+
+
+def read_and_change(alias: str) -> tuple[str, ...]:
+    with connections[alias].cursor() as cursor:
+        found = []
+        for name in NAMES:
+            cursor.execute("select current_setting(%s)", [name])
+            found.append(cursor.fetchone()[0])
+        cursor.execute("select current_setting('role') = session_user")
+        assert cursor.fetchone()[0]
+        cursor.execute("set search_path to public; reset work_mem")
+        cursor.execute("set time zone 'UTC'; set role none")
+    return tuple(found)
+
+
+def subscribe(kind: str, alias: str, seen: list[Any]) -> None:
+    options: dict[str, Any] = {"queue": "mail", "name": "h", "retry": RetryPolicy.never()}
+    if kind == "async":
+
+        @handler("#", **options)
+        async def h(delivery: Delivery) -> None:
+            seen.append(await sync_to_async(read_and_change)(alias))
+
+    else:
+
+        @handler("#", atomic=kind == "atomic", **options)
+        def h(delivery: Delivery) -> None:
+            seen.append(read_and_change(alias))
+
+
+@pytest.mark.parametrize("kind", ["atomic", "not atomic", "async"])
+@pytest.mark.parametrize("alias", ["default", "other"])
+@pytest.mark.parametrize("batch", [1, 10])
+def test_each_message_finds_them(kind: str, alias: str, batch: int, settings: Any) -> None:
+    settings.DJANGO_MQ = {"BATCH_SIZE": batch}
+    seen: list[Any] = []
+    subscribe(kind, alias, seen)
+    for _ in range(3):
+        add(handler="h", key="k")  # one at a time, since coroutines would share the session
+    assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    assert seen == [WANTED] * 3
+    assert not QueuedMessage.objects.exists()
+    assert not FailedAttempt.objects.exists()
