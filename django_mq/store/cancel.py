@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from django_mq.store import Cursor
 from django_mq.store.kept_results import IDS, IS_KEPT, keep_removed
+from django_mq.store.message_filters import last_id
 from django_mq.store.operators import Removed
 
 #: The number of messages, of any type, that one statement looks at if only a type is given.
@@ -95,8 +96,6 @@ def _run(
     return removed, rows[0][0] - len(removed)
 
 
-# The walk ends at the message that was last when it began: broadcasts may be faster than the walk.
-LAST = "select max(m.id) from django_mq_queuedmessage m"
 WALK = """
 select coalesce(array_agg(m.id) filter (where m.type = %(type)s and m.dead_at is null), '{}'),
        max(m.id)
@@ -112,10 +111,9 @@ select coalesce(array_agg(m.id) filter (where m.type = %(type)s and m.dead_at is
 
 def _of_type(cursor: Cursor, type: str | None) -> Iterator[list[int]]:
     """Yield the ids of living messages of a type, window by window."""
-    cursor.execute(LAST)
-    last: int | None = cursor.fetchone()[0]
+    last = last_id(cursor)  # the end of the walk: broadcasts may be faster
     after: int | None = -(2**63)
-    while last is not None and after is not None and after < last:
+    while after is not None and after < last:
         params = {"type": type, "after": after, "last": last, "window": WINDOW}
         cursor.execute(WALK, params)
         ids, after = cursor.fetchone()

@@ -12,6 +12,7 @@ from typing import Any
 
 from django_mq.store import Cursor
 from django_mq.store.operators import Removed
+from django_mq.store.queue_names import WAITS
 from django_mq.store.readers import NO_JIT
 
 # One worker of the fleet takes the turn; the others see that it is taken. There is no leader, and
@@ -74,8 +75,7 @@ select queue from q where queue is not null
 """
 
 
-_WAITS = "m.leased_until is null and m.blocked_by is null and m.dead_at is null"
-WAITING_QUEUES = _next_queues(_WAITS, "m.key is not null")
+WAITING_QUEUES = _next_queues(WAITS, "m.key is not null")
 
 
 def waiting_queues(cursor: Cursor, *, after: str = "", limit: int = 100) -> list[str]:

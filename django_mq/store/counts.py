@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from django_mq.store import Cursor
+from django_mq.store.queue_limits import IS_PAUSED
 from django_mq.store.queue_names import LANES
 
 # Every subquery stops at the limit and asks for the order of its index, so that no plan scans the
@@ -37,8 +38,7 @@ select named.queue,
        coalesce(keyed.dead_head, case when first.dead then first.id end),
        dead.n,
        date_part('epoch', statement_timestamp() - oldest.at),
-       coalesce(s.paused_at is not null
-                and (s.paused_until is null or s.paused_until > statement_timestamp()), false),
+       {IS_PAUSED},
        case when s.paused_until > statement_timestamp() then s.paused_until end,
        coalesce(s.backoff_level, 0),
        case when s.backoff_until > statement_timestamp() then s.backoff_until end,

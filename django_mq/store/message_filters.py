@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from django_mq.policy.message_filter import MessageFilter
 from django_mq.store import Cursor
 from django_mq.store.error_groups import failed_last_with
+from django_mq.store.queue_limits import IS_PAUSED
 
 #: Messages, matching or not, that one statement looks at.
 WINDOW = 10_000
@@ -27,18 +28,16 @@ ACTION_CONDITIONS = {
 }
 # Like `states.state_expression()`; a test compares the two. This one ignores which worker has a
 # message: no action applies to one in flight.
-_STATE = """case
+_STATE = f"""case
     when m.dead_at is not null then 'dead'
     when m.leased_until is not null then 'in_flight'
     when m.blocked_by is not null then 'blocked'
     when m.held_since is not null then 'held'
     when m.expires_at <= statement_timestamp() then 'expired'
     when m.queue in (
-        select q.queue
-          from django_mq_queuestate q
-         where q.paused_at is not null
-               and (q.paused_until is null or q.paused_until > statement_timestamp())
-            or q.backoff_until > statement_timestamp()) then 'paused'
+        select s.queue
+          from django_mq_queuestate s
+         where {IS_PAUSED} or s.backoff_until > statement_timestamp()) then 'paused'
     when m.processable_after > statement_timestamp() and m.attempts > 0 then 'retrying'
     when m.processable_after > statement_timestamp() then 'delayed'
     else 'processable' end"""

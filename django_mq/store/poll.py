@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from django_mq.store import Cursor
+from django_mq.store.queue_limits import IS_PAUSED
 from django_mq.store.queue_names import queue_scan
 
 # Loose index scans over mq_claim, mq_lease and mq_key: one probe per lane and per queue, however
@@ -50,8 +51,7 @@ select 'lane', lane.queue, lane.priority, due.found is not null,
        and m.processable_after <= statement_timestamp()
        and not exists (
            select from django_mq_queuestate s
-            where s.queue = lane.queue and s.paused_at is not null
-              and (s.paused_until is null or s.paused_until > statement_timestamp()))
+            where s.queue = lane.queue and {IS_PAUSED})
      order by m.processable_after
      limit 1
   ) due on true
@@ -73,9 +73,7 @@ select 'keyed', keyed.queue, 0, false, null
   from keyed
  where keyed.queue is not null
 union all
-select case when s.paused_at is not null
-                 and (s.paused_until is null or s.paused_until > statement_timestamp())
-            then 'paused'
+select case when {IS_PAUSED} then 'paused'
             when s.backoff_level > 0 then 'backing_off'
             else 'limited' end,
        s.queue, coalesce(s.max_in_flight, 0), false,
@@ -84,9 +82,7 @@ select case when s.paused_at is not null
                                then s.paused_until
                                else s.backoff_until end - statement_timestamp())::float8
   from django_mq_queuestate s
- where s.paused_at is not null
-   and (s.paused_until is null or s.paused_until > statement_timestamp())
-    or s.backoff_level > 0 or s.max_in_flight is not null
+ where {IS_PAUSED} or s.backoff_level > 0 or s.max_in_flight is not null
 """
 
 # Reads nothing, yet the server resolves the names and checks the privileges.
@@ -124,7 +120,7 @@ def poll(cursor: Cursor) -> list[PolledRow]:
     return [PolledRow._make(row) for row in cursor.fetchall()]
 
 
-MOVES = """
+MOVES = f"""
 select exists (
     select
       from unnest(%(queues)s::text[]) as asked (queue)
@@ -145,9 +141,7 @@ select exists (
        and not exists (
            select from django_mq_queuestate s
             where s.queue = asked.queue
-              and (s.backoff_until > statement_timestamp() or s.max_in_flight = 0
-                   or s.paused_at is not null
-                   and (s.paused_until is null or s.paused_until > statement_timestamp()))))
+              and (s.backoff_until > statement_timestamp() or s.max_in_flight = 0 or {IS_PAUSED})))
 """
 
 

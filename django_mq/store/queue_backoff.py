@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from django_mq.store import Cursor
+from django_mq.store.queue_limits import IS_PAUSED
 
 
 class LevelChange(NamedTuple):
@@ -108,14 +109,14 @@ def end_probe(
     return None if row is None else LevelChange._make(row)
 
 
-START_PROBE = """
+START_PROBE = f"""
 with ours as materialized (
     select s.queue
       from django_mq_queuestate s
      where s.queue = %(queue)s and s.backoff_level > 0
        and (s.backoff_until is null or s.backoff_until <= statement_timestamp())
        and (s.probe_until is null or s.probe_until <= statement_timestamp())
-       and (s.paused_at is null or s.paused_until <= statement_timestamp())
+       and not {IS_PAUSED}
        for no key update skip locked
 )
 update django_mq_queuestate s

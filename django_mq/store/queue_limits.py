@@ -7,6 +7,10 @@ from typing import NamedTuple
 from django_mq.store import Cursor
 from django_mq.store.advisory_locks import GATE
 
+#: The condition that the queue of the QueueState `s` is paused; never null.
+IS_PAUSED = """(s.paused_at is not null
+       and (s.paused_until is null or s.paused_until > statement_timestamp()))"""
+
 
 def is_open(queue: str) -> str:
     """Return the condition that the queue named by the SQL text `queue` may be claimed from.
@@ -17,8 +21,7 @@ def is_open(queue: str) -> str:
     return f"""not exists (
                 select from django_mq_queuestate s
                  where s.queue = {queue}
-                   and (s.paused_at is not null
-                        and (s.paused_until is null or s.paused_until > statement_timestamp())
+                   and ({IS_PAUSED}
                         or not %(admitted)s
                         and (s.backoff_level > 0 or s.max_in_flight is not null)))"""
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from django_mq.store import Cursor
+from django_mq.store.queue_limits import IS_PAUSED
 
 #: The row with this name records the turn of the chores; it is not a queue.
 CHORES = ":"
 
-WAITING = "m.leased_until is null and m.blocked_by is null and m.dead_at is null"
+#: The condition that the message `m` waits and is not blocked.
+WAITS = "m.leased_until is null and m.blocked_by is null and m.dead_at is null"
 
 #: A CTE of WITH RECURSIVE: the priorities at which messages wait in `%(queues)s`.
 LANES = """lane (queue, priority) as (
@@ -56,7 +58,7 @@ def queue_scan(name: str, where: str) -> str:
 
 # A blocked row has a key, so the four indexes together cover every row.
 NAMES = f"""
-with recursive {queue_scan("waiting", WAITING)},
+with recursive {queue_scan("waiting", WAITS)},
 {queue_scan("leased", "m.leased_until is not null")},
 {queue_scan("keyed", "m.key is not null")},
 {queue_scan("dead", "m.dead_at is not null")}
@@ -68,9 +70,8 @@ select queue from keyed where queue is not null
  union
 select queue from dead where queue is not null
  union
-select queue from django_mq_queuestate
- where paused_at is not null and (paused_until <= statement_timestamp()) is not true
-    or max_in_flight is not null or backoff_level > 0 or owner is not null
+select queue from django_mq_queuestate s
+ where {IS_PAUSED} or max_in_flight is not null or backoff_level > 0 or owner is not null
 """
 
 

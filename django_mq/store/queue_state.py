@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from django_mq.store import Cursor
+from django_mq.store.queue_limits import IS_PAUSED
 from django_mq.store.queue_names import LANES
 from django_mq.store.readers import prepare_to_read
 
@@ -101,8 +102,7 @@ select found.due,
            or (select overdue.n > 0 from overdue)),
        not found.due and coalesce((select overdue.most > %(window)s from overdue), false),
        statement_timestamp(),
-       coalesce(s.paused_at is not null
-                and (s.paused_until is null or s.paused_until > statement_timestamp()), false),
+       {IS_PAUSED},
        coalesce(s.backoff_level, 0),
        case when s.backoff_until > statement_timestamp() then s.backoff_until end
   from found
