@@ -15,8 +15,8 @@ from django.db import OperationalError, connections, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
+from psycopg.errors import LockNotAvailable, QueryCanceled
 
-from django_mq.queues.actions import LOCK_NOT_AVAILABLE
 from django_mq.store import limits
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ View = TypeVar("View", bound=Callable[..., HttpResponseBase])
 MAX_COUNT = 10_000
 #: Seconds that one statement of a list may take.
 STATEMENT_SECONDS = 5
-QUERY_CANCELED = "57014"
 
 
 @contextmanager
@@ -47,7 +46,7 @@ def limited_statements(alias: str) -> Iterator[None]:
 
 def timed_out(error: OperationalError) -> bool:
     """Return whether a statement or a lock wait ran into its time limit."""
-    return getattr(error.__cause__, "sqlstate", None) in (QUERY_CANCELED, LOCK_NOT_AVAILABLE)
+    return isinstance(error.__cause__, QueryCanceled | LockNotAvailable)
 
 
 def gives_up(view: View) -> View:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
+from psycopg.errors import DeadlockDetected, LockNotAvailable
 
 from django_mq.exceptions import BroadcastBusy
 from django_mq.messages import CopyReceipt
@@ -33,7 +34,6 @@ RETRY_PAUSE = 0.01
 PROMOTE_WAIT_MS = 1000
 #: Characters of JSON per statement.
 MAX_SIZE = 4 * 1024 * 1024
-LOCK_NOT_AVAILABLE, DEADLOCK = "55P03", "40P01"
 
 
 class StoreResult(NamedTuple):
@@ -67,7 +67,7 @@ def store(
         except _Changed:
             pass
         except OperationalError as error:
-            if getattr(error.__cause__, "sqlstate", None) not in (LOCK_NOT_AVAILABLE, DEADLOCK):
+            if not isinstance(error.__cause__, LockNotAvailable | DeadlockDetected):
                 raise
         if monotonic() >= deadline:
             raise BroadcastBusy(

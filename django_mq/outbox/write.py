@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from django.db import DatabaseError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg.errors import DeadlockDetected, LockNotAvailable, QueryCanceled
 
 from django_mq.exceptions import BroadcastBusy
 from django_mq.messages import CopyReceipt
@@ -22,8 +23,8 @@ from django_mq.store.rows import NewRow, Rows
 if TYPE_CHECKING:
     from django_mq.conf import QueueOptions, Settings
 
-#: The SQLSTATEs of waits that a timeout of the caller's session, or a deadlock, has ended.
-_REFUSED_WAITS = frozenset({"55P03", "57014", "40P01"})
+#: Waits that a timeout of the caller's session, or a deadlock, has ended.
+_REFUSED_WAITS = LockNotAvailable | QueryCanceled | DeadlockDetected
 
 
 class CallQueues:
@@ -122,7 +123,7 @@ class RowWriter:
             ):
                 join_lines(cursor, names)
         except DatabaseError as error:
-            if getattr(error.__cause__, "sqlstate", None) not in _REFUSED_WAITS:
+            if not isinstance(error.__cause__, _REFUSED_WAITS):
                 raise
             raise BroadcastBusy(
                 "another transaction that broadcast to the same key or ordered queue is still"

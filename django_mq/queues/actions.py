@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from django.db import OperationalError
+from psycopg.errors import LockNotAvailable
 
 from django_mq.conf import alias_of
 from django_mq.operations import changes
@@ -38,7 +39,6 @@ CHUNK = 1000
 #: Ids in the text of a log line, and in its record.
 IDS_IN_TEXT, IDS_IN_RECORD = 10, 1000
 MAX_ADDED_ATTEMPTS = 1_000_000
-LOCK_NOT_AVAILABLE = "55P03"
 
 #: One id, or several.
 Ids = int | Iterable[int]
@@ -184,7 +184,7 @@ def _change(event: str, change: Change, ids: Sequence[int], alias: str) -> Chang
             with writing(alias) as cursor:
                 done = set(change(cursor, chunk))
         except OperationalError as error:
-            if getattr(error.__cause__, "sqlstate", None) != LOCK_NOT_AVAILABLE:
+            if not isinstance(error.__cause__, LockNotAvailable):
                 raise
             break  # wait for a lock at most once: the rest counts as skipped
         changed += [id for id in chunk if id in done]
