@@ -30,8 +30,7 @@ from django_mq.admin.bounds import (
 )
 from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage
-from django_mq.policy.routing import MAX_NAME
-from django_mq.queues.arguments import MAX_BIGINT
+from django_mq.policy.column_bounds import MAX_NAME, id_of
 
 if TYPE_CHECKING:
     StockAdmin = admin.ModelAdmin[Any]
@@ -50,18 +49,6 @@ def own_page(model: type[Model] | None, page: str, route: str) -> Callable[[View
         return view
 
     return mark
-
-
-def id_of(text: str) -> int | None:
-    """Return the message id in `text`, None if it is not one.
-
-    >>> id_of("17"), id_of("0"), id_of("9" * 5000)
-    (17, None, None)
-    """
-    if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        return None
-    found = int(text)
-    return found if 0 < found <= MAX_BIGINT else None
 
 
 def ids_of(texts: Sequence[str]) -> list[int]:

@@ -14,7 +14,8 @@ from django_mq.exceptions import InvalidName, InvalidOption, InvalidPayload, Rou
 from django_mq.handlers.periodic import check_metadata
 from django_mq.messages.classes import class_of_type
 from django_mq.outbox.build import HIGHEST, LOWEST
-from django_mq.policy.routing import MAX_NAME, check_key, check_name
+from django_mq.policy.column_bounds import MAX_NAME
+from django_mq.policy.routing import check_key, check_name
 
 
 def _suggesting(name: str) -> forms.TextInput:

@@ -11,11 +11,12 @@ from django.template.response import TemplateResponse
 from django.utils.http import urlencode
 
 from django_mq import queues
-from django_mq.admin.base import ReadOnlyAdmin, id_of, own_page
+from django_mq.admin.base import ReadOnlyAdmin, own_page
 from django_mq.admin.bounds import gives_up, limited_statements
 from django_mq.admin.message_actions import DISCARD, MESSAGE_ACTIONS, REQUEUE, RUN_NOW
 from django_mq.admin.texts import excerpt, plain, when
 from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.policy.column_bounds import id_of
 
 #: The maximum number of groups on a page, and of pages.
 GROUPS_PER_PAGE, MAX_PAGES = 50, 1000

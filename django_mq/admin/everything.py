@@ -9,7 +9,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from django_mq import queues
-from django_mq.admin.base import id_of, own_page
+from django_mq.admin.base import own_page
 from django_mq.admin.bounds import MAX_COUNT, AtLeast, limited_statements, timed_out
 from django_mq.admin.heads import HeadsAdmin
 from django_mq.admin.message_actions import MESSAGE_ACTIONS, MessageAction
@@ -17,6 +17,7 @@ from django_mq.admin.message_filters import HEADS_PARAMETER, filter_of
 from django_mq.models import Operation, QueuedMessage
 from django_mq.operations.filter_words import in_words
 from django_mq.operations.heads import ACTIONS
+from django_mq.policy.column_bounds import id_of
 from django_mq.policy.error_text import one_line
 from django_mq.policy.message_filter import MessageFilter
 from django_mq.states import MessageState

@@ -18,8 +18,8 @@ from django_mq.admin.texts import breakable
 from django_mq.admin.windows import MAX_SCANNED_ROWS
 from django_mq.conf import get_settings
 from django_mq.models import FailedAttempt
+from django_mq.policy.column_bounds import MAX_NAME
 from django_mq.policy.message_filter import FINGERPRINT
-from django_mq.policy.routing import MAX_NAME
 from django_mq.store import find_messages
 
 #: The number of choices that a filter lists as links, and of those that its text box suggests.

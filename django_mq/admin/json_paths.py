@@ -11,7 +11,7 @@ from typing import Any
 from django.db.models import F, Func, Q, TextField, Value
 from django.db.models.lookups import Exact
 
-from django_mq.policy.routing import MAX_NAME
+from django_mq.policy.column_bounds import MAX_NAME
 from django_mq.queues.redaction import REDACTED, redacted
 
 #: The maximum number of offered paths, and of keys in one.

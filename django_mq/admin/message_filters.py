@@ -7,11 +7,11 @@ from typing import Any
 
 from django.http import QueryDict
 
-from django_mq.admin.base import id_of
 from django_mq.admin.filter_boxes import read_priority
 from django_mq.admin.filter_moments import read_moment
 from django_mq.admin.json_paths import read_path
 from django_mq.conf.local_time import utc_now
+from django_mq.policy.column_bounds import id_of
 from django_mq.policy.message_filter import MessageFilter
 
 #: Parameters of the URL, and the conditions that they set.

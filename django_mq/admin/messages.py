@@ -15,7 +15,6 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html
 
 from django_mq import queues
-from django_mq.admin.base import id_of
 from django_mq.admin.bounds import MAX_COUNT
 from django_mq.admin.broadcasting import BroadcastingAdmin
 from django_mq.admin.days import FROM, TO, Period, above, chosen, within
@@ -48,7 +47,7 @@ from django_mq.models import (
     QueuedMessage,
     QueueState,
 )
-from django_mq.policy.routing import MAX_NAME
+from django_mq.policy.column_bounds import MAX_NAME, id_of
 from django_mq.queues.reasons import GONE, OWN_REASONS
 from django_mq.queues.stalled import shown_count, standings
 from django_mq.states import MessageState

@@ -15,12 +15,13 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html
 
 from django_mq import queues
-from django_mq.admin.base import ReadOnlyAdmin, id_of, own_page
+from django_mq.admin.base import ReadOnlyAdmin, own_page
 from django_mq.admin.bounds import timed_out
 from django_mq.admin.message_actions import MESSAGE_ACTIONS
 from django_mq.admin.texts import excerpt, moment_column, notes_below, took, when
 from django_mq.models import Operation
 from django_mq.operations.filter_words import in_words
+from django_mq.policy.column_bounds import id_of
 from django_mq.queues.transactions import writing
 
 OPEN = ("waiting", "running")

@@ -9,9 +9,10 @@ from django.db import connections
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 
-from django_mq.admin.base import ReadOnlyAdmin, id_of
+from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.bounds import MAX_COUNT
 from django_mq.admin.windows import WindowChangeList, window_of
+from django_mq.policy.column_bounds import id_of
 from django_mq.store import table_extent
 
 

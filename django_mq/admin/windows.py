@@ -17,8 +17,8 @@ from django.core.exceptions import ValidationError
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 
-from django_mq.admin.base import id_of
 from django_mq.admin.bounds import MAX_COUNT, BoundedChangeList, Estimate
+from django_mq.policy.column_bounds import id_of
 
 #: The number of rows to which a condition without an index is applied. A hundred thousand messages
 #: take about 0.1 s, with payloads 0.3 s.

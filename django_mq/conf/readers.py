@@ -15,14 +15,10 @@ from typing import Any
 
 from django_mq.exceptions import as_seconds, short_repr
 from django_mq.policy.backoff import RetryPolicy
+from django_mq.policy.column_bounds import MAX_INTEGER, MAX_SPAN_SECONDS
 from django_mq.policy.routing import RULE, check_name
 
 Reader = Callable[[Any], Any]
-
-#: The longest duration, in seconds: now plus this is a date in both Python and PostgreSQL.
-MAX_DURATION = 36525 * 86400.0
-#: The largest value of a PostgreSQL integer.
-MAX_INTEGER = 2**31 - 1
 
 
 def integer(low: int, high: int = MAX_INTEGER) -> Reader:
@@ -50,7 +46,7 @@ def duration(*, zero: bool = False) -> Reader:
 
     def read(value: object) -> float:
         seconds = as_seconds(value)
-        if seconds is None or seconds > MAX_DURATION or (seconds == 0 and not zero):
+        if seconds is None or seconds > MAX_SPAN_SECONDS or (seconds == 0 and not zero):
             minimum = "from zero" if zero else "more than zero"
             raise ValueError(f"must be seconds or a timedelta, {minimum} and at most 100 years")
         return seconds

@@ -12,10 +12,8 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django_mq.exceptions import InvalidHandler, InvalidName, as_seconds
 from django_mq.handlers.callables import shown
 from django_mq.policy.backoff import MAX_WAIT, RetryPolicy
+from django_mq.policy.column_bounds import MAX_SPAN_SECONDS
 from django_mq.policy.routing import TASKS, check_name, check_pattern, plain_types
-
-#: The longest history, in seconds: as in the settings.
-MAX_HISTORY = 36525 * 86400.0
 
 
 def check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -127,7 +125,7 @@ def timeout_seconds(timeout: float | timedelta | None) -> float | None:
 def check_history(history: float | timedelta | None, payload: object) -> float | None:
     """Return `history` in seconds; raises InvalidHandler if it is not a possible retention."""
     seconds = None if history is None else as_seconds(history)
-    if history is not None and (seconds is None or seconds > MAX_HISTORY):
+    if history is not None and (seconds is None or seconds > MAX_SPAN_SECONDS):
         raise InvalidHandler(
             f"history= must be seconds or a timedelta, at most 100 years, or 0, not {history!r}"
         )

@@ -18,7 +18,7 @@ from django_mq.handlers.callables import is_django_task, shown
 from django_mq.handlers.cron import times_of
 from django_mq.handlers.registry import Declaration
 from django_mq.messages.classes import class_of, message_class
-from django_mq.policy.column_bounds import MAX_SPAN
+from django_mq.policy.column_bounds import MAX_SPAN_SECONDS
 from django_mq.policy.due_times import CATCH_UP, OVERLAP, CatchUp, Overlap
 from django_mq.policy.routing import TASKS, check_name
 
@@ -183,7 +183,7 @@ def _type_name(type: Any) -> str:
 
 def _duration(value: Seconds, what: str, *, minimum: int) -> timedelta:
     seconds = as_seconds(value)
-    if seconds is None or not minimum <= seconds <= MAX_SPAN.total_seconds() or not seconds:
+    if seconds is None or not minimum <= seconds <= MAX_SPAN_SECONDS or not seconds:
         more = f"of at least {minimum} s" if minimum else "above zero"
         raise InvalidOption(f"{what} must be seconds or a timedelta {more}, not {value!r}")
     return timedelta(seconds=seconds)

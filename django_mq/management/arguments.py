@@ -13,8 +13,8 @@ from django.utils.dateparse import parse_datetime
 
 from django_mq.conf.local_time import utc_now
 from django_mq.exceptions import as_seconds
+from django_mq.policy.column_bounds import MAX_INTEGER, id_of
 from django_mq.policy.error_text import one_line
-from django_mq.queues.arguments import MAX_BIGINT
 
 
 def wrong_arguments(text: str) -> CommandError:
@@ -31,14 +31,14 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def positive(text: str) -> int:
     """Read a whole number above zero."""
-    return _whole(text, 1, 2**31 - 1)
+    return _whole(text, 1, MAX_INTEGER)
 
 
 def message_id(text: str) -> int:
     """Read the id of a message."""
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:20]) <= MAX_BIGINT):
+    if (id := id_of(text)) is None:
         raise ArgumentTypeError(f"{one_line(text)!r} is not the id of a message")
-    return int(text)
+    return id
 
 
 def port(text: str) -> int:

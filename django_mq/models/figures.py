@@ -11,7 +11,7 @@ from django.db.models.lookups import LessThanOrEqual
 
 from django_mq.models.columns import JSONColumn
 from django_mq.models.constraints import times_are_times
-from django_mq.policy.column_bounds import MAX_FIGURE, NAME, NAME_LENGTH, NAME_OR_EMPTY
+from django_mq.policy.column_bounds import MAX_FIGURE, MAX_NAME, NAME, NAME_OR_EMPTY
 
 _COUNTS = ("acked", "failed", "retried", "dead", "broadcast")
 _IS_HISTOGRAM = (
@@ -22,7 +22,7 @@ _IS_HISTOGRAM = (
 
 
 def _name(label: Any, **options: Any) -> Any:
-    return models.CharField(label, max_length=NAME_LENGTH, db_collation="C", **options)
+    return models.CharField(label, max_length=MAX_NAME, db_collation="C", **options)
 
 
 def _count(label: Any) -> Any:

@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 
 from django_mq.models.columns import JSONColumn
 from django_mq.models.constraints import has_json_type, times_are_times
-from django_mq.policy.column_bounds import NAME, NAME_LENGTH
+from django_mq.policy.column_bounds import MAX_NAME, NAME
 
 
 class QueueState(models.Model):
@@ -17,7 +17,7 @@ class QueueState(models.Model):
     It is paused while `paused_at` is set and `paused_until` is null or in the future.
     """
 
-    queue = models.CharField("queue", max_length=NAME_LENGTH, db_collation="C", primary_key=True)
+    queue = models.CharField("queue", max_length=MAX_NAME, db_collation="C", primary_key=True)
     paused_at = models.DateTimeField("paused at", null=True, blank=True)
     paused_until = models.DateTimeField("paused until", null=True, blank=True)
     backoff_level = models.PositiveSmallIntegerField("backoff level", db_default=0)

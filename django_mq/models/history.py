@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 
 from django_mq.models.columns import JSONColumn
 from django_mq.models.constraints import times_are_times
-from django_mq.policy.column_bounds import KEY, NAME, NAME_LENGTH, NAME_OR_EMPTY
+from django_mq.policy.column_bounds import KEY, MAX_NAME, NAME, NAME_OR_EMPTY
 
 
 class HandledMessage(models.Model):
@@ -20,21 +20,21 @@ class HandledMessage(models.Model):
     """
 
     id = models.BigIntegerField("message", primary_key=True)
-    queue = models.CharField("queue", max_length=NAME_LENGTH, db_collation="C")
-    type = models.CharField("type", max_length=NAME_LENGTH, db_collation="C")
+    queue = models.CharField("queue", max_length=MAX_NAME, db_collation="C")
+    type = models.CharField("type", max_length=MAX_NAME, db_collation="C")
     schema_version = models.IntegerField("schema version", db_default=1)
     handler = models.CharField(
-        "handler", max_length=NAME_LENGTH, db_collation="C", blank=True, db_default=""
+        "handler", max_length=MAX_NAME, db_collation="C", blank=True, db_default=""
     )
     key = models.CharField(  # noqa: DJ001
-        "order key", max_length=NAME_LENGTH, db_collation="C", null=True, blank=True
+        "order key", max_length=MAX_NAME, db_collation="C", null=True, blank=True
     )
     priority = models.SmallIntegerField("priority", db_default=0)
     attempts = models.IntegerField("attempts", db_default=1)
     worker = models.CharField("worker", max_length=64, db_collation="C", blank=True, db_default="")
     size = models.IntegerField("size", db_default=0, help_text="Bytes of the payload as JSON text.")
     correlation_id = models.CharField(  # noqa: DJ001
-        "correlation id", max_length=NAME_LENGTH, db_collation="C", null=True, blank=True
+        "correlation id", max_length=MAX_NAME, db_collation="C", null=True, blank=True
     )
     causation_id = models.BigIntegerField("caused by", null=True, blank=True)
     created_at = models.DateTimeField("created at", db_default=Now())

@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 
 from django_mq.models.columns import DurationColumn, JSONColumn
 from django_mq.models.constraints import span_is_a_span, times_are_times
-from django_mq.policy.column_bounds import KEY, NAME, NAME_LENGTH, NAME_OR_EMPTY
+from django_mq.policy.column_bounds import KEY, MAX_NAME, NAME, NAME_OR_EMPTY
 from django_mq.states import MessageState, read_state, state_expression
 
 
@@ -39,14 +39,14 @@ class QueuedMessage(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    queue = models.CharField("queue", max_length=NAME_LENGTH, db_collation="C")
-    type = models.CharField("type", max_length=NAME_LENGTH, db_collation="C")
+    queue = models.CharField("queue", max_length=MAX_NAME, db_collation="C")
+    type = models.CharField("type", max_length=MAX_NAME, db_collation="C")
     schema_version = models.IntegerField("schema version", db_default=1)
     payload = JSONColumn("payload")
     metadata = JSONColumn("metadata", db_default=models.Value({}, models.JSONField()))
     handler = models.CharField(
         "handler",
-        max_length=NAME_LENGTH,
+        max_length=MAX_NAME,
         db_collation="C",
         blank=True,
         db_default="",
@@ -54,7 +54,7 @@ class QueuedMessage(models.Model):
     )
     priority = models.SmallIntegerField("priority", db_default=0)
     key = models.CharField(  # noqa: DJ001
-        "order key", max_length=NAME_LENGTH, db_collation="C", null=True, blank=True
+        "order key", max_length=MAX_NAME, db_collation="C", null=True, blank=True
     )
     processable_after = models.DateTimeField("processable after", db_default=Now())
     leased_until = models.DateTimeField("leased until", null=True, blank=True)
@@ -69,7 +69,7 @@ class QueuedMessage(models.Model):
     held_since = models.DateTimeField("held since", null=True, blank=True)
     suspect = models.BooleanField("suspect", db_default=False)
     unique_id = models.CharField(  # noqa: DJ001
-        "unique id", max_length=NAME_LENGTH, db_collation="C", null=True, blank=True
+        "unique id", max_length=MAX_NAME, db_collation="C", null=True, blank=True
     )
     unique_for = DurationColumn("unique for", null=True, blank=True)
     wants_result = models.BooleanField("wants a result", db_default=False)

@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 
 from django_mq.models.columns import DurationColumn, GeneratedColumn, JSONColumn
 from django_mq.models.constraints import has_json_type, span_is_a_span, times_are_times
-from django_mq.policy.column_bounds import KEY, NAME, NAME_LENGTH, NAME_OR_EMPTY
+from django_mq.policy.column_bounds import KEY, MAX_NAME, NAME, NAME_OR_EMPTY
 
 
 class FailedAttempt(models.Model):
@@ -16,9 +16,9 @@ class FailedAttempt(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     message_id = models.BigIntegerField("message")
-    queue = models.CharField("queue", max_length=NAME_LENGTH, db_collation="C")
-    type = models.CharField("type", max_length=NAME_LENGTH, db_collation="C")
-    handler = models.CharField("handler", max_length=NAME_LENGTH, db_collation="C", blank=True)
+    queue = models.CharField("queue", max_length=MAX_NAME, db_collation="C")
+    type = models.CharField("type", max_length=MAX_NAME, db_collation="C")
+    handler = models.CharField("handler", max_length=MAX_NAME, db_collation="C", blank=True)
     attempt = models.PositiveIntegerField("attempt")
     worker = models.CharField("worker", max_length=64, db_collation="C", blank=True)
     started_at = models.DateTimeField("started at", null=True, blank=True)
@@ -89,13 +89,13 @@ class Result(models.Model):
     """
 
     message_id = models.BigIntegerField("message", primary_key=True)
-    handler = models.CharField("handler", max_length=NAME_LENGTH, db_collation="C", blank=True)
+    handler = models.CharField("handler", max_length=MAX_NAME, db_collation="C", blank=True)
     value = JSONColumn("value", null=True)
     error_class = models.TextField("error class", blank=True, db_default="")
     error_text = models.TextField("error text", blank=True, db_default="")
     created_at = models.DateTimeField("created at", db_default=Now())
     queue = models.CharField(
-        "queue", max_length=NAME_LENGTH, db_collation="C", blank=True, db_default=""
+        "queue", max_length=MAX_NAME, db_collation="C", blank=True, db_default=""
     )
     priority = models.SmallIntegerField("priority", null=True, blank=True)
     payload = JSONColumn("payload", null=True, blank=True)
@@ -141,12 +141,12 @@ class UniqueKey(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    queue = models.CharField("queue", max_length=NAME_LENGTH, db_collation="C")
+    queue = models.CharField("queue", max_length=MAX_NAME, db_collation="C")
     handler = models.CharField(
-        "handler", max_length=NAME_LENGTH, db_collation="C", blank=True, db_default=""
+        "handler", max_length=MAX_NAME, db_collation="C", blank=True, db_default=""
     )
-    type = models.CharField("type", max_length=NAME_LENGTH, db_collation="C")
-    unique_id = models.CharField("unique id", max_length=NAME_LENGTH, db_collation="C")
+    type = models.CharField("type", max_length=MAX_NAME, db_collation="C")
+    unique_id = models.CharField("unique id", max_length=MAX_NAME, db_collation="C")
     message_id = models.BigIntegerField("message", null=True, blank=True)
     unique_for = DurationColumn(
         "unique for",

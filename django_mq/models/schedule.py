@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 
 from django_mq.models.columns import DurationColumn, JSONColumn
 from django_mq.models.constraints import has_json_type, span_is_a_span, times_are_times
-from django_mq.policy.column_bounds import MAX_SPAN, NAME, NAME_LENGTH, NAME_OR_EMPTY
+from django_mq.policy.column_bounds import MAX_NAME, MAX_SPAN, NAME, NAME_OR_EMPTY
 from django_mq.policy.due_times import CATCH_UP, OVERLAP
 
 # Labels of the values of policy.due_times, and of the sources of schedules.
@@ -26,8 +26,8 @@ SOURCE_LABELS = (("code", "code"), ("admin", "admin"))
 class Schedule(models.Model):
     """A message that workers broadcast at given times. It is off while `next_at` is null."""
 
-    name = models.CharField("name", max_length=NAME_LENGTH, db_collation="C", primary_key=True)
-    type = models.CharField("type", max_length=NAME_LENGTH, db_collation="C")
+    name = models.CharField("name", max_length=MAX_NAME, db_collation="C", primary_key=True)
+    type = models.CharField("type", max_length=MAX_NAME, db_collation="C")
     payload = JSONColumn(
         "payload", blank=True, default=dict, db_default=models.Value({}, models.JSONField())
     )
@@ -56,7 +56,7 @@ class Schedule(models.Model):
     )
     queue = models.CharField(
         "queue",
-        max_length=NAME_LENGTH,
+        max_length=MAX_NAME,
         db_collation="C",
         blank=True,
         db_default="",

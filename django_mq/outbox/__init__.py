@@ -16,6 +16,7 @@ from django_mq.outbox.notify import ring_for_next
 from django_mq.outbox.options import check_integer, options_of
 from django_mq.outbox.send import queue_connection, send, send_durably, send_many, send_stream
 from django_mq.policy.backoff import RetryPolicy
+from django_mq.policy.column_bounds import MAX_BIGINT
 from django_mq.policy.routing import check_key, check_name
 from django_mq.policy.uniqueness import OnDuplicate
 from django_mq.store import free_unique_ids, operators
@@ -144,7 +145,7 @@ def cancel(
     """
     if id is None and type is None and unique_id is None:
         raise TypeError("cancel() needs at least one of id=, type=, unique_id=")
-    id = None if id is None else check_integer(id, "id", 1, 2**63 - 1)
+    id = None if id is None else check_integer(id, "id", 1, MAX_BIGINT)
     type = None if type is None else check_name(type, "type")
     unique_id = None if unique_id is None else check_key(unique_id, "unique id")
     settings = get_settings()

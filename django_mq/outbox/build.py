@@ -15,7 +15,8 @@ from django_mq.messages import Message
 from django_mq.outbox.options import check_integer, check_retry, check_unique, moments
 from django_mq.outbox.origin import merged_json, origin_metadata
 from django_mq.outbox.write import CallQueues
-from django_mq.policy.routing import MAX_NAME, TASKS, check_key, check_name
+from django_mq.policy.column_bounds import MAX_INTEGER, MAX_NAME
+from django_mq.policy.routing import TASKS, check_key, check_name
 from django_mq.store.rows import NewRow, Rows
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 #: The prefix of metadata keys that only django_mq writes.
 RESERVED = "mq."
 LOWEST, HIGHEST = -100, 100
-_LARGEST = 2**31 - 1
 MAX_CACHED = 1024
 
 #: The type, the queue and the metadata of a message that has no other options.
@@ -116,7 +116,7 @@ class RowBuilder:
         key = None if message.key is None else check_key(message.key, "key")
         check_unique(message, max_delay)
         priority = check_integer(message.priority, "priority", LOWEST, HIGHEST)
-        version = check_integer(message.schema_version, "schema_version", 1, _LARGEST)
+        version = check_integer(message.schema_version, "schema_version", 1, MAX_INTEGER)
         due, delay, expires, lifetime = moments(message, max_delay)
         policy = check_retry(message.retry)
         found = self._match(type, metadata) if self._handler is None else (self._handler,)

@@ -8,7 +8,7 @@ from typing import Any
 
 from django_mq.exceptions import TooManyHops, UnreadablePayload
 from django_mq.messages import Delivery, current_delivery
-from django_mq.policy.routing import MAX_NAME
+from django_mq.policy.column_bounds import MAX_NAME
 
 #: Each returns further metadata for a broadcast, such as the context of a trace. It is called once
 #: per call of `broadcast()` or `broadcast_many()`.

@@ -12,11 +12,26 @@ NAME_OR_EMPTY = r"^[A-Za-z0-9_.:/-]*$"
 #: `store.free_unique_ids` also uses it.
 KEY = r"^[^\u0001-\u001F\u007F-\u009F]+$"
 #: The longest name, key or unique id, in characters.
-NAME_LENGTH = 128
+MAX_NAME = 128
 #: PostgreSQL has `infinity` and years up to 294,276, Python up to 9,999; the last year is left as
 #: room for time zones.
 FIRST_TIME, LAST_TIME = datetime(1900, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, tzinfo=UTC)
 #: The longest duration of the settings: now plus this is a time that the tables accept.
 MAX_SPAN = timedelta(days=36525)
+MAX_SPAN_SECONDS = 36525 * 86400
 #: The largest count in a row of figures: JSON numbers and sums of many rows stay exact.
 MAX_FIGURE = 2**53
+#: The largest value of a PostgreSQL integer, and of a bigint.
+MAX_INTEGER, MAX_BIGINT = 2**31 - 1, 2**63 - 1
+
+
+def id_of(text: str) -> int | None:
+    """Return the message id in `text`, None if it is not one.
+
+    >>> id_of("17"), id_of("0"), id_of("9" * 5000)
+    (17, None, None)
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        return None
+    found = int(text)
+    return found if 0 < found <= MAX_BIGINT else None

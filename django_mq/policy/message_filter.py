@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
+from django_mq.policy.column_bounds import MAX_BIGINT
+
 #: Both states in which a worker has a message.
 IN_FLIGHT = "in_flight"
 STATES = frozenset((IN_FLIGHT, "dead", "running", "leased", "blocked", "held", "expired"))
@@ -111,7 +113,7 @@ def _fits(name: str, value: Any) -> bool:
     if name == "metadata":
         return isinstance(value, Mapping)
     if name in _IDS:
-        return type(value) is int and 0 < value < 2**63
+        return type(value) is int and 0 < value <= MAX_BIGINT
     if name == "priority":
         return type(value) is int and value in _PRIORITIES
     if name in _TIMES:

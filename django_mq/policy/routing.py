@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 from django_mq.exceptions import InvalidName
+from django_mq.policy.column_bounds import MAX_NAME
 
 #: The rule for types, queues and handlers; the tables also CHECK it.
-MAX_NAME = 128
 RULE = f"1 to {MAX_NAME} ASCII letters, digits and _ . : / -"
 _NAME = re.compile(rf"[A-Za-z0-9_.:/-]{{1,{MAX_NAME}}}")
 #: The rule for order keys and unique ids, which are an application's own names: any text. The

@@ -6,11 +6,10 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from django_mq.exceptions import as_seconds
-from django_mq.policy.column_bounds import FIRST_TIME
+from django_mq.policy.column_bounds import FIRST_TIME, MAX_BIGINT
 from django_mq.policy.message_filter import FINGERPRINT
 from django_mq.policy.routing import check_name
 
-MAX_BIGINT = 2**63 - 1
 #: Seconds in 5,000 years; `datetime` cannot represent moments much further away.
 MAX_SECONDS = 5000 * 365.25 * 86400
 

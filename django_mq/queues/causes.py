@@ -8,7 +8,8 @@ from datetime import datetime
 from django_mq.conf import alias_of
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.policy.causes import tree
-from django_mq.queues.arguments import MAX_BIGINT, whole_number
+from django_mq.policy.column_bounds import id_of
+from django_mq.queues.arguments import whole_number
 from django_mq.queues.transactions import reading
 from django_mq.store import causes as store
 
@@ -57,7 +58,7 @@ def chain(id: int, *, using: str | None = None) -> Chain:
     alias = alias_of(using)
     with reading(alias) as cursor:
         name = store.chain_of(cursor, id) or str(id)
-        first = _first_of(name, id)
+        first = min(id_of(name) or id, id)  # the message that gave the chain its name
         stored, complete = store.stored(
             cursor, chain=name, id=id, first=first, window=MAX_EXAMINED, limit=MAX_MESSAGES
         )
@@ -92,12 +93,6 @@ def _causes(found: dict[int, store.ChainRow], first: int) -> dict[int, int | Non
         gone = {cause for cause in known.values() if cause is not None and cause not in known}
         known.update(dict.fromkeys(gone, first))
     return known
-
-
-def _first_of(name: str, id: int) -> int:
-    """Return the id of the message that gave the chain its name, else `id`."""
-    is_id = name.isascii() and name.isdecimal() and len(name) < 19
-    return min(int(name), id, MAX_BIGINT) if is_id else id
 
 
 def _states(alias: str, ids: list[int]) -> dict[int, str]:

@@ -13,9 +13,10 @@ from django.db.models.functions import Now
 from django_mq.conf import alias_of
 from django_mq.exceptions import InvalidName
 from django_mq.models import WorkerHeartbeat
+from django_mq.policy.column_bounds import MAX_BIGINT
 from django_mq.policy.handler_stats import HandlerTimings, HandlerTotals
 from django_mq.policy.routing import Pattern
-from django_mq.queues.arguments import MAX_BIGINT, seconds, whole_number
+from django_mq.queues.arguments import seconds, whole_number
 from django_mq.queues.transactions import reading
 from django_mq.states import GONE_AFTER
 from django_mq.store import oldest_snapshot

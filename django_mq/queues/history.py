@@ -11,9 +11,10 @@ from django.db.models import Q
 from django_mq.conf import alias_of, get_settings
 from django_mq.models import HandledMessage
 from django_mq.outbox.replay import Replays
+from django_mq.policy.column_bounds import id_of
 from django_mq.policy.routing import check_key
 from django_mq.queues.actions import Changed, Ids, checked_ids, log_changed
-from django_mq.queues.arguments import MAX_BIGINT, before, check_names, seconds, whole_number
+from django_mq.queues.arguments import before, check_names, seconds, whole_number
 from django_mq.queues.transactions import reading
 from django_mq.store import replay as store
 from django_mq.store import schedules
@@ -136,8 +137,8 @@ def _in_chain(correlation_id: str) -> Q:
     if not isinstance(correlation_id, str):
         raise ValueError(f"correlation_id must be text, not {correlation_id!r}")
     found = Q(correlation_id=correlation_id.replace("\0", ""))
-    if correlation_id.isascii() and correlation_id.isdecimal() and len(correlation_id) < 20:
-        found |= Q(id=min(int(correlation_id), MAX_BIGINT))
+    if (id := id_of(correlation_id)) is not None:
+        found |= Q(id=id)
     return found
 
 

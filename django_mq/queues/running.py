@@ -11,18 +11,15 @@ from django.db.models.functions import Now
 
 from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage, WorkerCommand, WorkerHeartbeat
+from django_mq.policy.column_bounds import MAX_BIGINT, MAX_SPAN_SECONDS
 from django_mq.policy.error_text import one_line
 from django_mq.queues.actions import Changed, Ids, checked_ids
-from django_mq.queues.arguments import MAX_BIGINT
 from django_mq.queues.fleet import SILENT
 from django_mq.queues.transactions import writing
 from django_mq.states import GONE_AFTER
 from django_mq.store import commands as store
 
 logger = logging.getLogger("django_mq")
-
-#: The largest number of seconds that a worker may have written: 100 years.
-MAX_SECONDS = 3_155_760_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ def running(
 def _ran_for(ran: object, id: int, silent: float) -> timedelta | None:
     """Return for how long a message runs; None for a value that no worker writes."""
     seconds = ran.get(str(id)) if isinstance(ran, Mapping) else None
-    if not isinstance(seconds, int | float) or not 0 < seconds < MAX_SECONDS:
+    if not isinstance(seconds, int | float) or not 0 < seconds < MAX_SPAN_SECONDS:
         return None
     return timedelta(seconds=seconds + silent)
 

@@ -21,6 +21,7 @@ from django_mq.exceptions import (
 from django_mq.messages import Receipt, current_delivery
 from django_mq.outbox.options import check_integer
 from django_mq.outbox.send import queue_connection
+from django_mq.policy.column_bounds import MAX_BIGINT
 from django_mq.requests.collecting import TIMEOUT, acollect, collect
 from django_mq.store import results
 
@@ -44,7 +45,7 @@ class PendingReply:
     __slots__ = ("_alias", "_birth", "_queue", "_type", "id")
 
     def __init__(self, id: int, *, using: str | None = None) -> None:
-        self.id = check_integer(id, "id", 1, 2**63 - 1)
+        self.id = check_integer(id, "id", 1, MAX_BIGINT)
         self._alias = using or queue_connection(None).alias
         self._type = self._queue = ""
         self._birth: _Origin | None = None

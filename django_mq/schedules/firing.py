@@ -18,9 +18,9 @@ from django_mq.executor.connections import LOST
 from django_mq.handlers.cron import can_read_cron, times_of
 from django_mq.messages import Message, Receipt
 from django_mq.outbox.send import send
+from django_mq.policy.column_bounds import MAX_NAME
 from django_mq.policy.due_times import PUNCTUAL, DueTimes, due
 from django_mq.policy.error_text import describe, one_line
-from django_mq.policy.routing import MAX_NAME
 from django_mq.store import Cursor
 from django_mq.store import schedules as store
 from django_mq.store.schedules import ScheduleRow

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from django_mq.messages import ClaimedRow
+from django_mq.policy.column_bounds import MAX_SPAN_SECONDS
 from django_mq.policy.routing import TASKS
 from django_mq.store import Cursor
 from django_mq.store.results import Reply
@@ -18,8 +19,6 @@ from django_mq.store.results import Reply
 OPTIONS = "mq.task"
 #: The maximum number of failed attempts that are kept with a result: the last ones.
 MAX_KEPT_ATTEMPTS = 100
-#: The longest retention of a result: a hundred years, in seconds. Clients may write any number.
-MAX_SECONDS = 3155760000
 
 
 def _failed(id: str) -> str:
@@ -43,7 +42,7 @@ def _keep_until(metadata: str) -> str:
     number = f"({metadata} #> '{{{OPTIONS},retention}}')"
     return f"""case jsonb_typeof({number}) when 'number' then
                statement_timestamp() + make_interval(secs =>
-                   least(greatest({number}::numeric, 0), {MAX_SECONDS})::float8) end"""
+                   least(greatest({number}::numeric, 0), {MAX_SPAN_SECONDS})::float8) end"""
 
 
 _COLUMNS = "queue, priority, payload, metadata, enqueued_at, attempts, keep_until"
@@ -176,7 +175,7 @@ _STARTED = f"""(
     select extract(epoch from began)::float8
       from (select case jsonb_typeof(w.ran -> m.id::text) when 'number' then
                         w.last_seen - make_interval(secs =>
-                            least((w.ran -> m.id::text)::numeric, {MAX_SECONDS})::float8)
+                            least((w.ran -> m.id::text)::numeric, {MAX_SPAN_SECONDS})::float8)
                    end as began, w.last_seen
               from django_mq_workerheartbeat w
              where w.id = split_part(m.claimed_by, ':', 1)) listed

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_mq.exceptions import InvalidName
+from django_mq.policy.column_bounds import MAX_NAME
 from django_mq.policy.routing import (
-    MAX_NAME,
     REMEMBERED_TYPES,
     Pattern,
     RoutingTable,

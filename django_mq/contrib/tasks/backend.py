@@ -41,10 +41,9 @@ from django_mq.exceptions import DuplicateMessage, MQError
 from django_mq.executor import reports
 from django_mq.messages import Message
 from django_mq.outbox.send import queue_connection, send_to
+from django_mq.policy.column_bounds import id_of
 from django_mq.policy.routing import TASKS
 from django_mq.store import kept_results
-
-_LARGEST = 2**63 - 1
 
 
 class MessageQueueBackend(BaseTaskBackend):
@@ -216,9 +215,6 @@ def _id_of(result_id: object) -> int | None:
     >>> _id_of("12"), _id_of("012"), _id_of(" 12"), _id_of("99999999999999999999"), _id_of(12)
     (12, None, None, None, None)
     """
-    if not isinstance(result_id, str) or not (result_id.isascii() and result_id.isdecimal()):
+    if not isinstance(result_id, str) or result_id.startswith("0"):
         return None
-    if len(result_id) > len(str(_LARGEST)) or result_id[0] == "0":
-        return None
-    found = int(result_id)
-    return found if found <= _LARGEST else None
+    return id_of(result_id)
