@@ -104,11 +104,12 @@ class OperatorCommand(BaseCommand):
 
     def warn_of_unknown(
         self,
+        *,
         queue: str | None,
         database: str | None,
-        *,
         handler: str | None = None,
         type: str | None = None,
+        **options: Any,
     ) -> None:
         """Print a warning if `queue`, `handler` or `type` is unknown: it may be misspelled."""
         warnings = []

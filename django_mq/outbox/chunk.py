@@ -10,8 +10,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.messages import Message, Receipt
 from django_mq.outbox.build import RowBuilder
-from django_mq.outbox.dedupe_plan import Candidate, candidate_maker
+from django_mq.outbox.dedupe_plan import Candidate
+from django_mq.outbox.options import unique_seconds
 from django_mq.outbox.write import RowWriter
+from django_mq.policy.routing import check_key
 from django_mq.store.rows import NewRow, Rows
 
 T = TypeVar("T")
@@ -53,16 +55,20 @@ class Chunk:
         self._counts.append(added)
         self._size += len(rows.payloads[-1]) + added * len(rows.templates[-1].metadata)
         if message.unique_id is not None:
-            make = candidate_maker(message)
+            unique_id = check_key(message.unique_id, "unique id")
+            options = unique_id, unique_seconds(message), message.on_duplicate
             for index in range(len(rows) - added, len(rows)):
-                self._unique[index] = make(rows[index])
+                self._unique[index] = Candidate(rows[index], *options)
 
     def is_full(self) -> bool:
         limit = CHUNK_UNIQUE if self._unique else CHUNK_ROWS
         return len(self.rows) >= limit or self._size >= CHUNK_SIZE
 
-    def store(self, writer: RowWriter, *, receipts: bool = True) -> list[Receipt]:
+    def store(
+        self, connection: BaseDatabaseWrapper, *, receipts: bool = True, has_savepoint: bool = False
+    ) -> list[Receipt]:
         """Store the rows, all or none; return the receipt of each message, if they are wanted."""
+        writer = RowWriter(connection, self._builder.queues, has_savepoint=has_savepoint)
         if self._unique:
             return self._dedupe(writer)
         builder = ReceiptBuilder(self.rows.templates, self._counts if receipts else ())

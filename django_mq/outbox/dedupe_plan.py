@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
 from django_mq.exceptions import DuplicateMessage
-from django_mq.messages import CopyReceipt, Message
-from django_mq.outbox.options import unique_seconds
-from django_mq.policy.routing import check_key
+from django_mq.messages import CopyReceipt
 from django_mq.policy.uniqueness import Action, OnDuplicate, Plan, UniqueState, plan, state_of
 from django_mq.store.rows import NewRow
 from django_mq.store.unique_ids import StoredUniqueId, UniqueId, UniqueRow
@@ -22,16 +20,6 @@ class Candidate(NamedTuple):
     unique_id: str | None = None
     unique_for: float | None = None
     on_duplicate: OnDuplicate = "skip"
-
-
-def candidate_maker(message: Message) -> Callable[[NewRow], Candidate]:
-    """Return a function that makes a candidate of a row of `message`."""
-    if message.unique_id is None:
-        return Candidate
-    unique_id = check_key(message.unique_id, "unique id")
-    unique_for = unique_seconds(message)
-    on_duplicate = message.on_duplicate
-    return lambda row: Candidate(row, unique_id, unique_for, on_duplicate)
 
 
 class PlannedWrites(NamedTuple):

@@ -16,7 +16,6 @@ from django_mq.messages import BulkReceipt, Message, Receipt
 from django_mq.outbox.blocks import in_own_atomic, in_transaction
 from django_mq.outbox.build import RowBuilder
 from django_mq.outbox.chunk import Chunk
-from django_mq.outbox.write import RowWriter
 
 NOT_IN_TRANSACTION = """\
 broadcast() needs an open atomic() block on the database {alias!r}, so that the message commits \
@@ -49,8 +48,7 @@ def send(
     connection = connection_in_transaction(using)
     own = json.dumps(dict(reserved)) if reserved else "{}"
     builder = RowBuilder(get_settings(), wants_result=wants_result, reserved=own)
-    chunk = _checked([message], builder)
-    return chunk.store(RowWriter(connection, builder.queues))[0]
+    return _checked([message], builder).store(connection)[0]
 
 
 def send_durably(
@@ -64,9 +62,9 @@ def send_durably(
             " autocommit is off: call broadcast() in that block, or in one"
         )
     builder = RowBuilder(get_settings(), wants_result=wants_result)
-    chunk, writer = _checked([message], builder), RowWriter(connection, builder.queues)
+    chunk = _checked([message], builder)
     with transaction.atomic(using=connection.alias):
-        return chunk.store(writer)[0]
+        return chunk.store(connection)[0]
 
 
 def send_to(
@@ -79,30 +77,27 @@ def send_to(
     """
     connection = queue_connection(using)
     builder = RowBuilder(get_settings(), wants_result=True, handler=handler, reserved=options)
-    chunk, writer = _checked([message], builder), RowWriter(connection, builder.queues)
+    chunk = _checked([message], builder)
     if in_transaction(connection):
-        return chunk.store(writer)[0]
+        return chunk.store(connection)[0]
     with transaction.atomic(using=connection.alias):
-        return chunk.store(writer)[0]
+        return chunk.store(connection)[0]
 
 
 def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt]:
     """Store messages, all or none; check all of them before any SQL."""
     connection = connection_in_transaction(using)
-    builder = RowBuilder(get_settings())
-    chunk = _checked(messages, builder)
-    return chunk.store(RowWriter(connection, builder.queues))
+    return _checked(messages, RowBuilder(get_settings())).store(connection)
 
 
 def send_stream(messages: Iterable[Message], *, using: str | None) -> BulkReceipt:
     """Store messages as they come, all or none, in constant memory."""
     connection = connection_in_transaction(using)
     builder = RowBuilder(get_settings())
-    writer = RowWriter(connection, builder.queues, has_savepoint=True)
     count = 0
     with transaction.atomic(using=connection.alias):
         for chunk in _chunks(builder, messages):
-            chunk.store(writer, receipts=False)
+            chunk.store(connection, receipts=False, has_savepoint=True)
             count += chunk.stored
     return BulkReceipt(count)
 

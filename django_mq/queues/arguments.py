@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime, timedelta
 
+from django.db import connections
+
 from django_mq.exceptions import as_seconds
 from django_mq.policy.column_bounds import FIRST_TIME, MAX_BIGINT
 from django_mq.policy.message_filter import FINGERPRINT
 from django_mq.policy.routing import check_name
+from django_mq.store import schedules
 
+#: A moment: aware, or seconds or a timedelta ago.
+Moment = datetime | timedelta | float
 #: Seconds in 5,000 years; `datetime` cannot represent moments much further away.
 MAX_SECONDS = 5000 * 365.25 * 86400
 
@@ -54,13 +59,19 @@ def seconds(value: float | timedelta, what: str) -> float:
     return found
 
 
-def before(now: datetime, ago: float) -> datetime:
-    """Return the moment `ago` seconds before `now`, but none before the first that a row can have.
+def moment(alias: str, at: Moment, what: str) -> datetime:
+    """Return a moment, none before the first that a row can have; raise ValueError for others.
 
-    >>> before(FIRST_TIME + timedelta(days=1), 86400.0 * 365 * 4000) == FIRST_TIME
-    True
+    A relative one is computed by the database's clock.
     """
-    return now - min(timedelta(seconds=ago), now - FIRST_TIME)
+    if isinstance(at, datetime):
+        if at.utcoffset() is None:
+            raise ValueError(f"{what} must be an aware datetime, not {at!r}: use timezone.now()")
+        return at
+    ago = timedelta(seconds=seconds(at, what))
+    with connections[alias].cursor() as cursor:
+        now = schedules.now(cursor)
+    return now - min(ago, now - FIRST_TIME)
 
 
 def flag(value: object, what: str) -> bool:
@@ -74,15 +85,10 @@ def flag(value: object, what: str) -> bool:
     return value
 
 
-def check_fingerprint(value: str) -> str:
-    """Return `value` if it can be a fingerprint; raise ValueError otherwise.
-
-    >>> check_fingerprint("00c0ffee00c0ffee")
-    '00c0ffee00c0ffee'
-    """
+def check_fingerprint(value: str) -> None:
+    """Raise ValueError unless `value` can be a fingerprint."""
     if not isinstance(value, str) or not FINGERPRINT.fullmatch(value):
         raise ValueError(
             f"{value!r} is not a fingerprint: queues.errors() and the page Errors show those of the"
             " failed attempts, 16 hexadecimal digits each"
         )
-    return value

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import groupby
 from operator import attrgetter
 
 from django_mq.conf import alias_of
 from django_mq.policy.column_bounds import FIRST_TIME
-from django_mq.queues.arguments import before, check_fingerprint, queue_names, seconds, whole_number
+from django_mq.queues.arguments import Moment, check_fingerprint, moment, queue_names, whole_number
 from django_mq.queues.transactions import reading
 from django_mq.store import error_groups as store
 from django_mq.store.error_groups import MAX_COUNTED, PairRow
-from django_mq.store.schedules import now
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class ErrorGroup:
 
 
 def errors(
-    since: datetime | float | timedelta | None = None,
+    since: Moment | None = None,
     queue: str | Collection[str] | None = None,
     *,
     fingerprint: str | None = None,
@@ -63,13 +62,9 @@ def errors(
         check_fingerprint(fingerprint)
     if type(offset) is not int or not 0 <= offset < 10**9:
         raise ValueError(f"offset must be a whole number from 0 on, not {offset!r}")
-    ago = None if since is None or isinstance(since, datetime) else seconds(since, "since")
-    if isinstance(since, datetime) and since.utcoffset() is None:
-        raise ValueError(f"since must be an aware datetime, seconds or a timedelta, not {since!r}")
-    with reading(alias_of(using)) as cursor:
-        start = since if isinstance(since, datetime) else FIRST_TIME
-        if ago is not None:
-            start = before(now(cursor), ago)
+    alias = alias_of(using)
+    start = FIRST_TIME if since is None else moment(alias, since, "since")
+    with reading(alias) as cursor:
         pairs = store.groups(
             cursor,
             since=start,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from django.db import connections, transaction
 from django.db.models import Q
@@ -14,18 +14,14 @@ from django_mq.outbox.replay import Replays
 from django_mq.policy.column_bounds import id_of
 from django_mq.policy.routing import check_key
 from django_mq.queues.actions import Changed, Ids, checked_ids, log_changed
-from django_mq.queues.arguments import before, check_names, seconds, whole_number
+from django_mq.queues.arguments import Moment, check_names, moment, whole_number
 from django_mq.queues.transactions import reading
 from django_mq.store import replay as store
-from django_mq.store import schedules
 
 #: Messages that one statement reads or writes.
 CHUNK = 1000
 #: Private columns: not every user may see payloads.
 CONTENT = ("payload", "metadata")
-
-#: A moment: aware, or seconds or a timedelta ago.
-Moment = datetime | timedelta | float
 
 
 def history(
@@ -146,20 +142,8 @@ def _period(
     alias: str, since: Moment | None, until: Moment | None
 ) -> tuple[datetime | None, datetime | None]:
     """Return the two moments; raise ValueError if they are in the wrong order."""
-    start, end = _moment(alias, since, "since"), _moment(alias, until, "until")
+    start = None if since is None else moment(alias, since, "since")
+    end = None if until is None else moment(alias, until, "until")
     if start is not None and end is not None and start > end:
         raise ValueError(f"since must be before until, but {start} is after {end}")
     return start, end
-
-
-def _moment(alias: str, at: Moment | None, what: str) -> datetime | None:
-    """Return a moment; a relative one is computed by the database's clock."""
-    if at is None:
-        return None
-    if isinstance(at, datetime):
-        if at.tzinfo is None:
-            raise ValueError(f"{what} must be an aware datetime, not {at!r}: use timezone.now()")
-        return at
-    ago = seconds(at, what)
-    with connections[alias].cursor() as cursor:
-        return before(schedules.now(cursor), ago)

@@ -190,7 +190,7 @@ def end(cursor: Cursor, done: Sequence[EndedMessage]) -> list[int]:
     return promote_put_aside(cursor, aside) if aside else []
 
 
-def end_removed(cursor: Cursor, removed: Sequence[Removed]) -> list[int]:
+def end_removed(cursor: Cursor, removed: Sequence[Removed]) -> None:
     """Free the unique ids of messages that were removed unhandled."""
     done = [
         EndedMessage(
@@ -199,7 +199,8 @@ def end_removed(cursor: Cursor, removed: Sequence[Removed]) -> list[int]:
         for each in removed
         if each.unique_id is not None
     ]
-    return end(cursor, done) if done else []
+    if done:
+        end(cursor, done)
 
 
 def promote_put_aside(cursor: Cursor, ids: Sequence[UniqueId]) -> list[int]:

@@ -116,17 +116,15 @@ select exists (select from {day} where keep_until >= statement_timestamp())
 DROP_DAY = SQL("drop table {day}")
 
 
-def drop_day(cursor: Cursor, day: date) -> bool:
-    """Drop the partition of `day` if nothing in it is to be kept; return whether it was dropped.
+def drop_day(cursor: Cursor, day: date) -> None:
+    """Drop the partition of `day` if nothing in it is to be kept.
 
     It stays for an hour after its end: a settle that began before midnight may still write to it.
     """
     name, (_, end) = _partition(day), _bounds(day)
     _run(cursor, IS_KEPT.format(day=name, end=Literal(end)))
-    if cursor.fetchone()[0]:
-        return False
-    _run(cursor, DROP_DAY.format(day=name))
-    return True
+    if not cursor.fetchone()[0]:
+        _run(cursor, DROP_DAY.format(day=name))
 
 
 PRUNE = """

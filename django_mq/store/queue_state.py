@@ -159,17 +159,15 @@ class QueueSnapshot(NamedTuple):
     backoff_until: datetime | None
 
 
-def state(
-    cursor: Cursor, *, queue: str, skip_dead: bool, ordered: bool = False, window: int = WINDOW
-) -> QueueSnapshot:
+def state(cursor: Cursor, *, queue: str, skip_dead: bool, ordered: bool = False) -> QueueSnapshot:
     """Return the state of `queue`; with `skip_dead`, a dead head does not block its key.
 
-    Examines up to `window` due messages per priority. In an `ordered` queue, the first message
+    Examines up to `WINDOW` due messages per priority. In an `ordered` queue, the first message
     alone decides; one with no message in line yet is like any other. Locks at most three rows
     until the transaction ends: roll back to a savepoint.
     """
     locks = prepare_to_read(cursor)
-    asked = {"queue": queue, "queues": [queue], "skip_dead": skip_dead, "window": window}
+    asked = {"queue": queue, "queues": [queue], "skip_dead": skip_dead, "window": WINDOW}
     cursor.execute(STATE if locks else STATE_UNLOCKED, asked)
     found = QueueSnapshot._make(cursor.fetchone())
     if ordered:

@@ -190,7 +190,7 @@ class TestManyDueMessages:
 
     @pytest.fixture(autouse=True)
     def small_window(self, monkeypatch):
-        monkeypatch.setitem(store.state.__kwdefaults__, "window", 3)
+        monkeypatch.setattr(store, "WINDOW", 3)
 
     def stuck(self, n, **given):
         """Add a key whose first message is in flight for an hour, and `n` behind it."""

@@ -43,7 +43,7 @@ class Command(OperatorCommand):
             options["since"], options["queue"], limit=options["limit"], using=database
         )
         if not found:
-            self.warn_of_unknown(options["queue"], database)
+            self.warn_of_unknown(database=database, **options)
         if options["json"]:
             self.stdout.write(as_json(found))
         elif not found:

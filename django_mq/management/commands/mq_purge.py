@@ -43,9 +43,7 @@ class Command(OperatorCommand):
         chosen = {name: options[name] for name in names}
         found = queues.purge(dry_run=True, using=database, **chosen)
         if not found:
-            self.warn_of_unknown(
-                options["queue"], database, handler=options["handler"], type=options["type"]
-            )
+            self.warn_of_unknown(database=database, **options)
         what = "messages, including waiting ones" if chosen["waiting"] else "dead letters"
         question = f"Remove {count(len(found.ids))} ({what}) permanently?"
         if chosen["ids"] is None:

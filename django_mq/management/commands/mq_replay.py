@@ -49,9 +49,7 @@ class Command(OperatorCommand):
         chosen = {name: options[name] for name in (*SELECTION, "to", "limit")}
         found = queues.replay(dry_run=True, using=database, **chosen)
         if not found:
-            self.warn_of_unknown(
-                options["queue"], database, handler=options["handler"], type=options["type"]
-            )
+            self.warn_of_unknown(database=database, **options)
         where = f" to {chosen['to']}" if chosen["to"] else ""
         question = f"Broadcast {count(len(found.ids))} again{where}?"
         # The ids that the question counted: more messages may have been handled since.

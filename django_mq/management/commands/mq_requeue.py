@@ -39,9 +39,7 @@ class Command(OperatorCommand):
             ids, attempts=options["attempts"], dry_run=True, using=database, **chosen
         )
         if not found:
-            self.warn_of_unknown(
-                options["queue"], database, handler=options["handler"], type=options["type"]
-            )
+            self.warn_of_unknown(database=database, **options)
         question = f"Requeue {count(len(found.ids))}?" if ids is None else None
         wanted = ids or found.ids
         act = partial(queues.requeue, wanted, attempts=options["attempts"], using=database)

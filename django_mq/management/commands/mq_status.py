@@ -81,7 +81,7 @@ class Command(OperatorCommand):
 
     def _show(self, queue: str | None, database: str | None, *, as_data: bool) -> None:
         found = _read(queue, database)
-        self.warn_of_unknown(queue, database)
+        self.warn_of_unknown(queue=queue, database=database)
         if as_data:
             told = {"queues": found.counted, "workers": found.workers, "horizon": found.holders}
             told |= {"handlers": found.timings, "heads": found.heads[:MAX_HEADS]}
