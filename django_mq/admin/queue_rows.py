@@ -15,6 +15,7 @@ from django_mq.admin.state_counts import shown_state
 from django_mq.admin.texts import badge, clock
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.policy.durations import span
+from django_mq.queues.obstacles import worker_of
 from django_mq.states import MessageState
 
 #: The columns of counts, in the order of a message's life.
@@ -126,7 +127,7 @@ class QueueRow:
         return self._named(self.counts.probe_by)
 
     def _named(self, claimer: str | None) -> str:
-        id = (claimer or "").partition(":")[0]
+        id = worker_of(claimer)
         for worker in self.workers:
             if worker.id == id:
                 return f"{worker.host}, process {worker.pid}"

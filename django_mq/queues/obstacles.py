@@ -84,9 +84,9 @@ def in_line(message: QueuedMessage, workers: Sequence[WorkerProcess], alias: str
     return f"and is behind {shown_count(n)} other message{'' if n == 1 else 's'} of its queue"
 
 
-def worker_of(message: QueuedMessage) -> str:
-    """Return the id of the worker process that claimed `message`."""
-    return (message.claimed_by or "").partition(":")[0]
+def worker_of(claimer: str | None) -> str:
+    """Return the id of the worker process of a claim; empty for None."""
+    return (claimer or "").partition(":")[0]
 
 
 def shown(at: datetime | None) -> str:
@@ -101,7 +101,7 @@ def _backing_off(queue: QueueState) -> str:
     now: datetime = queue.now  # type: ignore[attr-defined]  # annotated
     text = f"but its queue is backing off (level {queue.backoff_level})"
     if queue.probe_by and queue.probe_until and queue.probe_until > now:
-        worker = queue.probe_by.partition(":")[0]
+        worker = worker_of(queue.probe_by)
         return f"{text}: worker {worker} runs one message as a probe, and the others wait for it"
     return f"{text}: the next message claimed is the probe, and the others wait for it"
 

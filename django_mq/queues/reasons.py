@@ -124,7 +124,7 @@ class _Case:
 
     def holder(self) -> str:
         """Return the worker that claimed the message, with host and process if known."""
-        id = worker_of(self.message)
+        id = worker_of(self.message.claimed_by)
         for worker in self.workers():
             if worker.id == id:
                 seen = "" if worker.alive else f", last seen {shown(worker.last_seen)}"
@@ -256,7 +256,7 @@ def _processable(case: _Case) -> Reason:
         )
     if message.leased_until is not None:
         text = (
-            f"is due: the lease of worker {worker_of(message)} lapsed at"
+            f"is due: the lease of worker {worker_of(message.claimed_by)} lapsed at"
             f" {shown(message.leased_until)}, and the next worker that polls takes it over"
         )
         return f"{text}, {in_line(message, case.workers(), case.alias)}", ""

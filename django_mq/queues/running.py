@@ -15,6 +15,7 @@ from django_mq.policy.column_bounds import MAX_BIGINT, MAX_SPAN_SECONDS
 from django_mq.policy.error_text import one_line
 from django_mq.queues.actions import Changed, Ids, checked_ids
 from django_mq.queues.fleet import SILENT
+from django_mq.queues.obstacles import worker_of
 from django_mq.queues.transactions import writing
 from django_mq.states import GONE_AFTER
 from django_mq.store import commands as store
@@ -59,7 +60,7 @@ def running(
     here = [
         RunningMessage(id, queue, type, handler, attempt, *at[id])
         for id, queue, type, handler, attempt, claimer in rows
-        if (claimer or "").partition(":")[0] == at[id][0]
+        if worker_of(claimer) == at[id][0]
     ]
     return sorted(here, key=lambda each: (-(each.ran_for or timedelta()), each.id))
 
