@@ -59,7 +59,7 @@ def seconds(value: float | timedelta, what: str) -> float:
     return found
 
 
-def moment(alias: str, at: Moment, what: str) -> datetime:
+def past_moment(alias: str, at: Moment, what: str) -> datetime:
     """Return a moment, none before the first that a row can have; raise ValueError for others.
 
     A relative one is computed by the database's clock.

@@ -10,7 +10,13 @@ from operator import attrgetter
 
 from django_mq.conf import alias_of
 from django_mq.policy.column_bounds import FIRST_TIME
-from django_mq.queues.arguments import Moment, check_fingerprint, moment, queue_names, whole_number
+from django_mq.queues.arguments import (
+    Moment,
+    check_fingerprint,
+    past_moment,
+    queue_names,
+    whole_number,
+)
 from django_mq.queues.transactions import reading
 from django_mq.store import error_groups as store
 from django_mq.store.error_groups import MAX_COUNTED, PairRow
@@ -63,7 +69,7 @@ def errors(
     if type(offset) is not int or not 0 <= offset < 10**9:
         raise ValueError(f"offset must be a whole number from 0 on, not {offset!r}")
     alias = alias_of(using)
-    start = FIRST_TIME if since is None else moment(alias, since, "since")
+    start = FIRST_TIME if since is None else past_moment(alias, since, "since")
     with reading(alias) as cursor:
         pairs = store.groups(
             cursor,

@@ -134,20 +134,19 @@ def page(
     after: int,
     last: int,
     limit: int,
-    window: int = WINDOW,
 ) -> Page:
-    """Return up to `limit` matching ids among the next `window` behind `after`, up to `last`."""
+    """Return up to `limit` matching ids among the next `WINDOW` behind `after`, up to `last`."""
     condition, params = where(wanted, action)
     cursor.execute(
         PAGE.format(where=condition),
-        {**params, "after": after, "last": last, "limit": limit, "window": window},
+        {**params, "after": after, "last": last, "limit": limit, "window": WINDOW},
     )
     rows = cursor.fetchall()
     ids = sorted(row[2] for row in rows if row[2] is not None)
     end, looked_at, _ = rows[0]
     if len(ids) == limit:
         return Page(ids, ids[-1])
-    return Page(ids, end if looked_at == window else None)
+    return Page(ids, end if looked_at == WINDOW else None)
 
 
 COUNT = """

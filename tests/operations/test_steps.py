@@ -229,14 +229,15 @@ def test_a_filter_that_cannot_be_read_fails():
 
 
 @pytest.mark.django_db
-def test_a_page_looks_at_a_bounded_range():
+def test_a_page_looks_at_a_bounded_range(monkeypatch):
+    monkeypatch.setattr(filters, "WINDOW", 7)
     rows = add_all({"type": "b" if n % 10 == 9 else "a"} for n in range(30))
     wanted = MessageFilter(type="b")
     after, found, pages = 0, [], 0
     with connection.cursor() as cursor:
         while after is not None:
             page = filters.page(
-                cursor, wanted, action="cancel", after=after, last=rows[-1].pk, limit=9, window=7
+                cursor, wanted, action="cancel", after=after, last=rows[-1].pk, limit=9
             )
             found, after, pages = [*found, *page.ids], page.after, pages + 1
             assert len(page.ids) <= 1
