@@ -18,7 +18,6 @@ from django_mq.executor.calls import tidy_up
 from django_mq.executor.connections import (
     LOST,
     drop_connection,
-    reset_session,
     roll_back,
     simple_query,
 )
@@ -124,18 +123,11 @@ class NonAtomic:
         if driver is not None and not driver.closed and not within:
             idle = driver.info.transaction_status == TransactionStatus.IDLE
             if idle and driver.autocommit:
-                self._reset()
+                self.session.reset()
                 return False
             within = True
         drop_connection(wrapper)
         return within
-
-    def _reset(self) -> None:
-        """Reset what the handler left in the session."""
-        try:
-            reset_session(self.session.wrapper)
-        except psycopg.Error:
-            self.session.wrapper.close()
 
 
 class EntryTimeout:

@@ -95,12 +95,8 @@ class Ordering:
         coroutines, self.coroutines = self.coroutines, []
         return coroutines
 
-    def take_waiting(self) -> list[Task]:
-        """Remove and return everything that waits for its line; the lines stay busy."""
-        return self.drop(lambda task: True)
-
     def drop(self, unwanted: Callable[[Task], bool]) -> list[Task]:
-        """Remove and return `unwanted` waiting tasks."""
+        """Remove and return `unwanted` tasks that wait for their line; the lines stay busy."""
         dropped: list[Task] = []
         for line, tasks in self._busy.items():
             out = [task for task in tasks if unwanted(task)]

@@ -57,7 +57,7 @@ class Session:
         self.link = link or Link()
         self.alias = wrapper.alias
         self.savepoint = LazySavepoint(wrapper)
-        self._ready: transaction.Atomic | None = None
+        self._ready: contextlib.ExitStack | None = None
         self._recorded: object = None
         self._active_at = float("-inf")
 
@@ -73,9 +73,9 @@ class Session:
         """
         self.make_clean()
         if self._ready is None and self.wrapper.connection is not None:
-            block = transaction.atomic(using=self.alias, durable=True)
+            block = contextlib.ExitStack()
             try:
-                block.__enter__()
+                block.enter_context(transaction.atomic(using=self.alias, durable=True))
                 self._ready = block
             except DATABASE_ERRORS:
                 self.close()
@@ -86,12 +86,10 @@ class Session:
             with self.block():
                 pass
 
-    def block(self) -> AbstractContextManager[None]:
+    def block(self) -> AbstractContextManager[object]:
         """Return the atomic block of a transaction: the one that is ready, or a new one."""
         ready, self._ready = self._ready, None
-        return (
-            transaction.atomic(using=self.alias, durable=True) if ready is None else _Entered(ready)
-        )
+        return transaction.atomic(using=self.alias, durable=True) if ready is None else ready
 
     def transaction(self) -> AbstractContextManager[None]:
         """Return the atomic block of a transaction in which no handler runs."""
@@ -224,19 +222,6 @@ class Session:
         self._ready = None
         self.savepoint.disarm()
         drop_connection(self.wrapper)
-
-
-class _Entered:
-    """A block that `prepare_block()` has entered."""
-
-    def __init__(self, block: transaction.Atomic) -> None:
-        self._block = block
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *raised: Any) -> None:
-        self._block.__exit__(*raised)
 
 
 def run_hooks(hooks: list[Any], delivery: Delivery) -> None:

@@ -85,15 +85,8 @@ class WaitingTasks:
 
     def take_all(self) -> list[Task]:
         """Remove and return everything."""
-        # Each of these is the next of a line from which nothing runs yet.
-        next_ = [task for _, task in self.suspects] + self.ordering.take_coroutines()
-        waiting = [*self.to_release, *self.ready, *next_, *self.ordering.take_waiting()]
-        waiting += self.lingering.drop(lambda task: True)
-        self.to_release.clear()
-        self.ready.clear()
-        self.suspects.clear()
-        for task in next_:
-            self.free_line(task.line)
+        self.drop(lambda task: True)
+        waiting, self.to_release = self.to_release, []
         return waiting
 
     def drop(self, unwanted: Callable[[Task], bool]) -> None:
@@ -102,6 +95,7 @@ class WaitingTasks:
         if dropped:
             self.ready = deque(task for task in self.ready if not unwanted(task))
         dropped += self.lingering.drop(unwanted) + self.ordering.drop(unwanted)
+        # Each of these is the next of a line from which nothing runs yet.
         next_ = [task for _, task in self.suspects if unwanted(task)]
         if next_:
             self.suspects = deque(entry for entry in self.suspects if not unwanted(entry[1]))

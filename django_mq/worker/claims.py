@@ -6,6 +6,7 @@ From a queue that backs off it claims the probe alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from operator import attrgetter
 
@@ -121,23 +122,16 @@ class ClaimRouter:
         with_marks: bool,
     ) -> ClaimResult:
         queue = lanes[0].queue
-        if not self.statement_group(queue, options):
-            return self._weighed(options, self._claim_plain(cursor, lanes, options, limit))
         if options.ordered and (queue not in self._owned or self._has_any(queue)):
             return ClaimResult(NOTHING)
-        with within_transaction(cursor):
-            if not self.facts.is_gated(queue, options):
-                arguments = self._arguments(options, self._claimer(), limit)
-                taken = self._claim_locked(
-                    cursor,
-                    lanes,
-                    options,
-                    arguments,
-                    self._more_claimers(options, limit),
-                    with_marks,
-                )
-                return self._weighed(options, taken)
-            return self._claim_gated(cursor, lanes, options, limit)
+        is_plain = not self.statement_group(queue, options)
+        with nullcontext() if is_plain else within_transaction(cursor):
+            if self.facts.is_gated(queue, options):
+                return self._claim_gated(cursor, lanes, options, limit)
+            arguments = self._arguments(options, self._claimer(), limit)
+            more = [self._claimer() for _ in range((limit - 1) // options.batch_size)]
+            taken = self._claim_lanes(cursor, lanes, options, arguments, more, with_marks)
+            return self._weighed(options, taken)
 
     def take_over(
         self,
@@ -185,17 +179,6 @@ class ClaimRouter:
     ) -> ClaimArguments:
         return options.arguments(claimer, limit, admitted=admitted, excluded=self.refused.ids())
 
-    def _claim_plain(
-        self, cursor: Cursor, lanes: Sequence[Lane], options: ClaimOptions, limit: int
-    ) -> Claim:
-        arguments = self._arguments(options, self._claimer(), limit)
-        more_claimers = self._more_claimers(options, limit)
-        return claim.claim(cursor, lanes=lanes, more_claimers=more_claimers, **arguments)
-
-    def _more_claimers(self, options: ClaimOptions, limit: int) -> list[str]:
-        """Name the claims that a claim of `limit` messages makes beside its first."""
-        return [self._claimer() for _ in range((limit - 1) // options.batch_size)]
-
     def _weighed(self, options: ClaimOptions, taken: Claim) -> ClaimResult:
         """Learn from `taken` how large messages are."""
         size = sum(map(len, map(attrgetter("payload"), taken.rows)))
@@ -217,13 +200,13 @@ class ClaimRouter:
         limit = limit if gate.room is None else min(limit, gate.room)
         if gate.level == 0:
             arguments = self._arguments(options, claimer, limit, admitted=True)
-            taken = self._claim_locked(cursor, lanes, options, arguments)
+            taken = self._claim_lanes(cursor, lanes, options, arguments)
             full = len(taken.rows) == gate.room
             return self._weighed(options, taken)._replace(at_limit=full)
         if not queue_backoff.start_probe(cursor, queue=queue, claimer=claimer, lease=options.lease):
             return ClaimResult(NOTHING)
         arguments = self._arguments(options, claimer, 1, admitted=True)
-        taken = self._claim_locked(cursor, lanes, options, arguments)
+        taken = self._claim_lanes(cursor, lanes, options, arguments)
         self._end_probe_claim(cursor, queue, claimer, found=bool(taken.rows))
         return self._weighed(options, taken)
 
@@ -259,7 +242,7 @@ class ClaimRouter:
         else:
             queue_backoff.cancel_probe(cursor, queue=queue, claimer=claimer)
 
-    def _claim_locked(
+    def _claim_lanes(
         self,
         cursor: Cursor,
         lanes: Sequence[Lane],
@@ -289,4 +272,4 @@ class ClaimRouter:
                 with_marks=with_marks,
                 **arguments,
             )
-        return claim.claim(cursor, lanes=lanes, **arguments)
+        return claim.claim(cursor, lanes=lanes, more_claimers=more_claimers, **arguments)
