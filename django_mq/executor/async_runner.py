@@ -249,7 +249,7 @@ class AsyncRunner(threading.Thread):
             for task in tasks:
                 self._stopped.pop(task.delivery.id, None)
         self._thread.tidy_up(call.deliveries[0])
-        return call.end(self._context.policy_of, result, error, seconds)
+        return call.end(self._context.failure_end, result, error, seconds)
 
     def _ended(self, tasks: list[Task], raised: BaseException) -> AttemptEnded:
         """Return the error of a call that its limit cancelled, with the place where it waited."""

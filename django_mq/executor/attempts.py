@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import Any
@@ -11,7 +11,7 @@ from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import reports
 from django_mq.executor.calls import argument_of, call
 from django_mq.executor.connections import DATABASE_ERRORS
-from django_mq.executor.ended import ACKED, Ended, failure_end
+from django_mq.executor.ended import ACKED, Ended, FailureEnd
 from django_mq.executor.savepoint import LazySavepoint, TransactionEnded
 from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import Session
@@ -23,8 +23,7 @@ from django_mq.executor.slice_state import (
     SliceState,
 )
 from django_mq.executor.tasks import Task
-from django_mq.messages import ClaimedRow, fence_of
-from django_mq.policy.backoff import RetryPolicy
+from django_mq.messages import fence_of
 from django_mq.policy.queue_backoff import Step, step_of
 
 
@@ -32,7 +31,7 @@ from django_mq.policy.queue_backoff import Step, step_of
 class Attempts:
     """Runs handlers inside the atomic block of a slice.
 
-    `policy_of` returns the retry policy of a row. `nested` says that the transaction is a test's.
+    `failure_end` decides what becomes of a failure. `nested` says that the transaction is a test's.
     `backoff_queues` are the queues with queue backoff: a failure in one of them keeps the rest of
     that queue in the slice from starting.
     """
@@ -40,7 +39,7 @@ class Attempts:
     session: Session
     entries: ExecutorEntries
     conflicts: Conflicts
-    policy_of: Callable[[ClaimedRow], RetryPolicy]
+    failure_end: FailureEnd
     nested: bool
     backoff_queues: Collection[str]
 
@@ -93,12 +92,6 @@ class Attempts:
         else:
             self._succeeded(tasks, result, seconds, part, hooks < len(wrapper.run_on_commit))
 
-    def failure_end(self, task: Task, error: BaseException, seconds: float) -> Ended:
-        """Decide what becomes of `task`, which failed with `error` after `seconds`."""
-        return failure_end(
-            task.delivery, self.policy_of(task.delivery._row), error, seconds=seconds
-        )
-
     def _record_start(self, tasks: list[Task], state: SliceState) -> None:
         state.attempted = True
         began = monotonic()
@@ -146,7 +139,7 @@ class Attempts:
         elif len(tasks) > 1:
             state.to_rerun.extend(tasks)  # the messages of a failed batch run one by one
         else:
-            ended = self.failure_end(tasks[0], error, seconds)
+            ended = self.failure_end(tasks[0].delivery, error, seconds)
             part.tasks.append(tasks[0])
             part.ended.append(ended)
             queue = ended.delivery.queue
@@ -173,7 +166,7 @@ class Attempts:
         if len(tasks) > 1:
             state.to_rerun.extend(tasks)
         else:
-            state.culprit = self.failure_end(tasks[0], error, seconds)
+            state.culprit = self.failure_end(tasks[0].delivery, error, seconds)
 
 
 def _reported_error(raised: Exception) -> Exception:

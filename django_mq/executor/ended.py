@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -58,6 +58,10 @@ class Ended(NamedTuple):
     outcome: Outcome | None = None
     error: BaseException | None = None
     reason: str = ""
+
+
+#: Decides what becomes of a delivery whose handler raised an error after some seconds.
+FailureEnd = Callable[[Delivery, BaseException, float], Ended]
 
 
 def failure_end(

@@ -14,15 +14,13 @@ from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload, When
 from django_mq.executor import forks, replies, reports
 from django_mq.executor.calls import surrounded, surroundings
-from django_mq.executor.ended import ACKED, Ended, Settled, failure_end
+from django_mq.executor.ended import ACKED, Ended, FailureEnd, Settled
 from django_mq.executor.leased_delivery import LeasedDelivery, Timeout
 from django_mq.executor.tasks import Line, Task
 from django_mq.messages import ClaimedRow, Delivery, Fence
-from django_mq.policy.backoff import RetryPolicy
 
 P = ParamSpec("P")
 T = TypeVar("T")
-PolicyOf = Callable[[ClaimedRow], RetryPolicy]
 
 
 class CallTimeout(Timeout, Protocol):
@@ -60,7 +58,7 @@ class SingleCall:
         self.deliveries = [delivery]
 
     def end(
-        self, policy_of: PolicyOf, result: Any, error: BaseException | None, seconds: float
+        self, failure_end: FailureEnd, result: Any, error: BaseException | None, seconds: float
     ) -> list[Ended]:
         """Return how the delivery ended; its handler may have called `finish()`."""
         delivery = self.argument
@@ -70,7 +68,7 @@ class SingleCall:
             return [Ended(delivery, Settled.FINISHED, result, seconds, error=error)]
         if error is None:
             return [Ended(delivery, ACKED, result, seconds)]
-        return [failure_end(delivery, policy_of(delivery._row), error, seconds=seconds)]
+        return [failure_end(delivery, error, seconds)]
 
 
 class BatchCall:
@@ -118,7 +116,7 @@ class BatchCall:
         self._timeout.answered(delivery.id)
 
     def end(
-        self, policy_of: PolicyOf, result: Any, error: BaseException | None, seconds: float
+        self, failure_end: FailureEnd, result: Any, error: BaseException | None, seconds: float
     ) -> list[Ended]:
         with self._lock:
             self._ended = True
@@ -131,9 +129,7 @@ class BatchCall:
             elif answer is None:
                 ended.append(Ended(delivery, ACKED, result, seconds))
             else:
-                ended.append(
-                    failure_end(delivery, policy_of(delivery._row), answer, seconds=seconds)
-                )
+                ended.append(failure_end(delivery, answer, seconds))
                 broken_lines.update([] if line is None else [line])
         return ended
 

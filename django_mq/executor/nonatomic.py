@@ -107,7 +107,7 @@ class NonAtomic:
         finally:
             self.session.link.lent = False
             timeout.end()
-        self.settle(call.end(self.context.policy_of, result, error, seconds))
+        self.settle(call.end(self.context.failure_end, result, error, seconds))
 
     def settle(self, ended: Sequence[Ended]) -> None:
         """Settle `ended`, and report it."""

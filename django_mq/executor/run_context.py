@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from django_mq.executor.connections import Outage
-from django_mq.executor.ended import Ended
-from django_mq.messages import ClaimedRow
+from django_mq.executor.ended import Ended, failure_end
+from django_mq.messages import ClaimedRow, Delivery
 from django_mq.policy.backoff import RetryPolicy
 
 
@@ -31,3 +31,8 @@ class RunContext:
     def unlocked_for(self) -> float:
         """For how many seconds after its claim or renewal a delivery starts without a lock."""
         return self.shortest_lease / 2
+
+    def failure_end(self, delivery: Delivery, error: BaseException, seconds: float) -> Ended:
+        """Decide what becomes of a delivery whose handler raised `error` after `seconds`."""
+        policy = self.policy_of(delivery._row)
+        return failure_end(delivery, policy, error, seconds=seconds)

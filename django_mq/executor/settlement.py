@@ -23,7 +23,6 @@ from django_mq.executor.ended import (
     Settled,
     ends_or_lost,
     failed_row,
-    failure_end,
     hold_delay,
     moment_or_delay,
 )
@@ -176,8 +175,8 @@ class Settlement:
         """Handle an end that the server refuses: fail an acked one, else let the lease lapse."""
         reports.refused([ended], error)
         if ended.settled is ACKED and not is_conflict(error):
-            policy = self._context.policy_of(ended.delivery._row)
-            return self.settle([failure_end(ended.delivery, policy, error, seconds=ended.seconds)])
+            failed = self._context.failure_end(ended.delivery, error, ended.seconds)
+            return self.settle([failed])
         return ends_or_lost([ended], {ended.delivery.id})
 
 

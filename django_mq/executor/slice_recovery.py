@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from django_mq.executor import reports, settle_effects
 from django_mq.executor.calls import is_conflict
 from django_mq.executor.connections import LOST
-from django_mq.executor.ended import Ended, Settled
+from django_mq.executor.ended import Ended, FailureEnd, Settled
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.slice_state import Conflicts, RanDeliveries, SettleIncomplete, SliceState
-from django_mq.executor.tasks import Task
 
 
 @dataclass(slots=True)
@@ -29,7 +28,7 @@ class SliceRecovery:
     session: Session
     conflicts: Conflicts
     settlement: Settlement
-    failure_end: Callable[[Task, BaseException, float], Ended]
+    failure_end: FailureEnd
     finish: Callable[[RanDeliveries], None]
 
     def recover(self, state: SliceState, error: Exception) -> None:
@@ -93,7 +92,7 @@ class SliceRecovery:
         failed = RanDeliveries()
         for task, each in zip(state.bound.tasks, state.bound.ended, strict=True):
             if self.conflicts.count_loss(task):
-                failed.ended.append(self.failure_end(task, error, each.seconds))
+                failed.ended.append(self.failure_end(task.delivery, error, each.seconds))
             else:
                 state.to_rerun.append(task)
         state.bound.clear()
@@ -108,8 +107,9 @@ class SliceRecovery:
                 state.to_rerun.extend(bound.tasks)
                 bound.clear()
                 return
-            seconds = bound.ended[0].seconds
-            self._settle(RanDeliveries(ended=[self.failure_end(bound.tasks[0], error, seconds)]))
+            [ended] = bound.ended
+            failed = self.failure_end(ended.delivery, error, ended.seconds)
+            self._settle(RanDeliveries(ended=[failed]))
         else:
             state.to_rerun.extend(bound.tasks)
             bound.clear()

@@ -67,7 +67,7 @@ class SliceRunner:
             session,
             entries=entries,
             conflicts=conflicts,
-            policy_of=context.policy_of,
+            failure_end=context.failure_end,
             nested=nested,
             backoff_queues=backoff_queues,
         )
@@ -82,7 +82,7 @@ class SliceRunner:
             session,
             conflicts=conflicts,
             settlement=settlement,
-            failure_end=attempts.failure_end,
+            failure_end=context.failure_end,
             finish=self._finish,
         )
 

@@ -16,7 +16,7 @@ from django_mq.conf import get_settings
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost, Reject, Retry
 from django_mq.executor import reports
 from django_mq.executor.connections import Outage, statement_cursor
-from django_mq.executor.ended import Ended, Settled, failure_end
+from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.leased_call import leased_call
 from django_mq.executor.nonatomic import run_call
 from django_mq.executor.retry_policies import policies
@@ -217,11 +217,11 @@ class Drain:
         try:
             kept = guard.end(error)
         except HandlerBrokeTransaction as broke:
-            self._record([self._failure_end(delivery, broke, seconds)])
+            self._record([self._context.failure_end(delivery, broke, seconds)])
             raise
         if guard.undone:
             delivery.finished = False
-        [ended] = leased.end(self._context.policy_of, result, kept, seconds)
+        [ended] = leased.end(self._context.failure_end, result, kept, seconds)
         self._settle(ended)
 
     def _settle(self, ended: Ended) -> None:
@@ -231,9 +231,6 @@ class Drain:
         else:
             reports.one_ended(ended)
         self._record([ended])
-
-    def _failure_end(self, delivery: Delivery, error: BaseException, seconds: float) -> Ended:
-        return failure_end(delivery, self._context.policy_of(delivery._row), error, seconds=seconds)
 
     def _cursor(self) -> psycopg.Cursor[Any]:
         self._connection.ensure_connection()
