@@ -20,7 +20,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from django_mq.admin.base import ids_of, own_page
-from django_mq.admin.bounds import gives_up, limited_statements
+from django_mq.admin.bounds import gives_up, limited_statements, writing
 from django_mq.admin.everything import EverythingAdmin
 from django_mq.admin.message_actions import (
     CANCEL,
@@ -33,7 +33,6 @@ from django_mq.admin.message_actions import (
 from django_mq.admin.texts import batch_note
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues.stalled import standings
-from django_mq.queues.transactions import writing
 from django_mq.states import MessageState
 
 #: The maximum number of messages in one action.

@@ -23,13 +23,13 @@ from django_mq.admin.texts import (
     block,
     breakable,
     excerpt,
-    link,
     moment_column,
     plain,
+    titled,
     took,
     when,
 )
-from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.models import FailedAttempt
 
 
 class FailedAttemptAdmin(ErrorsAdmin, TableAdmin):
@@ -88,16 +88,12 @@ class FailedAttemptAdmin(ErrorsAdmin, TableAdmin):
 
     @admin.display(description="message")
     def what(self, attempt: FailedAttempt) -> Any:
-        return format_html(
-            '<span class="mq-type">{} {}<span class="mq-under">{}</span></span>',
-            self.message(attempt),
-            breakable(attempt.type),
-            breakable(attempt.handler),
-        )
+        title = format_html("{} {}", self.message(attempt), breakable(attempt.type))
+        return titled(title, breakable(attempt.handler))
 
     @admin.display(description="message")
     def message(self, attempt: FailedAttempt) -> Any:
-        return link(self.url(QueuedMessage, "change", attempt.message_id), f"#{attempt.message_id}")
+        return self.message_link(attempt.message_id)
 
     @admin.display(description="error text")
     def whole_text(self, attempt: FailedAttempt) -> Any:

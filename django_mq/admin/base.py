@@ -12,22 +12,24 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import BadRequest
-from django.db import OperationalError
 from django.db.models import Model, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.http.response import HttpResponseBase
 from django.urls import NoReverseMatch, URLPattern, path, reverse
+from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 
 from django_mq import queues
 from django_mq.admin.bounds import (
     BoundedChangeList,
     CappedPaginator,
+    TookTooLong,
     View,
     limited_statements,
-    timed_out,
+    reporting_timeouts,
 )
+from django_mq.admin.texts import link
 from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage
 from django_mq.policy.column_bounds import MAX_NAME, id_of
@@ -211,11 +213,11 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         """Show the list; a query that takes too long ends in a hint to filter."""
         try:
             context = {"title": capfirst(self.opts.verbose_name_plural), **(extra_context or {})}
-            return super().changelist_view(request, context)
-        except OperationalError as error:
-            is_unfiltered = request.method == "GET" and not request.GET
-            if is_unfiltered or not timed_out(error):
-                raise
+            with reporting_timeouts():
+                return super().changelist_view(request, context)
+        except TookTooLong:
+            if request.method == "GET" and not request.GET:
+                raise  # nothing that could be left out
             return self.give_up(request)
 
     def give_up(self, request: HttpRequest) -> HttpResponse:
@@ -272,6 +274,10 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
     def message_url(self, request: HttpRequest, id: int) -> str:
         """Return the URL of a message's page, empty if the user may not see it."""
         return self.url(QueuedMessage, "change", id) if self.may_see_messages(request) else ""
+
+    def message_link(self, id: int) -> SafeString | str:
+        """Return the number of a message as a link to its page."""
+        return link(self.url(QueuedMessage, "change", id), f"#{id}")
 
     def page_context(self, request: HttpRequest, title: str, **context: Any) -> dict[str, Any]:
         """Return the context of a page that has no stock template."""

@@ -12,11 +12,13 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Page, Paginator
 from django.db import OperationalError, connections, transaction
+from django.db.backends.utils import CursorWrapper
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from psycopg.errors import LockNotAvailable, QueryCanceled
 
+from django_mq.queues import transactions
 from django_mq.store import limits
 
 if TYPE_CHECKING:
@@ -32,21 +34,35 @@ MAX_COUNT = 10_000
 STATEMENT_SECONDS = 5
 
 
+class TookTooLong(OperationalError):
+    """A statement, or a wait for a lock, ran into its time limit."""
+
+
+@contextmanager
+def reporting_timeouts() -> Iterator[None]:
+    """Raise TookTooLong for the database's error."""
+    try:
+        yield
+    except OperationalError as error:
+        if isinstance(error.__cause__, QueryCanceled | LockNotAvailable):
+            raise TookTooLong(*error.args) from error
+        raise
+
+
 @contextmanager
 def limited_statements(alias: str) -> Iterator[None]:
-    """Cancel a statement after `STATEMENT_SECONDS`, or after one second of waiting for a lock.
-
-    It raises an OperationalError that `timed_out` recognises.
-    """
-    with transaction.atomic(using=alias):
+    """Raise TookTooLong for a statement after `STATEMENT_SECONDS`, for a lock after one second."""
+    with reporting_timeouts(), transaction.atomic(using=alias):
         with connections[alias].cursor() as cursor:
             limits.apply(cursor, limits.Limits(STATEMENT_SECONDS, 1.0))
         yield
 
 
-def timed_out(error: OperationalError) -> bool:
-    """Return whether a statement or a lock wait ran into its time limit."""
-    return isinstance(error.__cause__, QueryCanceled | LockNotAvailable)
+@contextmanager
+def writing(alias: str) -> Iterator[CursorWrapper]:
+    """As `transactions.writing()`; raises TookTooLong if a lock is held for more than a second."""
+    with reporting_timeouts(), transactions.writing(alias) as cursor:
+        yield cursor
 
 
 def gives_up(view: View) -> View:
@@ -55,10 +71,9 @@ def gives_up(view: View) -> View:
     @wraps(view)
     def bounded(page: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         try:
-            return view(page, request, *args, **kwargs)
-        except OperationalError as error:
-            if not timed_out(error):
-                raise
+            with reporting_timeouts():
+                return view(page, request, *args, **kwargs)
+        except TookTooLong:
             return page.give_up(request)
 
     return cast("View", bounded)

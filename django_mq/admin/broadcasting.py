@@ -5,20 +5,19 @@ from __future__ import annotations
 from django.contrib import messages as notices
 from django.contrib.admin.models import ADDITION
 from django.core.exceptions import PermissionDenied
-from django.db import OperationalError, transaction
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from django_mq import outbox, queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
-from django_mq.admin.bounds import timed_out
+from django_mq.admin.bounds import TookTooLong, writing
 from django_mq.admin.broadcast_form import BroadcastForm
 from django_mq.admin.misspelt import did_you_mean
 from django_mq.exceptions import MQError, RoutingError
 from django_mq.messages import CopyReceipt, Receipt
 from django_mq.messages.classes import message_classes
 from django_mq.models import QueuedMessage
-from django_mq.queues.transactions import writing
 
 Copies = tuple[CopyReceipt, ...]
 
@@ -50,9 +49,7 @@ class BroadcastingAdmin(ReadOnlyAdmin):
                 copies = receipt.copies
             except MQError as error:
                 form.refuse(error)
-            except OperationalError as error:
-                if not timed_out(error):
-                    raise
+            except TookTooLong:
                 form.add_error(None, "Another session holds a lock. Try again in a moment.")
         context = self.page_context(
             request,
@@ -110,7 +107,7 @@ class BroadcastingAdmin(ReadOnlyAdmin):
         return sorted({each.type for each in found.types} | {each.type for each in classes})
 
     def _queues(self, request: HttpRequest) -> list[str]:
-        return [each for each in queues.names(using=self.alias) if self.may_see(request, each)]
+        return self.seen_queues(request)
 
 
 def _reach(copies: Copies) -> str:

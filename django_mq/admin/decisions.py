@@ -13,18 +13,16 @@ from typing import Any
 from django.contrib import messages as notices
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import BadRequest, PermissionDenied
-from django.db import OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
 
 from django_mq import queues
-from django_mq.admin.bounds import timed_out
+from django_mq.admin.bounds import TookTooLong, writing
 from django_mq.admin.queue_rows import QueueRowsAdmin
 from django_mq.exceptions import InvalidName
 from django_mq.models import QueueState
 from django_mq.policy.routing import check_name
 from django_mq.queues.decisions import MAX_IN_FLIGHT
-from django_mq.queues.transactions import writing
 
 #: The offered pauses in seconds; the empty one lasts until the queue is resumed.
 PAUSES = {
@@ -127,8 +125,7 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
 
     def _ask(self, request: HttpRequest, queue: str, name: str) -> HttpResponse:
         """Ask whether an unknown queue is meant, and offer the known queues with similar names."""
-        known = queues.names(using=self.alias)
-        near = get_close_matches(queue, [each for each in known if self.may_see(request, each)], 3)
+        near = get_close_matches(queue, self.seen_queues(request), 3)
         context = self.page_context(
             request,
             "Change an unknown queue?",
@@ -151,9 +148,7 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
                 note = change()
                 if note:
                     self.log(request, [QueueState(queue=queue)], CHANGE, note)
-        except OperationalError as error:
-            if not timed_out(error):
-                raise
+        except TookTooLong:
             text = "Another session is changing queue %s. Try again in a moment."
             self.message_user(request, text % queue, notices.ERROR)
         else:
@@ -170,7 +165,7 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
 
     def knows(self, request: HttpRequest, queue: str) -> bool:
         """Return whether the queue exists and the user may see it."""
-        return self.may_see(request, queue) and queue in queues.names(using=self.alias)
+        return queue in self.seen_queues(request)
 
     def form_context(self, request: HttpRequest) -> dict[str, Any]:
         """Return the template context of the forms."""

@@ -11,13 +11,12 @@ from django import forms
 from django.contrib import messages as notices
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import PermissionDenied
-from django.db import OperationalError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
-from django_mq.admin.bounds import timed_out
+from django_mq.admin.bounds import TookTooLong, writing
 from django_mq.admin.checked_forms import CheckedForm, JSONTextField, checked
 from django_mq.admin.texts import MAX_TEXT
 from django_mq.conf import get_settings
@@ -25,7 +24,6 @@ from django_mq.conf.local_time import aware
 from django_mq.exceptions import InvalidOption, InvalidPayload, MQError
 from django_mq.models import QueuedMessage
 from django_mq.outbox.build import HIGHEST, LOWEST
-from django_mq.queues.transactions import writing
 
 
 class EditForm(CheckedForm):
@@ -123,9 +121,7 @@ class EditingAdmin(ReadOnlyAdmin):
                 self.log(request, [row], CHANGE, f"Edited: {names}.")
         except MQError as error:
             form.refuse(error)
-        except OperationalError as error:
-            if not timed_out(error):
-                raise
+        except TookTooLong:
             form.add_error(None, "Another session has locked the message. Try again in a moment.")
         return form.is_valid()
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from django.contrib import messages as notices
 from django.core.exceptions import PermissionDenied
-from django.db import OperationalError, connections
+from django.db import connections
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
 
 from django_mq import queues
 from django_mq.admin.base import own_page
-from django_mq.admin.bounds import MAX_COUNT, AtLeast, limited_statements, timed_out
+from django_mq.admin.bounds import MAX_COUNT, AtLeast, TookTooLong, limited_statements
 from django_mq.admin.heads import HeadsAdmin
 from django_mq.admin.message_actions import MESSAGE_ACTIONS, MessageAction
 from django_mq.admin.message_filters import HEADS_PARAMETER, filter_of
@@ -125,9 +125,8 @@ class EverythingAdmin(HeadsAdmin):
             try:
                 with limited_statements(self.alias):
                     return filters.count(cursor, wanted, action=action.name, last=last)
-            except OperationalError as error:
-                if not timed_out(error):
-                    raise
+            except TookTooLong:
+                pass
             found, after = 0, 0
             for _page in range(PAGES):
                 try:
@@ -140,9 +139,7 @@ class EverythingAdmin(HeadsAdmin):
                             last=last,
                             limit=COUNTED,
                         )
-                except OperationalError as error:
-                    if not timed_out(error):
-                        raise
+                except TookTooLong:
                     break
                 found += len(page.ids)
                 if page.after is None:

@@ -139,9 +139,7 @@ class MessageFieldsAdmin(HeadsAdmin):
     @admin.display(description="waits behind")
     def blocker(self, message: QueuedMessage) -> Any:
         standing = message.standing  # type: ignore[attr-defined]
-        first = link(
-            self.url(QueuedMessage, "change", standing.waits_for), f"#{standing.waits_for}"
-        )
+        first = self.message_link(standing.waits_for)
         if standing.ahead < 2:
             return first
         others = f"the first of {shown_count(standing.ahead)}"

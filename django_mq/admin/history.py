@@ -14,16 +14,7 @@ from django_mq.admin.exports import ExportAdmin
 from django_mq.admin.filter_boxes import HandlerFilter, QueueFilter, TypeFilter
 from django_mq.admin.filter_moments import EndedFilter
 from django_mq.admin.replaying import ReplayingAdmin
-from django_mq.admin.texts import (
-    block,
-    breakable,
-    link,
-    moment_column,
-    notes_below,
-    pretty,
-    took,
-    when,
-)
+from django_mq.admin.texts import block, breakable, link, moment_column, pretty, titled, took, when
 from django_mq.models import FailedAttempt, HandledMessage
 from django_mq.queues.history import CONTENT
 
@@ -91,10 +82,8 @@ class HandledMessageAdmin(ExportAdmin, ReplayingAdmin):
     def what(self, message: HandledMessage) -> Any:
         notes = [breakable(message.handler)]
         if message.key:
-            notes.append(format_html("{} {}", "key", breakable(message.key)))
-        return format_html(
-            '<span class="mq-type">{}{}</span>', breakable(message.type), notes_below(*notes)
-        )
+            notes.append(format_html("key {}", breakable(message.key)))
+        return titled(breakable(message.type), *notes)
 
     @admin.display(description="queue")
     def where(self, message: HandledMessage) -> Any:

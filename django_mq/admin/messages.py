@@ -37,7 +37,7 @@ from django_mq.admin.message_page import MessagePageAdmin
 from django_mq.admin.state_counts import StateCountsAdmin
 from django_mq.admin.suggesting import SuggestingAdmin
 from django_mq.admin.tables import TableAdmin
-from django_mq.admin.texts import badge, breakable, excerpt, link, notes_below, when
+from django_mq.admin.texts import badge, breakable, excerpt, link, notes_below, titled, when
 from django_mq.admin.windows import AFTER_PARAMETER
 from django_mq.conf.local_time import local
 from django_mq.models import (
@@ -225,10 +225,8 @@ class QueuedMessageAdmin(
     def what(self, message: QueuedMessage) -> Any:
         notes = [breakable(message.handler) if message.handler else "routed at delivery"]
         if message.key:
-            notes.append(format_html("{} {}", "key", breakable(message.key)))
-        return format_html(
-            '<span class="mq-type">{}{}</span>', breakable(message.type), notes_below(*notes)
-        )
+            notes.append(format_html("key {}", breakable(message.key)))
+        return titled(breakable(message.type), *notes)
 
     @admin.display(description="queue")
     def where(self, message: QueuedMessage) -> Any:
@@ -258,8 +256,7 @@ class QueuedMessageAdmin(
         standing = getattr(message, "standing", None)
         behind = standing.waits_for if standing is not None else None
         if behind is not None and state in (MessageState.BLOCKED, MessageState.PROCESSABLE):
-            address = self.url(QueuedMessage, "change", behind)
-            return format_html("{} {}", "behind", link(address, f"#{behind}"))
+            return format_html("behind {}", self.message_link(behind))
         if state == MessageState.BLOCKED:
             return "now first of its key, freed soon"
         if state == MessageState.HELD and message.held_since is not None:

@@ -9,20 +9,18 @@ from django.contrib import messages as notices
 from django.contrib.admin.models import CHANGE
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
-from django.db import OperationalError
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
-from django_mq.admin.bounds import timed_out
+from django_mq.admin.bounds import TookTooLong, writing
 from django_mq.admin.message_actions import MESSAGE_ACTIONS
-from django_mq.admin.texts import excerpt, moment_column, notes_below, took, when
+from django_mq.admin.texts import excerpt, moment_column, notes_below, titled, took, when
 from django_mq.models import Operation
 from django_mq.operations.filter_words import in_words
 from django_mq.policy.column_bounds import id_of
-from django_mq.queues.transactions import writing
 
 OPEN = ("waiting", "running")
 
@@ -83,9 +81,7 @@ class OperationAdmin(ReadOnlyAdmin):
                 cancelled = queues.cancel_operation(row.pk, using=self.alias)
                 if cancelled:
                     self.log(request, [row], CHANGE, "Cancelled.")
-        except OperationalError as error:
-            if not timed_out(error):
-                raise
+        except TookTooLong:
             text = f"A worker is carrying out operation {row.pk}. Try again in a moment."
             self.message_user(request, text, notices.ERROR)
             return back
@@ -98,9 +94,7 @@ class OperationAdmin(ReadOnlyAdmin):
         words = in_words(row.filter) if isinstance(row.filter, dict) else []
         label = MESSAGE_ACTIONS[row.action].label
         notes = [excerpt(each) for each in words] or ["every message"]
-        return format_html(
-            '<span class="mq-type">#{} {}{}</span>', row.pk, label, notes_below(*notes)
-        )
+        return titled(f"#{row.pk} {label}", *notes)
 
     @admin.display(description="progress")
     def progress(self, row: Operation) -> Any:

@@ -47,10 +47,9 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
-        known = queues.names(using=self.alias)
         query = request.GET.get("q", "").strip()
         wanted = query.lower()
-        seen = [name for name in known if wanted in name.lower() and self.may_see(request, name)]
+        seen = [name for name in self.seen_queues(request) if wanted in name.lower()]
         page = Paginator(seen, PER_PAGE).get_page(request.GET.get("page"))
         asked = list(page.object_list)
         with reading(self.alias) as cursor:

@@ -12,10 +12,10 @@ from django.template.response import TemplateResponse
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
+from django_mq.admin.bounds import writing
 from django_mq.admin.texts import full, plain
 from django_mq.models import QueuedMessage, WorkerHeartbeat
 from django_mq.policy.durations import span
-from django_mq.queues.transactions import writing
 
 #: The commands to a worker, and the permission that each needs.
 RIGHTS = {"stop": "stop_message", "stack": "view_payload"}

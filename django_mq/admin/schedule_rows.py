@@ -14,14 +14,14 @@ from django_mq.admin.texts import (
     block,
     breakable,
     full,
-    link,
     moment,
     moment_column,
     pretty,
+    titled,
     when,
 )
 from django_mq.exceptions import InvalidOption
-from django_mq.models import QueuedMessage, Schedule
+from django_mq.models import Schedule
 from django_mq.policy.durations import span
 from django_mq.queues.scheduling import state_of, timing_of
 
@@ -44,11 +44,7 @@ class ScheduleRowsAdmin(ReadOnlyAdmin):
 
     @admin.display(description="message")
     def what(self, row: Schedule) -> Any:
-        return format_html(
-            '<span class="mq-type">{}<span class="mq-under">{}</span></span>',
-            breakable(row.type),
-            breakable(row.queue),
-        )
+        return titled(breakable(row.type), breakable(row.queue))
 
     @admin.display(description="type")
     def what_full(self, row: Schedule) -> Any:
@@ -127,9 +123,7 @@ class ScheduleRowsAdmin(ReadOnlyAdmin):
         return block(pretty(self.stored_json(row, column)))
 
     def _message(self, row: Schedule) -> Any:
-        if row.last_message is None:
-            return ""
-        return link(self.url(QueuedMessage, "change", row.last_message), f"#{row.last_message}")
+        return "" if row.last_message is None else self.message_link(row.last_message)
 
 
 def _now(row: Schedule) -> Any:

@@ -9,13 +9,12 @@ from typing import Any
 from django.contrib import messages as notices
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import PermissionDenied
-from django.db import OperationalError
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 
 from django_mq import queues
-from django_mq.admin.bounds import timed_out
+from django_mq.admin.bounds import TookTooLong, reporting_timeouts, writing
 from django_mq.admin.misspelt import did_you_mean
 from django_mq.admin.schedule_form import CONTENT, EDITABLE, TIMING, ScheduleForm
 from django_mq.admin.schedule_rows import ScheduleRowsAdmin
@@ -23,7 +22,6 @@ from django_mq.exceptions import MQError
 from django_mq.models import Schedule
 from django_mq.models.columns import Unreadable
 from django_mq.queues.scheduling import restart_schedule
-from django_mq.queues.transactions import writing
 
 #: The fields of every schedule's page, and those of a page that the user cannot edit.
 COMMON_FIELDS = ("condition_full", "timing", "last_full", "next_full", "source")
@@ -156,10 +154,9 @@ class ScheduleAdmin(ScheduleRowsAdmin):
         self, request: HttpRequest, view: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         try:
-            return view(request, *args, **kwargs)
-        except OperationalError as error:
-            if not timed_out(error):
-                raise
+            with reporting_timeouts():
+                return view(request, *args, **kwargs)
+        except TookTooLong:
             self.message_user(request, LOCKED_TEXT, notices.ERROR)
             return HttpResponseRedirect(self.url(Schedule, "changelist"))
 
@@ -198,9 +195,7 @@ class ScheduleAdmin(ScheduleRowsAdmin):
                     self.log(request, [Schedule(name=name)], CHANGE, note)
         except MQError as error:
             self.message_user(request, str(error), notices.ERROR)
-        except OperationalError as error:
-            if not timed_out(error):
-                raise
+        except TookTooLong:
             self.message_user(request, LOCKED_TEXT, notices.ERROR)
         else:
             self.message_user(request, text % name, notices.SUCCESS if note else notices.WARNING)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from django.db import OperationalError, connections, transaction
+from django.db import connections, transaction
 from django.http import HttpRequest
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
-from django_mq.admin.bounds import timed_out
+from django_mq.admin.bounds import TookTooLong, reporting_timeouts
 from django_mq.admin.filters import IN_FLIGHT
 from django_mq.policy.estimated import counted
 from django_mq.queues.totals import read_many_counts
@@ -67,10 +67,12 @@ class StateCountsAdmin(ReadOnlyAdmin):
         else:
             seen = self.seen_queues(request)
         try:
-            with transaction.atomic(using=self.alias), connections[self.alias].cursor() as cursor:
+            with (
+                reporting_timeouts(),
+                transaction.atomic(using=self.alias),
+                connections[self.alias].cursor() as cursor,
+            ):
                 found, _most = read_many_counts(cursor, seen[:MAX_QUEUES], share=TIME_SHARE)
-        except OperationalError as error:
-            if not timed_out(error):
-                raise
+        except TookTooLong:
             return {}
         return by_state(found.values(), more=len(seen) > MAX_QUEUES)

@@ -8,14 +8,13 @@ from itertools import chain
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
-from django.db import OperationalError
 from django.db.models import Case, F, Func, IntegerField, Q, TextField, Value, When
 from django.db.models.functions import Cast, Length
 from django.db.models.lookups import LessThan
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from django_mq.admin.base import ReadOnlyAdmin, own_page
-from django_mq.admin.bounds import limited_statements, timed_out
+from django_mq.admin.bounds import TookTooLong, limited_statements
 from django_mq.admin.json_paths import most_seen, paths_in
 from django_mq.models import QueuedMessage
 
@@ -43,9 +42,7 @@ class SuggestingAdmin(ReadOnlyAdmin):
         try:
             with limited_statements(self.alias):
                 found = most_seen(self._paths(request))
-        except OperationalError as error:
-            if not timed_out(error):
-                raise
+        except TookTooLong:
             found = []
         return JsonResponse({"paths": found})
 

@@ -155,6 +155,11 @@ def notes_below(*notes: Any) -> SafeString:
     return format_html_join("", '<span class="mq-under">{}</span>', ((each,) for each in notes))
 
 
+def titled(title: Any, *notes: Any) -> SafeString:
+    """Return the main cell of a row: what it is, and notes below."""
+    return format_html('<span class="mq-type">{}{}</span>', title, notes_below(*notes))
+
+
 def breakable(name: str) -> SafeString:
     """Return a name that a browser may break after dots, slashes and the like.
 

@@ -11,8 +11,8 @@ from django.utils.html import format_html
 
 from django_mq.admin.filter_boxes import QueueFilter, TypeFilter
 from django_mq.admin.tables import TableAdmin
-from django_mq.admin.texts import badge, block, breakable, full, link, pretty, when
-from django_mq.models import QueuedMessage, UniqueKey
+from django_mq.admin.texts import badge, block, breakable, full, pretty, titled, when
+from django_mq.models import UniqueKey
 from django_mq.policy.durations import span
 
 
@@ -42,11 +42,7 @@ class UniqueKeyAdmin(TableAdmin):
 
     @admin.display(description="type")
     def what(self, row: UniqueKey) -> Any:
-        return format_html(
-            '<span class="mq-type">{}<span class="mq-under">{}</span></span>',
-            breakable(row.type),
-            breakable(row.handler),
-        )
+        return titled(breakable(row.type), breakable(row.handler))
 
     @admin.display(description="state")
     def condition(self, row: UniqueKey) -> Any:
@@ -54,7 +50,7 @@ class UniqueKeyAdmin(TableAdmin):
         if row.is_aside:  # type: ignore[attr-defined]  # annotated, as is `now`
             return badge("delayed", "put aside")
         if row.message_id is not None:
-            message = link(self.url(QueuedMessage, "change", row.message_id), f"#{row.message_id}")
+            message = self.message_link(row.message_id)
             return format_html("{} {}", badge("running", "taken"), message)
         if row.quiet_until is not None:
             now = row.now  # type: ignore[attr-defined]
@@ -71,8 +67,7 @@ class UniqueKeyAdmin(TableAdmin):
         if row.is_aside:  # type: ignore[attr-defined]
             return "put aside: it becomes a message when the one that holds this id ends"
         if row.message_id is not None:
-            message = link(self.url(QueuedMessage, "change", row.message_id), f"#{row.message_id}")
-            return format_html("{} {}", "taken by message", message)
+            return format_html("taken by message {}", self.message_link(row.message_id))
         if row.quiet_until is None:
             return "free"
         now = row.now  # type: ignore[attr-defined]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from django.contrib import messages as notices
 from django.contrib.admin.models import CHANGE
@@ -12,21 +13,27 @@ from django.template.response import TemplateResponse
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
+from django_mq.admin.bounds import writing
 from django_mq.models import WorkerHeartbeat
-from django_mq.queues.transactions import writing
+
+
+class WorkerOrder(NamedTuple):
+    """An order: its function, its button, the entry of the log, and the question, if it asks."""
+
+    give: Callable[..., tuple[str, ...]]
+    label: str
+    note: str
+    question: str = ""
+
 
 ORDERS = {
-    "quiet": queues.quiet_workers,
-    "resume": queues.resume_workers,
-    "stop": queues.stop_workers,
-}
-#: Labels of the buttons, questions, and entries of the log.
-LABELS = {"quiet": "Quiet", "resume": "Resume", "stop": "Stop"}
-QUESTIONS = {"quiet": "Quiet this worker?", "stop": "Stop this worker?"}
-NOTES = {
-    "quiet": "Told to claim nothing more.",
-    "resume": "Told to claim again.",
-    "stop": "Told to drain and stop.",
+    "quiet": WorkerOrder(
+        queues.quiet_workers, "Quiet", "Told to claim nothing more.", "Quiet this worker?"
+    ),
+    "resume": WorkerOrder(queues.resume_workers, "Resume", "Told to claim again."),
+    "stop": WorkerOrder(
+        queues.stop_workers, "Stop", "Told to drain and stop.", "Stop this worker?"
+    ),
 }
 #: Queues that the confirmation names because no other worker claims from them.
 MAX_QUEUES = 10
@@ -55,7 +62,7 @@ class WorkerOrdersAdmin(ReadOnlyAdmin):
         return [
             (
                 name,
-                LABELS[name] + ("…" if name in QUESTIONS else ""),
+                ORDERS[name].label + ("…" if ORDERS[name].question else ""),
                 self.url(WorkerHeartbeat, "order", name),
             )
             for name in names
@@ -78,7 +85,7 @@ class WorkerOrdersAdmin(ReadOnlyAdmin):
             return listed
         if not self.may_order(request, worker):
             raise PermissionDenied
-        if name in QUESTIONS and "confirmed" not in request.POST:
+        if ORDERS[name].question and "confirmed" not in request.POST:
             return self._confirm(request, name, worker, known)
         self._give(request, name, worker)
         if "page" in request.POST:
@@ -88,10 +95,10 @@ class WorkerOrdersAdmin(ReadOnlyAdmin):
     def _give(self, request: HttpRequest, name: str, worker: queues.WorkerProcess) -> None:
         """Give the order, log the user in the same transaction, and report the order."""
         with writing(self.alias):
-            told = ORDERS[name](worker.id, by=request.user.get_username(), using=self.alias)
+            told = ORDERS[name].give(worker.id, by=request.user.get_username(), using=self.alias)
             if told:
                 row = WorkerHeartbeat(pk=worker.id, host=worker.host, pid=worker.pid)
-                self.log(request, [row], CHANGE, NOTES[name])
+                self.log(request, [row], CHANGE, ORDERS[name].note)
         if told:
             text = "The worker was told. It obeys within a second, or without LISTEN within ten."
             self.message_user(request, text, notices.SUCCESS)
@@ -115,10 +122,10 @@ class WorkerOrdersAdmin(ReadOnlyAdmin):
         page = "page" in request.POST
         context = self.page_context(
             request,
-            QUESTIONS[name],
+            ORDERS[name].question,
             list_crumb=True,
             order=name,
-            label=LABELS[name],
+            label=ORDERS[name].label,
             worker=worker,
             running=len(worker.running),
             alone=alone[:MAX_QUEUES],

@@ -19,7 +19,7 @@ from django.utils.safestring import SafeString
 from django_mq import queues
 from django_mq.admin.handler_stats import timing_rows
 from django_mq.admin.texts import badge, excerpt, link, moment, moment_column, when
-from django_mq.admin.worker_orders import LABELS, WorkerOrdersAdmin
+from django_mq.admin.worker_orders import ORDERS, WorkerOrdersAdmin
 from django_mq.models import QueuedMessage, WorkerHeartbeat
 from django_mq.policy.durations import span
 from django_mq.states import MessageState
@@ -176,7 +176,7 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
         """Show the orders of operators, and whether the worker has read them."""
         rows = (
             (
-                LABELS.get(each.action, "Stop"),
+                ORDERS.get(each.action, ORDERS["stop"]).label,
                 f" by {excerpt(each.asked_by)}" if each.asked_by else "",
                 when(each.asked_at, beat.now),
                 "" if each.taken_at else ", not read yet",

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
-from django.db import OperationalError, connections
+from django.db import connections
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
@@ -16,7 +16,7 @@ from django.template.response import TemplateResponse
 from django.utils.safestring import SafeString
 
 from django_mq import queues
-from django_mq.admin.bounds import limited_statements, timed_out
+from django_mq.admin.bounds import TookTooLong, limited_statements, reporting_timeouts
 from django_mq.admin.overview.charts import charts
 from django_mq.admin.overview.panels import (
     STEP_LABELS,
@@ -102,10 +102,9 @@ class OverviewAdmin(QueueRowsAdmin):
     def live(self, request: HttpRequest) -> SafeString:
         """Return the changing part of the page as HTML."""
         try:
-            context = self._read(request)
-        except OperationalError as error:
-            if not timed_out(error):
-                raise
+            with reporting_timeouts():
+                context = self._read(request)
+        except TookTooLong:
             context = {"too_slow": True}
         return render_to_string("admin/django_mq/includes/overview_live.html", context, request)
 
