@@ -96,12 +96,12 @@ class Dispatch:
                 self._submit(dispatched.tasks, first)
 
     def _resolve_all(self, cursor: Cursor, dispatched: _Dispatched) -> None:
-        careful = self._resolver.may_exceed(self._pending)
+        check_limits = self._resolver.may_exceed(self._pending)
         held: list[Ended] = []
         try:
             while self._pending:
                 if not self._broken_lines:
-                    dispatched.tasks += self._take_ready(careful)
+                    dispatched.tasks += self._take_ready(check_limits)
                     if not self._pending:
                         break
                 delivery = self._pending[0]
@@ -129,9 +129,9 @@ class Dispatch:
         dispatched.finished_ids += [each.delivery.id for each in held]
         self._broken_lines.clear()
 
-    def _take_ready(self, careful: bool) -> list[Task]:
+    def _take_ready(self, check_limits: bool) -> list[Task]:
         try:
-            return self._resolver.take_ready(self._pending, careful=careful)
+            return self._resolver.take_ready(self._pending, check_limits=check_limits)
         except Exception:  # nothing was taken: `_resolve_one()` finds the row to blame
             return []
 

@@ -43,9 +43,9 @@ class Fetcher:
         self._claims = claims
         self._ordered_queues = ordered_queues
         self._poll_interval = poll_interval
-        self._watermarks: Watermarks[LaneName] = Watermarks(full_every=1.0)
-        self._keyed_marks: Watermarks[LaneName] = Watermarks(full_every=1.0)
-        self._lapsed_marks: Watermarks[str] = Watermarks(full_every=1.0)
+        self._watermarks: Watermarks[LaneName] = Watermarks()
+        self._keyed_marks: Watermarks[LaneName] = Watermarks()
+        self._lapsed_marks: Watermarks[str] = Watermarks()
         self._lanes = Lanes(patterns)
         self._kinds: set[str] = set()
         self._leased: list[str] = []

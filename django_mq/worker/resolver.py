@@ -6,6 +6,7 @@ import json
 from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
+from functools import cache, partial
 from operator import attrgetter
 
 from django_mq import handlers
@@ -36,7 +37,8 @@ class Resolver:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._known: dict[Handler, tuple[tuple[str, ...], float]] = {}
+        self._queues = cache(partial(handlers.allowed_queues, settings=settings))
+        self._timeout = cache(partial(handlers.timeout_of, settings=settings))
         # JSON of up to this many characters is within all limits.
         self._short = min(
             2 * settings.max_depth,
@@ -44,10 +46,10 @@ class Resolver:
             settings.max_metadata_bytes // 4,
         )
 
-    def take_ready(self, deliveries: deque[Delivery], *, careful: bool) -> list[Task]:
+    def take_ready(self, deliveries: deque[Delivery], *, check_limits: bool) -> list[Task]:
         """Take from the left the rows that can run as they are, up to the first that cannot.
 
-        `careful`: one of them may exceed a limit, see `may_exceed()`.
+        `check_limits`: one of them may exceed a limit, see `may_exceed()`.
         """
         tasks: list[Task] = []
         last: object = None
@@ -58,7 +60,7 @@ class Resolver:
             if kind != last:  # neighbours are mostly of one kind
                 last, handler = kind, self._ready_handler(row)
                 timeout = 0.0 if handler is None else self._timeout(handler)
-            if handler is None or (careful and self._excess(row)):
+            if handler is None or (check_limits and self._excess(row)):
                 break
             if handler.of_row is not None:
                 handler, last = handler.of_row(row), None
@@ -113,39 +115,19 @@ class Resolver:
 
     def _excess(self, row: ClaimedRow) -> str:
         """Return how the stored row exceeds a limit of a broadcast; empty if it does not."""
-        settings, found = self._settings, ""
-        if len(row.payload) > self._short:
-            maximum = settings.max_payload_bytes
-            found = excess(
-                row.payload, what="payload", max_bytes=maximum, max_depth=settings.max_depth
-            )
-        if not found and len(row.metadata) > self._short:
-            maximum = settings.max_metadata_bytes + ADDED_METADATA
-            found = excess(
-                row.metadata, what="metadata", max_bytes=maximum, max_depth=settings.max_depth
-            )
-        return found
+        settings = self._settings
+        for what, text, max_bytes in (
+            ("payload", row.payload, settings.max_payload_bytes),
+            ("metadata", row.metadata, settings.max_metadata_bytes + ADDED_METADATA),
+        ):
+            if len(text) > self._short and (
+                found := excess(text, what=what, max_bytes=max_bytes, max_depth=settings.max_depth)
+            ):
+                return found
+        return ""
 
     def _task(self, delivery: Delivery, handler: Handler) -> Task:
         return Task(delivery, handler, self._timeout(handler), line_of(delivery._row))
-
-    def _queues(self, handler: Handler) -> tuple[str, ...]:
-        return self._facts(handler)[0]
-
-    def _timeout(self, handler: Handler) -> float:
-        return self._facts(handler)[1]
-
-    def _facts(self, handler: Handler) -> tuple[tuple[str, ...], float]:
-        """Return the queues and the timeout of a handler, looked up once."""
-        facts = self._known.get(handler)
-        if facts is None:
-            settings = self._settings
-            facts = (
-                handlers.allowed_queues(handler, settings),
-                handlers.timeout_of(handler, settings),
-            )
-            self._known[handler] = facts
-        return facts
 
     def _route(
         self, cursor: Cursor, row: ClaimedRow, handler: Handler | None

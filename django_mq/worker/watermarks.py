@@ -25,7 +25,7 @@ class Watermarks(Generic[Name]):
     is due every `full_every` seconds, but takes at most a tenth of the time.
     """
 
-    def __init__(self, *, full_every: float) -> None:
+    def __init__(self, *, full_every: float = 1.0) -> None:
         self._full_every = full_every
         self._watermarks: dict[Name, tuple[float, int]] = {}
         self._full_requested = True

@@ -39,7 +39,7 @@ def sort(queue: str = "mail") -> list[tuple[int, str]]:
         ).rows
         resolver = Resolver(get_settings())
         deliveries = deque(map(Delivery, rows))
-        tasks = resolver.take_ready(deliveries, careful=resolver.may_exceed(deliveries))
+        tasks = resolver.take_ready(deliveries, check_limits=resolver.may_exceed(deliveries))
         assert [resolver.resolve(own.cursor(), task.delivery) for task in tasks] == tasks
         others = [resolver.resolve(own.cursor(), delivery) for delivery in deliveries]
         settle_held(own.cursor(), [each for each in others if isinstance(each, Ended)])

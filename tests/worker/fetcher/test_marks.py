@@ -21,7 +21,7 @@ def marks(monkeypatch: pytest.MonkeyPatch) -> tuple[Watermarks[LaneName], Clock]
     clock = Clock()
     monkeypatch.setattr(fetcher_module, "monotonic", clock)
     monkeypatch.setattr(marks_module, "monotonic", clock)
-    return Watermarks(full_every=1.0), clock
+    return Watermarks(), clock
 
 
 def test_full_scans_take_a_tenth_of_the_time(marks: tuple[Watermarks[LaneName], Clock]) -> None:
