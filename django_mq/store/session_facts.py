@@ -82,11 +82,15 @@ PROBE_CHANNEL = "django_mq_probe"
 
 def notify_arrives(
     listening: psycopg.Connection[Any], notifying: psycopg.Connection[Any], *, seconds: float
-) -> bool:
-    """Return whether a NOTIFY of one session reaches the LISTEN of the other within `seconds`."""
+) -> bool | None:
+    """Return whether a NOTIFY of one session reaches the LISTEN of the other within `seconds`.
+
+    None if the server did not answer the NOTIFY by then: a pooler may have no session for it.
+    """
     listening.execute(f"listen {PROBE_CHANNEL}")
     token = secrets.token_hex(8)
-    notifying.execute(f"notify {PROBE_CHANNEL}, '{token}'")
+    notifying.pgconn.send_query(f"notify {PROBE_CHANNEL}, '{token}'".encode())
     arrives = any(each.payload == token for each in listening.notifies(timeout=seconds))
     listening.execute(f"unlisten {PROBE_CHANNEL}")
-    return arrives
+    notifying.pgconn.consume_input()
+    return None if notifying.pgconn.is_busy() and not arrives else arrives

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import threading
 from collections.abc import Callable
@@ -92,10 +93,9 @@ class Listener(threading.Thread):
             self._link.attach(connection)
             version = connection.info.server_version
             connection.execute(set_for_session(Limits(), server_version=version))
-            if is_pooled(connection):
-                with psycopg.connect(**params) as notifying:
-                    if not notify_arrives(connection, notifying, seconds=PROBE_SECONDS):
-                        raise _Deaf
+            self.turns += 1
+            if is_pooled(connection) and _is_deaf(connection, params):
+                raise _Deaf
             connection.execute("listen django_mq; listen django_mq_commands")
             self._wakeup.ring()
             link = select.poll()
@@ -125,3 +125,15 @@ class Listener(threading.Thread):
         self._wakeup.ring()
         self._stopping.wait(MIN_RING_INTERVAL)
         self._heard_at = monotonic()
+
+
+def _is_deaf(connection: psycopg.Connection[Any], params: dict[str, Any]) -> bool:
+    """Return whether the pooler keeps notifications from the connection.
+
+    False if that cannot be found out, since the pooler may have too few connections.
+    """
+    try:
+        with contextlib.closing(psycopg.connect(**params)) as notifying:
+            return notify_arrives(connection, notifying, seconds=PROBE_SECONDS) is False
+    except LOST:
+        return False

@@ -6,19 +6,25 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
-from django.db import connection
+from django.db import connection, connections
 
 from django_mq import queues
+from django_mq.executor.watchdog import Link
+from django_mq.worker.listener import Listener
+from django_mq.worker.wakeup import Wakeup
 from testproject.embedded.places import Account
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue, database_url
 from tests.acceptance.processes import Worker
 from tests.acceptance.test_health import free_port
+from tests.database import second_connection
 from tests.waiting import until
 
 PGBOUNCER = shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
@@ -27,6 +33,13 @@ PGBOUNCER = shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin:/usr/bin:/
 @pytest.fixture
 def pooled(empty_tables: None) -> Iterator[str]:
     """The URL of the test database through pgbouncer, with fewer connections than a worker has."""
+    with pooler(mode="transaction", size=3) as url:
+        yield url
+
+
+@contextmanager
+def pooler(*, mode: str, size: int) -> Iterator[str]:
+    """Run pgbouncer in front of the test database; yield the URL."""
     if PGBOUNCER is None:
         pytest.skip("pgbouncer is not installed")
     given = connection.get_connection_params()
@@ -45,25 +58,25 @@ def pooled(empty_tables: None) -> Iterator[str]:
         unix_socket_dir =
         auth_type = trust
         auth_file = {directory}/users
-        pool_mode = transaction
-        default_pool_size = 3
+        pool_mode = {mode}
+        default_pool_size = {size}
         """.replace("\n        ", "\n")
     )
     account.give(directory / "users")
     account.give(directory / "config")
     owner = {"user": account.entry.pw_uid, "group": account.entry.pw_gid} if account.entry else {}
     with (directory / "log").open("wb") as log:
-        pooler = subprocess.Popen(
+        process = subprocess.Popen(
             [PGBOUNCER, str(directory / "config")], stdout=log, stderr=log, cwd="/", **owner
         )
     url = database_url(host="127.0.0.1", port=port)
     try:
-        until(lambda: pooler.poll() is not None or answers(url), "the pooler answers")
-        assert pooler.poll() is None, (directory / "log").read_text()
+        until(lambda: process.poll() is not None or answers(url), "the pooler answers")
+        assert process.poll() is None, (directory / "log").read_text()
         yield url
     finally:
-        pooler.kill()
-        pooler.wait(30)
+        process.kill()
+        process.wait(30)
         shutil.rmtree(directory)
 
 
@@ -136,3 +149,30 @@ def test_a_worker_that_listens_through_a_transaction_pooler_is_degraded(
     witness.open("open")
     queue.send("write", "a", gate="open")
     queue.wait_empty(worker)
+
+
+def test_a_listener_takes_the_last_session_of_a_pooler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it hears cannot be tried then; it listens."""
+    with pooler(mode="session", size=1) as url:
+        here = connections["default"].settings_dict
+        place = {"HOST": "127.0.0.1", "PORT": psycopg.conninfo.conninfo_to_dict(url)["port"]}
+        monkeypatch.setitem(connections.settings, "pooler", {**here, **place})
+        wakeup = Wakeup()
+        listener = Listener("pooler", wakeup, link=Link())
+        rung = threading.Event()
+        monkeypatch.setattr(wakeup, "ring", rung.set)
+        try:
+            listener.start()
+            assert rung.wait(60)
+            rung.clear()
+            until(lambda: notify() or rung.wait(0.1), "it hears")
+            assert listener.healthy()
+        finally:
+            listener.stop()
+            listener.join(30)
+            assert not listener.is_alive()
+
+
+def notify() -> None:
+    with second_connection() as other:
+        other.execute("notify django_mq")
