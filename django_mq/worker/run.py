@@ -144,10 +144,11 @@ class Run:
         cursor, answers = parts.statements.cursor(), parts.statements.link.answers
         if parts.wakeup.take_ring():
             parts.fetcher.on_ring()
+        urgent = parts.fetcher.urgent
         orders.report(self.id)
         sleep = self._suspend(cursor) if orders.quiet else self._claim(cursor)
         sleep = min(sleep, parts.scheduler.poll(cursor), parts.operation_runner.poll(cursor))
-        self._worked = True
+        self._worked |= not urgent  # an urgent first one knows of no queue to claim from
         if parts.statements.link.answers > answers:
             parts.outage.end()
         parts.lease_keeper.report()

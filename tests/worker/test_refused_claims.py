@@ -22,6 +22,7 @@ from django_mq.store import Cursor, leases, settle
 from django_mq.worker import DeadWorker, Worker, chores, refused_rows
 from django_mq.worker.refused_rows import LEAVE_OUT_SECONDS, RefusedRows
 from django_mq.worker.releasing import release_all_except
+from django_mq.worker.wakeup import Wakeup
 from tests.database import second_connection
 from tests.rows import add, beat
 from tests.worker.conftest import Said, Start, effect, effects
@@ -206,9 +207,11 @@ def test_a_take_over(
     assert left() == {id}
 
 
-def test_a_missing_right_is_no_matter_of_a_row() -> None:
-    """It is raised as before: leaving rows out would not help."""
+@pytest.mark.parametrize("rung", [False, True])
+def test_a_missing_right_is_no_matter_of_a_row(rung: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is raised as before, also if the listener rang first: leaving rows out would not help."""
     good(2)
+    monkeypatch.setattr(Wakeup, "take_ring", lambda self: rung)
     execute("alter table django_mq_queuedmessage rename column suspect to suspected")
     try:
         with pytest.raises(Exception, match="suspect"):
