@@ -170,14 +170,14 @@ class MessageActionsAdmin(EverythingAdmin):
                 found[queue, type] += 1
                 matching.append(id)
             else:
-                others[str(MessageState(state).label)] += 1
+                others[MessageState(state).label] += 1
         if missing := len(ids) - len(rows) + absent:
             others["gone"] += missing
         filters = request.POST.get("filters", request.GET.urlencode())
         origin = {name: request.POST[name] for name in ("page", "queue") if request.POST.get(name)}
         context = self.page_context(
             request,
-            str(action.question),
+            action.question,
             list_crumb=True,
             action=action,
             url=self.url(QueuedMessage, "action", action.name),

@@ -12,11 +12,11 @@ from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.texts import badge, breakable
 from django_mq.models import HandledMessage
 from django_mq.queues.causes import MAX_EXAMINED
-from django_mq.states import MessageState
 
 #: The maximum number of levels that are indented; a chain may have a hundred.
 MAX_INDENT = 12
-LABELS = {"handled": "handled", "gone": "gone"}
+#: States of messages that are no longer in a queue, and the colour of each.
+PAST = {"handled": "processable", "gone": "paused"}
 
 
 class ChainsAdmin(ReadOnlyAdmin):
@@ -61,15 +61,12 @@ class ChainsAdmin(ReadOnlyAdmin):
     def _link_row(
         self, request: HttpRequest, link: queues.ChainLink, current: int
     ) -> dict[str, Any]:
-        handled = link.state == "handled"
-        if link.state in LABELS:
-            shown = badge("processable" if handled else "paused", LABELS[link.state])
-        else:
-            shown = badge(MessageState(link.state))
+        is_past = link.state in PAST
+        shown = badge(PAST[link.state], link.state) if is_past else badge(link.state)
         url = ""
-        if handled and self._has_right(request, "view_handledmessage"):
+        if link.state == "handled" and self._has_right(request, "view_handledmessage"):
             url = self.url(HandledMessage, "change", link.id)
-        elif link.state not in LABELS:
+        elif not is_past:
             url = self.message_url(request, link.id)
         return {
             "id": link.id,

@@ -83,7 +83,7 @@ class EverythingAdmin(HeadsAdmin):
         count = self._count(wanted, action)
         context = self.page_context(
             request,
-            str(action.question),
+            action.question,
             list_crumb=True,
             action=action,
             heads=wanted.heads,

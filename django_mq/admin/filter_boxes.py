@@ -13,7 +13,7 @@ from django.db.models.lookups import Exact
 from django.http import HttpRequest
 
 from django_mq import handlers
-from django_mq.admin.filters import ExactFilter
+from django_mq.admin.filters import RECENT_ATTEMPTS, ExactFilter
 from django_mq.admin.texts import breakable
 from django_mq.admin.windows import MAX_SCANNED_ROWS
 from django_mq.conf import get_settings
@@ -24,8 +24,6 @@ from django_mq.store import find_messages
 
 #: The number of choices that a filter lists as links, and of those that its text box suggests.
 MAX_LINKS, MAX_SUGGESTIONS = 8, 200
-#: Newest failed attempts whose error classes are offered.
-RECENT_ATTEMPTS = 1000
 
 # Every message satisfies one of these, and each is the condition of a partial index that begins
 # with the queue: together they let indexes find all messages of a queue.

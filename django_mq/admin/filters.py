@@ -16,7 +16,7 @@ from django.utils.html import format_html
 from django_mq.models import MessageQuerySet, QueueState
 from django_mq.states import MessageState
 
-#: The number of newest attempts among which the most frequent errors are counted.
+#: The number of newest attempts whose error classes are offered, the most frequent ones first.
 RECENT_ATTEMPTS = 1000
 
 # Conditions implied by a state, which let an index find its few messages in a large table. The

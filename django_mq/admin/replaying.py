@@ -16,6 +16,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from django_mq import handlers, queues
+from django_mq.admin.actions import MAX_MESSAGES
 from django_mq.admin.base import ids_of, own_page
 from django_mq.admin.bounds import gives_up, limited_statements, writing
 from django_mq.admin.chains import ChainsAdmin
@@ -23,9 +24,6 @@ from django_mq.admin.texts import batch_note
 from django_mq.conf import get_settings
 from django_mq.exceptions import MQError
 from django_mq.models import HandledMessage
-
-#: The maximum number of messages in one action.
-MAX_MESSAGES = 1000
 
 
 class ReplayingAdmin(ChainsAdmin):

@@ -59,7 +59,7 @@ class WorkerRow:
         """The readable names of its queues."""
         names = ", ".join(self.queues)
         if "queues" in self.worker.unreadable:
-            return f"{names} {'(others are unreadable)'}".strip()
+            return f"{names} (others are unreadable)".strip()
         return names or "all"
 
     @property

@@ -60,6 +60,7 @@ class LeaseKeeper(threading.Thread):
         self,
         *,
         alias: str,
+        worker: str,
         local_queue: LocalQueue,
         lease_of: Callable[[str], float],
         shortest_lease: float,
@@ -70,6 +71,7 @@ class LeaseKeeper(threading.Thread):
         link: Link,
     ) -> None:
         super().__init__(name="mq-lease-keeper", daemon=True)
+        self._worker = worker
         self._local_queue = local_queue
         self._lease_of = lease_of
         #: Seconds between two renewals.
@@ -190,12 +192,12 @@ class LeaseKeeper(threading.Thread):
 
     def _write_heartbeat(self) -> None:
         columns = self._heartbeat()
-        counted = handler_counts.totals_of(columns["worker"])
+        counted = handler_counts.totals_of(self._worker)
         timings = counted.snapshot() if counted else {}
         with self._impatient() as cursor:
             asked_at = lease_clock()
             self._beat_at = monotonic()
-            reply = leases.record_heartbeat(cursor, **columns, timings=timings)
+            reply = leases.record_heartbeat(cursor, worker=self._worker, **columns, timings=timings)
         if counted:
             counted.minutes.set_clock(reply.now, asked_at)
         if reply.commands:
@@ -204,7 +206,7 @@ class LeaseKeeper(threading.Thread):
 
     def _write_figures(self) -> None:
         """Store the counts by minute. Those that cannot be stored now are stored later."""
-        worker = self._heartbeat()["worker"]
+        worker = self._worker
         if (counted := handler_counts.totals_of(worker)) is None:
             return
         rows, arrived = counted.minutes.take_unwritten()
@@ -220,7 +222,7 @@ class LeaseKeeper(threading.Thread):
 
     def _leave(self) -> None:
         with self._impatient() as cursor:
-            leases.leave(cursor, worker=self._heartbeat()["worker"])
+            leases.leave(cursor, worker=self._worker)
 
     @contextmanager
     def _impatient(self) -> Iterator[Cursor]:

@@ -220,6 +220,7 @@ class Parts:
         self.renewal_link = self._link()
         self.lease_keeper = LeaseKeeper(
             alias=alias,
+            worker=self._id,
             local_queue=self.local_queue,
             lease_of=self.options.lease_of,
             shortest_lease=self.options.shortest_lease(),
@@ -287,7 +288,6 @@ class Parts:
     def _heartbeat(self) -> dict[str, Any]:
         listener = self.listener
         return {
-            "worker": self._id,
             "queues": self._worker.queues,
             "host": socket.gethostname(),
             "pid": os.getpid(),

@@ -116,6 +116,7 @@ def keeper(transactional_db: None) -> Iterator[LeaseKeeper]:
     """A lease keeper in the thread of the test: its process runs the probe `w:1` of mail."""
     keeper = LeaseKeeper(
         alias="default",
+        worker="w",
         local_queue=LocalQueue(batch=1, slice_size=1, on_room=lambda: None),
         lease_of=lambda queue: 30.0,
         shortest_lease=30.0,
