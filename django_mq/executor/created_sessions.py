@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -22,7 +22,8 @@ def remembered() -> Iterator[None]:
     def remember(*, connection: BaseDatabaseWrapper, **_: Any) -> None:
         driver = connection.__dict__["connection"]  # past a WatchedConnection
         if connection.vendor == "postgresql" and driver.autocommit:
-            driver.__dict__[_KEY] = session_facts.settings_of(driver)
+            with suppress(psycopg.Error):  # other databases speak the protocol, and lack the view
+                driver.__dict__[_KEY] = session_facts.settings_of(driver)
 
     connection_created.connect(remember, weak=False)  # last: the receivers of the apps have run
     try:
