@@ -141,25 +141,23 @@ class AsyncSettler(threading.Thread):
         while True:
             try:
                 started = leases.start(self._statements.cursor(), fences, lease=lease)
-            except Exception as error:  # coroutines wait for the answers: always return some
+            except LOST as error:
                 self._statements.close()
-                if not isinstance(error, LOST) and len(fences) == 1:
-                    logger.error(
-                        "message %s cannot start: %s",
-                        fences[0].id,
-                        named(error),
-                        exc_info=traced(error),
-                    )
-                    return {}
-                if not isinstance(error, LOST):  # one row is bad; the others may start
-                    return {
-                        id: expired
-                        for fence in fences
-                        for id, expired in self._start_leases([fence], lease).items()
-                    }
                 self._outage.wait(error)
                 if self._outage.stopped():
                     return {}
+            except Exception as error:  # coroutines wait for the answers: always return some
+                self._statements.close()
+                if len(fences) > 1:  # one row is bad; the others may start
+                    parts = (self._start_leases([fence], lease) for fence in fences)
+                    return {id: expired for part in parts for id, expired in part.items()}
+                logger.error(
+                    "message %s cannot start: %s",
+                    fences[0].id,
+                    named(error),
+                    exc_info=traced(error),
+                )
+                return {}
             else:
                 self._outage.end()
                 return started
