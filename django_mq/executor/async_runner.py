@@ -12,12 +12,12 @@ from typing import Any
 from django_mq.executor import reports
 from django_mq.executor.async_settler import AsyncSettler
 from django_mq.executor.async_slots import Slots
+from django_mq.executor.call_timeout import GRACE, LoopTimeout
 from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.leased_call import leased_call, result_of, split_started
 from django_mq.executor.lingering import LINGER_SHARE, Lingering
 from django_mq.executor.local_queue import LocalQueue
-from django_mq.executor.loop_timeout import GRACE, LoopTimeout
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import CallEntries, Scoreboard
 from django_mq.executor.shared_thread import OtherThreads, SharedThread

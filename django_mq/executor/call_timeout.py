@@ -1,15 +1,40 @@
-"""The timeout of a call on the loop, and the deadline that its supervisor sees."""
+"""The timeout of a call outside any transaction, and the deadline that its supervisor sees."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from time import monotonic
+from typing import Protocol
 
 from django_mq.executor.scoreboard import CallEntries
 
 #: Seconds that a cancelled handler has to end before its process is killed.
 GRACE = 5.0
+
+
+class Timeout(Protocol):
+    """Ends the handler at its timeout; `extend()` moves the timeout."""
+
+    def extend(self, seconds: float) -> None: ...
+
+
+class CallTimeout(Timeout, Protocol):
+    """The timeout of a call, which is also notified of each answered message."""
+
+    def answered(self, id: int) -> None: ...
+
+
+class EntryTimeout:
+    """The deadline of a call on the scoreboard, as the supervisor sees it."""
+
+    def __init__(self, entries: CallEntries) -> None:
+        self._entries = entries
+        self.answered = entries.answered
+        self.end = entries.end
+
+    def extend(self, seconds: float) -> None:
+        self._entries.show(monotonic() + seconds)
 
 
 class LoopTimeout:

@@ -9,24 +9,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload, When
 from django_mq.executor import forks, replies, reports
+from django_mq.executor.call_timeout import CallTimeout, Timeout
 from django_mq.executor.calls import surrounded, surroundings
 from django_mq.executor.ended import ACKED, Ended, FailureEnd, Settled
-from django_mq.executor.leased_delivery import LeasedDelivery, Timeout
+from django_mq.executor.leased_delivery import LeasedDelivery
 from django_mq.executor.tasks import Line, Task
 from django_mq.messages import ClaimedRow, Delivery, Fence
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class CallTimeout(Timeout, Protocol):
-    """The timeout of a call, which is also notified of each answered message."""
-
-    def answered(self, id: int) -> None: ...
 
 
 def leased_call(

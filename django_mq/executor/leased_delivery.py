@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from types import CoroutineType
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections, transaction
 
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost, as_seconds, short_repr
 from django_mq.executor import forks, history, replies, settle_effects
+from django_mq.executor.call_timeout import Timeout
 from django_mq.messages import ClaimedRow, Delivery, Fence
 from django_mq.policy.backoff import MAX_WAIT
 from django_mq.store import Cursor, leases, notify, open_transaction, settle
@@ -22,12 +23,6 @@ from django_mq.store.results import Reply
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Timeout(Protocol):
-    """Ends the handler at its timeout; `extend()` moves the timeout."""
-
-    def extend(self, seconds: float) -> None: ...
 
 
 class LeasedDelivery(Delivery):

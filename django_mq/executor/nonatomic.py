@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any
 
 import psycopg
@@ -13,6 +13,7 @@ from psycopg.pq import TransactionStatus
 
 from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import reports
+from django_mq.executor.call_timeout import EntryTimeout
 from django_mq.executor.calls import call as run_handler
 from django_mq.executor.calls import tidy_up
 from django_mq.executor.connections import (
@@ -24,7 +25,7 @@ from django_mq.executor.connections import (
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.leased_call import LeasedCall, leased_call, split_started
 from django_mq.executor.run_context import RunContext
-from django_mq.executor.scoreboard import CallEntries, ExecutorEntries
+from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.tasks import Task
@@ -128,18 +129,6 @@ class NonAtomic:
             within = True
         drop_connection(wrapper)
         return within
-
-
-class EntryTimeout:
-    """The deadline of a call on the scoreboard, as the supervisor sees it."""
-
-    def __init__(self, entries: CallEntries) -> None:
-        self._entries = entries
-        self.answered = entries.answered
-        self.end = entries.end
-
-    def extend(self, seconds: float) -> None:
-        self._entries.show(monotonic() + seconds)
 
 
 def run_call(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from traceback import walk_stack
 
 from django_mq.executor.async_runner import AsyncRunner
-from django_mq.executor.loop_timeout import GRACE
+from django_mq.executor.call_timeout import GRACE
 from django_mq.executor.scoreboard import Entry, Scoreboard
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link
