@@ -100,12 +100,8 @@ class Statements:
 
     def is_alive(self) -> bool:
         """Return whether the connection survived the last error; if so, the server answered."""
-        wrapper = self._wrapper
-        return (
-            wrapper is not None
-            and wrapper.connection is not None
-            and not (wrapper.connection.closed)
-        )
+        driver = self._wrapper.connection if self._wrapper else None
+        return driver is not None and not driver.closed
 
     def is_idle(self) -> bool:
         """Return whether the connection is there, and no transaction is open."""
