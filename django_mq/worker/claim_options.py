@@ -33,16 +33,3 @@ class ClaimOptions(NamedTuple):
     skip_dead: bool = False
     max_in_flight: int | None = None
     list_size: int = 1
-
-    def arguments(
-        self, claimer: str, limit: int, *, admitted: bool = False, excluded: Sequence[int] = ()
-    ) -> ClaimArguments:
-        """Return the arguments of a claim of up to `limit` messages, without `excluded` rows."""
-        return {
-            "claimer": claimer,
-            "lease": self.lease,
-            "limit": limit,
-            "max_bytes": self.batch_bytes,
-            "admitted": admitted,
-            "excluded": excluded,
-        }

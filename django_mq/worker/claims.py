@@ -177,7 +177,14 @@ class ClaimRouter:
     def _arguments(
         self, options: ClaimOptions, claimer: str, limit: int, *, admitted: bool = False
     ) -> ClaimArguments:
-        return options.arguments(claimer, limit, admitted=admitted, excluded=self.refused.ids())
+        return {
+            "claimer": claimer,
+            "lease": options.lease,
+            "limit": limit,
+            "max_bytes": options.batch_bytes,
+            "admitted": admitted,
+            "excluded": self.refused.ids(),
+        }
 
     def _weighed(self, options: ClaimOptions, taken: Claim) -> ClaimResult:
         """Learn from `taken` how large messages are."""
