@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -189,11 +190,10 @@ class Drain:
         """Become the owner of an ordered queue, and move messages beside its line into it."""
         self._owned.add(queue)
         ordered_queues.own(self._cursor(), queue=queue, worker=NAME, lease=self._settings.lease)
-        adopted = ordered_queues.adopt(self._cursor(), queue=queue, limit=ADOPT_WINDOW)
-        while adopted.resume is not None:
-            adopted = ordered_queues.adopt(
-                self._cursor(), queue=queue, limit=ADOPT_WINDOW, after=adopted.resume
-            )
+        adopt = partial(ordered_queues.adopt, self._cursor(), queue=queue, limit=ADOPT_WINDOW)
+        after = adopt().resume
+        while after is not None:
+            after = adopt(after=after).resume
 
     def _run_unbound(self, task: Task) -> None:
         lease = self._context.lease_of(task.delivery.queue)
