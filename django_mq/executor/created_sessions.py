@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import psycopg
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.signals import connection_created
 
 from django_mq.store import session_facts
 
 _KEY = "mq_created_settings"
 
 
-@contextmanager
-def remembered() -> Iterator[None]:
-    """Within the block, note the settings of each session that this process opens."""
-
-    def remember(*, connection: BaseDatabaseWrapper, **_: Any) -> None:
-        driver = connection.__dict__["connection"]  # past a WatchedConnection
-        if connection.vendor == "postgresql" and driver.autocommit:
-            with suppress(psycopg.Error):  # other databases speak the protocol, and lack the view
-                driver.__dict__[_KEY] = session_facts.settings_of(driver)
-
-    connection_created.connect(remember, weak=False)  # last: the receivers of the apps have run
-    try:
-        yield
-    finally:
-        connection_created.disconnect(remember)
+def remember(driver: psycopg.Connection[Any]) -> bool:
+    """Note the settings of a new session; return False if it is not new, but lent by a pool."""
+    if _KEY in driver.__dict__:
+        return False
+    driver.__dict__[_KEY] = {}
+    with suppress(psycopg.Error):  # other databases speak the protocol, and lack the view
+        driver.__dict__[_KEY] = session_facts.settings_of(driver)
+    return True
 
 
 def settings_of(driver: psycopg.Connection[Any]) -> dict[str, str]:

@@ -6,15 +6,39 @@ along, and a setting such as `search_path` would lead them elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 from psycopg.pq import TransactionStatus
 
+from django_mq.executor import created_sessions
 from django_mq.executor.connections import drop_connection, reset_session
+
+
+@contextmanager
+def remembering_sessions() -> Iterator[None]:
+    """Within the block, note the settings of each session that this process opens.
+
+    A session that a pool lends again is reset: a call may have closed its connection, and so
+    returned the session to the pool as it was.
+    """
+
+    def created(*, connection: BaseDatabaseWrapper, **_: Any) -> None:
+        driver = connection.__dict__["connection"]  # past a WatchedConnection
+        is_ours = connection.vendor == "postgresql" and driver.autocommit
+        if is_ours and not created_sessions.remember(driver):
+            reset(connection)
+
+    connection_created.connect(created, weak=False)  # last: the receivers of the apps have run
+    try:
+        yield
+    finally:
+        connection_created.disconnect(created)
 
 
 def open_aliases() -> set[str]:

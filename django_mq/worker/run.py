@@ -13,8 +13,8 @@ import os
 import secrets
 import threading
 
-from django_mq.executor import created_sessions
 from django_mq.executor.connections import LOST, was_refused
+from django_mq.executor.thread_connections import remembering_sessions
 from django_mq.signals import announce_worker, log_failure, worker_started, worker_stopped
 from django_mq.store import Cursor, poll
 from django_mq.worker.orders import LEAVE
@@ -46,7 +46,7 @@ class Run:
     def run(self, until_empty: bool) -> bool:
         """Work, then drain; return whether everything that had started was finished."""
         with contextlib.ExitStack() as ends:
-            ends.enter_context(created_sessions.remembered())
+            ends.enter_context(remembering_sessions())
             ends.callback(self.parts.watchdog.end)
             self.parts.watchdog.start()
             self._check_tables()

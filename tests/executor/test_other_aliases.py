@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.postgresql.base import DatabaseWrapper
 
 from django_mq import RetryPolicy, fixed, handler
 from django_mq.executor import thread_connections
@@ -184,6 +185,30 @@ def test_what_hooks_and_receivers_leave_does_not_reach_the_next_handler(
     assert sorted(map(int, Product.objects.values_list("name", flat=True))) == messages
     assert not FailedAttempt.objects.exists()
     assert len(paths) == 1
+
+
+def test_a_session_that_a_handler_returns_to_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing the connection hands the session, as it is, to whoever connects next."""
+    other = connections.settings["other"]
+    pool = {"min_size": 1, "max_size": 1}
+    monkeypatch.setitem(other, "OPTIONS", {**other["OPTIONS"], "pool": pool})
+    monkeypatch.setitem(other, "CONN_MAX_AGE", 0)
+    paths = []
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy.never())
+    def h(delivery: Delivery) -> None:
+        paths.append(path())
+        set_path()
+        connections["other"].close()
+
+    try:
+        for _ in range(3):
+            add(handler="h")
+        assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    finally:
+        DatabaseWrapper._connection_pools.pop("other").close()
+    assert len(paths) == 3
+    assert len(set(paths)) == 1
 
 
 @pytest.mark.parametrize("atomic", [True, False])
