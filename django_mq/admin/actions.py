@@ -17,7 +17,6 @@ from django.contrib.admin.models import CHANGE, DELETION
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
-from django.template.response import TemplateResponse
 
 from django_mq.admin.base import ids_of, own_page
 from django_mq.admin.bounds import gives_up, limited_statements, writing
@@ -175,8 +174,9 @@ class MessageActionsAdmin(EverythingAdmin):
             others["gone"] += missing
         filters = request.POST.get("filters", request.GET.urlencode())
         origin = {name: request.POST[name] for name in ("page", "queue") if request.POST.get(name)}
-        context = self.page_context(
+        return self.show_page(
             request,
+            "confirmation",
             action.question,
             list_crumb=True,
             action=action,
@@ -191,7 +191,6 @@ class MessageActionsAdmin(EverythingAdmin):
             others=sorted(others.items()),
             skipped=sum(others.values()),
         )
-        return TemplateResponse(request, "admin/django_mq/confirmation.html", context)
 
     def _behind(self, ids: Sequence[int]) -> str:
         """Return how many messages wait behind the heads among `ids`; empty for none."""

@@ -16,6 +16,7 @@ from django.db.models import Model, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.http.response import HttpResponseBase
+from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
@@ -279,10 +280,12 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         """Return the number of a message as a link to its page."""
         return link(self.url(QueuedMessage, "change", id), f"#{id}")
 
-    def page_context(self, request: HttpRequest, title: str, **context: Any) -> dict[str, Any]:
-        """Return the context of a page that has no stock template."""
+    def show_page(
+        self, request: HttpRequest, template: str, title: str, /, **context: Any
+    ) -> TemplateResponse:
+        """Return a page that has no stock template."""
         request.current_app = self.admin_site.name
-        return {
+        context = {
             **self.admin_site.each_context(request),
             "opts": self.opts,
             "media": self.media,
@@ -291,3 +294,4 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
             "list_url": self.url(self.model, "changelist"),
             **context,
         }
+        return TemplateResponse(request, f"admin/django_mq/{template}.html", context)

@@ -7,7 +7,6 @@ from django.contrib.admin.models import ADDITION
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 
 from django_mq import outbox, queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
@@ -51,8 +50,9 @@ class BroadcastingAdmin(ReadOnlyAdmin):
                 form.refuse(error)
             except TookTooLong:
                 form.add_error(None, "Another session holds a lock. Try again in a moment.")
-        context = self.page_context(
+        return self.show_page(
             request,
+            "broadcast",
             "Broadcast a message",
             list_crumb=True,
             form=form,
@@ -62,7 +62,6 @@ class BroadcastingAdmin(ReadOnlyAdmin):
             suggestions={"type": self._types(request), "queue": self._queues(request)},
             back=self.url(QueuedMessage, "changelist"),
         )
-        return TemplateResponse(request, "admin/django_mq/broadcast.html", context)
 
     def _send(self, request: HttpRequest, form: BroadcastForm) -> tuple[Receipt, bool]:
         """Broadcast the form's message; roll back unless the user has seen its recipients."""

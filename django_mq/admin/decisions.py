@@ -14,7 +14,6 @@ from django.contrib import messages as notices
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
-from django.template.response import TemplateResponse
 
 from django_mq import queues
 from django_mq.admin.bounds import TookTooLong, writing
@@ -126,8 +125,9 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
     def _ask(self, request: HttpRequest, queue: str, name: str) -> HttpResponse:
         """Ask whether an unknown queue is meant, and offer the known queues with similar names."""
         near = get_close_matches(queue, self.seen_queues(request), 3)
-        context = self.page_context(
+        return self.show_page(
             request,
+            "unknown_queue",
             "Change an unknown queue?",
             list_crumb=True,
             queue=queue,
@@ -137,7 +137,6 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
             fields=[(each, request.POST[each]) for each in FIELDS if each in request.POST],
             back=self.url(QueueState, "changelist"),
         )
-        return TemplateResponse(request, "admin/django_mq/unknown_queue.html", context)
 
     def _change(
         self, request: HttpRequest, queue: str, change: Callable[[], str], text: str

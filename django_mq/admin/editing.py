@@ -12,7 +12,6 @@ from django.contrib import messages as notices
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
@@ -84,15 +83,15 @@ class EditingAdmin(ReadOnlyAdmin):
             done = "has been changed" if form.changes() else "is unchanged"
             self.message_user(request, f"Message {id} {done}.", notices.SUCCESS)
             return HttpResponseRedirect(self.message_url(request, id))
-        context = self.page_context(
+        return self.show_page(
             request,
+            "edit",
             f"Edit message {id}: {row.type}",
             list_crumb=True,
             form=form,
             hint=hint,
             back=self.message_url(request, id),
         )
-        return TemplateResponse(request, "admin/django_mq/edit.html", context)
 
     def _form(self, request: HttpRequest, row: QueuedMessage) -> tuple[EditForm, str]:
         """Return the form, and the reason if it has no payload."""

@@ -7,7 +7,6 @@ from typing import Any
 from django.core.exceptions import PermissionDenied
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.utils.http import urlencode
 
 from django_mq import queues
@@ -57,8 +56,9 @@ class ErrorsAdmin(ReadOnlyAdmin):
             if each.attempt_id in attempts
         ]
         periods = [(name, label, name == chosen) for name, label, _seconds in PERIODS]
-        context = self.page_context(
+        return self.show_page(
             request,
+            "errors",
             "Errors",
             list_crumb=True,
             rows=rows,
@@ -68,7 +68,6 @@ class ErrorsAdmin(ReadOnlyAdmin):
             if len(found) > GROUPS_PER_PAGE and number < MAX_PAGES
             else "",
         )
-        return TemplateResponse(request, "admin/django_mq/errors.html", context)
 
     def _row(
         self, request: HttpRequest, group: queues.ErrorGroup, sample: FailedAttempt

@@ -6,7 +6,6 @@ from django.contrib import messages as notices
 from django.core.exceptions import PermissionDenied
 from django.db import connections
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
-from django.template.response import TemplateResponse
 
 from django_mq import queues
 from django_mq.admin.base import own_page
@@ -81,8 +80,9 @@ class EverythingAdmin(HeadsAdmin):
         if request.method == "POST":
             return self._ask(request, action, wanted)
         count = self._count(wanted, action)
-        context = self.page_context(
+        return self.show_page(
             request,
+            "everything",
             action.question,
             list_crumb=True,
             action=action,
@@ -93,7 +93,6 @@ class EverythingAdmin(HeadsAdmin):
             words=in_words(wanted.as_json()),
             back=back,
         )
-        return TemplateResponse(request, "admin/django_mq/everything.html", context)
 
     def _wanted(self, request: HttpRequest, query: QueryDict) -> MessageFilter:
         allowed = self.get_queues(request)

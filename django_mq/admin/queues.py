@@ -11,7 +11,6 @@ from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 
 from django_mq import handlers, queues
 from django_mq.admin.decisions import QueueDecisionsAdmin
@@ -54,8 +53,9 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
         asked = list(page.object_list)
         with reading(self.alias) as cursor:
             found, maximum = read_many_counts(cursor, asked)
-        context = self.page_context(
+        return self.show_page(
             request,
+            "queue_list",
             "Queues",
             rows=self.rows(request, found.values()),
             page=page,
@@ -68,7 +68,6 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
             **self.form_context(request),
             **(extra_context or {}),
         )
-        return TemplateResponse(request, "admin/django_mq/queue_list.html", context)
 
     def change_view(
         self,
@@ -93,8 +92,9 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
             "backoff": row.counts.backoff_until,
         }
         heads = queues.heads(queue, limit=MAX_HEADS + 1, using=self.alias)
-        context = self.page_context(
+        return self.show_page(
             request,
+            "queue",
             queue,
             list_crumb=True,
             row=row,
@@ -115,7 +115,6 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
             **self.form_context(request),
             **(extra_context or {}),
         )
-        return TemplateResponse(request, "admin/django_mq/queue.html", context)
 
     def _has_row(self, request: HttpRequest, queue: str) -> bool:
         """Return whether a row says that the queue was once decided about."""

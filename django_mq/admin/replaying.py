@@ -13,7 +13,6 @@ from django.contrib.admin.models import CHANGE
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 
 from django_mq import handlers, queues
 from django_mq.admin.actions import MAX_MESSAGES
@@ -102,8 +101,9 @@ class ReplayingAdmin(ChainsAdmin):
             rows = list(visible.values_list("queue", "type", "handler", "bare"))
         found = Counter(row[:3] for row in rows if not row[3])
         filters = request.POST.get("filters", request.GET.urlencode())
-        context = self.page_context(
+        return self.show_page(
             request,
+            "replay",
             "Replay these messages?",
             list_crumb=True,
             url=self.url(HandledMessage, "replay"),
@@ -116,7 +116,6 @@ class ReplayingAdmin(ChainsAdmin):
             missing=len(ids) - len(rows),
             recipients=self._recipients(request),
         )
-        return TemplateResponse(request, "admin/django_mq/replay.html", context)
 
     def _perform(self, request: HttpRequest, ids: Sequence[int], to: str | None) -> None:
         """Replay those of `ids` that the user may see, log it, and report it."""

@@ -8,7 +8,6 @@ from django.contrib import messages as notices
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
@@ -58,15 +57,15 @@ class RunningAdmin(ReadOnlyAdmin):
         return page
 
     def _confirm_stop(self, request: HttpRequest, row: QueuedMessage) -> HttpResponse:
-        context = self.page_context(
+        return self.show_page(
             request,
+            "stopping",
             "Stop this message?",
             list_crumb=True,
             row=row,
             url=self.url(QueuedMessage, "running", row.pk, "stop"),
             back=self.url(QueuedMessage, "change", row.pk),
         )
-        return TemplateResponse(request, "admin/django_mq/stopping.html", context)
 
     def running_context(self, request: HttpRequest, message: QueuedMessage) -> dict[str, Any]:
         """Return where `message` runs, the commands allowed to its worker, and its answers."""

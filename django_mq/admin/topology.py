@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
@@ -27,8 +26,9 @@ class TopologyAdmin(ReadOnlyAdmin):
         found = queues.topology(only=self.get_queues(request), using=self.alias)
         shown = found.handlers[:MAX_HANDLERS]
         may_see_messages = self.may_see_messages(request)
-        context = self.page_context(
+        return self.show_page(
             request,
+            "topology",
             "Types and handlers",
             list_crumb=True,
             subscribers=[(each, breakable(each.name)) for each in shown],
@@ -49,4 +49,3 @@ class TopologyAdmin(ReadOnlyAdmin):
             observed=found.observed,
             more=len(found.types) > MAX_TYPES or len(found.handlers) > MAX_HANDLERS,
         )
-        return TemplateResponse(request, "admin/django_mq/topology.html", context)

@@ -9,7 +9,6 @@ from django.contrib import messages as notices
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
@@ -120,8 +119,9 @@ class WorkerOrdersAdmin(ReadOnlyAdmin):
             if worker.serves(queue) and not any(each.serves(queue) for each in others)
         ]
         page = "page" in request.POST
-        context = self.page_context(
+        return self.show_page(
             request,
+            "worker_order",
             ORDERS[name].question,
             list_crumb=True,
             order=name,
@@ -136,4 +136,3 @@ class WorkerOrdersAdmin(ReadOnlyAdmin):
             if page
             else self.url(WorkerHeartbeat, "changelist"),
         )
-        return TemplateResponse(request, "admin/django_mq/worker_order.html", context)

@@ -12,7 +12,6 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
-from django.template.response import TemplateResponse
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
@@ -100,15 +99,15 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
             raise PermissionDenied
         rows = self._rows(request, self._visible(request))
         found = queues.timings(using=self.alias).values()
-        context = self.page_context(
+        return self.show_page(
             request,
+            "worker_list",
             "Workers",
             rows=rows,
             may_order=any(row.orders for row in rows),
             timings=timing_rows(found, self.get_queues(request)),
             **(extra_context or {}),
         )
-        return TemplateResponse(request, "admin/django_mq/worker_list.html", context)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = (

@@ -12,7 +12,6 @@ from django.db import connections
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
-from django.template.response import TemplateResponse
 from django.utils.safestring import SafeString
 
 from django_mq import queues
@@ -69,10 +68,9 @@ class OverviewAdmin(QueueRowsAdmin):
         request.current_app = self.admin_site.name
         if request.GET.get("part") == "live":
             return HttpResponse(self.live(request))
-        context = self.page_context(
-            request, "Overview", overview=self.section(request), **(extra_context or {})
+        return self.show_page(
+            request, "overview", "Overview", overview=self.section(request), **(extra_context or {})
         )
-        return TemplateResponse(request, "admin/django_mq/overview.html", context)
 
     def section(self, request: HttpRequest) -> SafeString:
         """Return the overview as HTML, for any page; empty if the user may not see it."""
