@@ -10,6 +10,7 @@ from django import forms
 from django.core.exceptions import ValidationError
 
 from django_mq.exceptions import MQError
+from django_mq.policy.column_bounds import MAX_NAME
 
 T = TypeVar("T")
 
@@ -32,6 +33,18 @@ class CheckedForm(forms.Form):
         """Put an error of the call at its field."""
         fields = (name for kind, name in self.error_fields.items() if isinstance(error, kind))
         self.add_error(next(fields, None), str(error))
+
+
+class CheckedTextField(forms.CharField):
+    """A text that `check` of the package accepts as `what`; empty text is None."""
+
+    def __init__(self, check: Callable[[str, str], str], what: str, **options: Any) -> None:
+        super().__init__(max_length=MAX_NAME, empty_value=None, **options)
+        self.check, self.what = check, what
+
+    def clean(self, value: Any) -> Any:
+        text = super().clean(value)
+        return text and checked(lambda: self.check(text, self.what))
 
 
 class JSONTextField(forms.CharField):

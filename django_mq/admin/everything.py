@@ -69,9 +69,6 @@ class EverythingAdmin(HeadsAdmin):
             raise PermissionDenied
         shown = request.GET.copy()
         shown.pop(HEADS_PARAMETER, None)
-        back = self.url(self.model, "changelist")
-        if query := shown.urlencode():
-            back = f"{back}?{query}"
         try:
             wanted = self._wanted(request, request.GET)
         except (ValueError, OverflowError) as error:
@@ -91,7 +88,7 @@ class EverythingAdmin(HeadsAdmin):
             count_text=str(count) if isinstance(count, AtLeast) else f"{count or 0:,}",
             exact="" if count is None or isinstance(count, AtLeast) else int(count),
             words=in_words(wanted.as_json()),
-            back=back,
+            back=self.list_url(shown.urlencode()),
         )
 
     def _wanted(self, request: HttpRequest, query: QueryDict) -> MessageFilter:

@@ -10,7 +10,6 @@ from django.contrib import messages as notices
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.db.models.functions import Now
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 
 from django_mq import queues
@@ -69,7 +68,7 @@ class ScheduleAdmin(ScheduleRowsAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows; contents, which may be long, are read on demand."""
-        found: QuerySet[Any] = super().get_queryset(request).annotate(now=Now())
+        found: QuerySet[Any] = super().get_queryset(request)
         return found.defer("payload", "metadata")
 
     # ---- rights
