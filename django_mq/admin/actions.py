@@ -178,7 +178,6 @@ class MessageActionsAdmin(EverythingAdmin):
             request,
             "confirmation",
             action.question,
-            list_crumb=True,
             action=action,
             url=self.url(QueuedMessage, "action", action.name),
             ids=",".join(map(str, ids)),

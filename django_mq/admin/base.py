@@ -283,7 +283,7 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
     def show_page(
         self, request: HttpRequest, template: str, title: str, /, **context: Any
     ) -> TemplateResponse:
-        """Return a page that has no stock template."""
+        """Return a page that has no stock template; it links to the list unless it `is_list`."""
         request.current_app = self.admin_site.name
         context = {
             **self.admin_site.each_context(request),

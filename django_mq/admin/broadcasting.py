@@ -54,7 +54,6 @@ class BroadcastingAdmin(ReadOnlyAdmin):
             request,
             "broadcast",
             "Broadcast a message",
-            list_crumb=True,
             form=form,
             copies=copies,
             reach=_reach(copies),

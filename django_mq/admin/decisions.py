@@ -129,7 +129,6 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
             request,
             "unknown_queue",
             "Change an unknown queue?",
-            list_crumb=True,
             queue=queue,
             near=[(each, self.url(QueueState, "change", each)) for each in near],
             label=LABELS[name],

@@ -87,7 +87,6 @@ class EditingAdmin(ReadOnlyAdmin):
             request,
             "edit",
             f"Edit message {id}: {row.type}",
-            list_crumb=True,
             form=form,
             hint=hint,
             back=self.message_url(request, id),

@@ -60,7 +60,6 @@ class ErrorsAdmin(ReadOnlyAdmin):
             request,
             "errors",
             "Errors",
-            list_crumb=True,
             rows=rows,
             periods=periods,
             newer=_link(chosen, number - 1) if number > 1 else "",

@@ -81,7 +81,6 @@ class EverythingAdmin(HeadsAdmin):
             request,
             "everything",
             action.question,
-            list_crumb=True,
             action=action,
             heads=wanted.heads,
             count=count,

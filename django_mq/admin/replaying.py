@@ -105,7 +105,6 @@ class ReplayingAdmin(ChainsAdmin):
             request,
             "replay",
             "Replay these messages?",
-            list_crumb=True,
             url=self.url(HandledMessage, "replay"),
             ids=",".join(map(str, ids)),
             filters=filters,

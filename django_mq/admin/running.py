@@ -61,7 +61,6 @@ class RunningAdmin(ReadOnlyAdmin):
             request,
             "stopping",
             "Stop this message?",
-            list_crumb=True,
             row=row,
             url=self.url(QueuedMessage, "running", row.pk, "stop"),
             back=self.url(QueuedMessage, "change", row.pk),

@@ -30,7 +30,6 @@ class TopologyAdmin(ReadOnlyAdmin):
             request,
             "topology",
             "Types and handlers",
-            list_crumb=True,
             subscribers=[(each, breakable(each.name)) for each in shown],
             types=[
                 (

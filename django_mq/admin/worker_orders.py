@@ -123,7 +123,6 @@ class WorkerOrdersAdmin(ReadOnlyAdmin):
             request,
             "worker_order",
             ORDERS[name].question,
-            list_crumb=True,
             order=name,
             label=ORDERS[name].label,
             worker=worker,

@@ -103,6 +103,7 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
             request,
             "worker_list",
             "Workers",
+            is_list=True,
             rows=rows,
             may_order=any(row.orders for row in rows),
             timings=timing_rows(found, self.get_queues(request)),

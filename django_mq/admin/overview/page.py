@@ -69,7 +69,12 @@ class OverviewAdmin(QueueRowsAdmin):
         if request.GET.get("part") == "live":
             return HttpResponse(self.live(request))
         return self.show_page(
-            request, "overview", "Overview", overview=self.section(request), **(extra_context or {})
+            request,
+            "overview",
+            "Overview",
+            is_list=True,
+            overview=self.section(request),
+            **(extra_context or {}),
         )
 
     def section(self, request: HttpRequest) -> SafeString:
