@@ -46,14 +46,14 @@ def _pause(form: QueryDict, queue: str, alias: str) -> Decision:
         end = queues.pause(queue, until=int(seconds) if seconds else None, using=alias)
         return f"Paused until {end.isoformat()}." if end else "Paused until it is resumed."
 
-    return pause, "Queue %s is paused."
+    return pause, f"Queue {queue} is paused."
 
 
 def _resume(form: QueryDict, queue: str, alias: str) -> Decision:
     def resume() -> str:
         return "Resumed." if queues.resume(queue, using=alias) else ""
 
-    return resume, "Queue %s is no longer paused."
+    return resume, f"Queue {queue} is no longer paused."
 
 
 def _limit(form: QueryDict, queue: str, alias: str) -> Decision:
@@ -70,15 +70,15 @@ def _limit(form: QueryDict, queue: str, alias: str) -> Decision:
         return "Limit lifted." if maximum is None else f"Limited to {maximum} in flight."
 
     if maximum is None:
-        return limit, "Queue %s has the limit of the settings again."
-    return limit, "Queue %s is limited."
+        return limit, f"Queue {queue} has the limit of the settings again."
+    return limit, f"Queue {queue} is limited."
 
 
 def _end_backoff(form: QueryDict, queue: str, alias: str) -> Decision:
     def end() -> str:
         return "Backoff ended." if queues.end_backoff(queue, using=alias) else ""
 
-    return end, "Queue %s is no longer backing off."
+    return end, f"Queue {queue} is no longer backing off."
 
 
 DECISIONS = {"pause": _pause, "resume": _resume, "limit": _limit, "end_backoff": _end_backoff}
@@ -147,10 +147,10 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
                 if note:
                     self.log(request, [QueueState(queue=queue)], CHANGE, note)
         except TookTooLong:
-            text = "Another session is changing queue %s. Try again in a moment."
-            self.message_user(request, text % queue, notices.ERROR)
+            text = f"Another session is changing queue {queue}. Try again in a moment."
+            self.message_user(request, text, notices.ERROR)
         else:
-            self.message_user(request, text % queue, notices.SUCCESS)
+            self.message_user(request, text, notices.SUCCESS)
         page = ("change", queue) if "page" in request.POST else ("changelist",)
         return HttpResponseRedirect(self.url(QueueState, *page))
 

@@ -72,11 +72,10 @@ class MessageFieldsAdmin(HeadsAdmin):
 
     @admin.display(description="handler")
     def handler_name(self, message: QueuedMessage) -> Any:
-        version = f"schema version {message.schema_version}"
         return format_html(
-            '{} <span class="mq-quiet">({})</span>',
+            '{} <span class="mq-quiet">(schema version {})</span>',
             message.handler or "none yet: routed at delivery",
-            version,
+            message.schema_version,
         )
 
     @admin.display(description="order key")

@@ -129,8 +129,7 @@ class OperationAdmin(ReadOnlyAdmin):
             return ""
         return format_html(
             '<button type="submit" class="button" name="operation" value="{}" formaction="{}">'
-            "{}</button>",
+            "Cancel</button>",
             row.pk,
             self.url(Operation, "cancel"),
-            "Cancel",
         )

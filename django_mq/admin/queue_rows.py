@@ -19,7 +19,7 @@ from django_mq.queues.obstacles import worker_of
 from django_mq.states import MessageState
 
 #: The columns of counts, in the order of a message's life.
-COLUMNS: tuple[tuple[str, Any], ...] = (
+COLUMNS = (
     ("processable", "processable"),
     (IN_FLIGHT, "in flight"),
     ("delayed", "delayed"),
@@ -36,7 +36,7 @@ class Cell:
     """One count, linked to the list of its messages unless it is "0"."""
 
     name: str
-    label: Any
+    label: str
     text: str
     url: str
     #: The limit of the count; empty for none.
@@ -167,7 +167,7 @@ class QueueRowsAdmin(HeadsAdmin):
             )
         return rows
 
-    def _cell(self, counts: queues.QueueCounts, name: str, label: Any, linked: bool) -> Cell:
+    def _cell(self, counts: queues.QueueCounts, name: str, label: str, linked: bool) -> Cell:
         text = counts.shown(name)
         state = shown_state(counts, name)
         url = ""

@@ -32,19 +32,19 @@ LOCKED_TEXT = "Another session is changing this schedule. Try again in a moment.
 def _run(name: str, alias: str) -> tuple[str, str]:
     receipt = queues.run_schedule(name, using=alias)
     if not receipt:
-        return "", "Not run: the last message of %s still waits or runs."
+        return "", f"Not run: the last message of {name} still waits or runs."
     ids = ", ".join(f"#{id}" for id in receipt.ids)
-    return f"Run: {ids}.", "Schedule %s was broadcast."
+    return f"Run: {ids}.", f"Schedule {name} was broadcast."
 
 
 def _enable(name: str, alias: str) -> tuple[str, str]:
     queues.enable_schedule(name, using=alias)
-    return "Enabled.", "Schedule %s is enabled."
+    return "Enabled.", f"Schedule {name} is enabled."
 
 
 def _disable(name: str, alias: str) -> tuple[str, str]:
     queues.disable_schedule(name, using=alias)
-    return "Disabled.", "Schedule %s is disabled."
+    return "Disabled.", f"Schedule {name} is disabled."
 
 
 #: The functions of the buttons. Each returns a note for the log (or nothing) and the notice.
@@ -197,7 +197,7 @@ class ScheduleAdmin(ScheduleRowsAdmin):
         except TookTooLong:
             self.message_user(request, LOCKED_TEXT, notices.ERROR)
         else:
-            self.message_user(request, text % name, notices.SUCCESS if note else notices.WARNING)
+            self.message_user(request, text, notices.SUCCESS if note else notices.WARNING)
         return HttpResponseRedirect(self.url(Schedule, "change", name))
 
 
