@@ -136,7 +136,12 @@ def announce_queue(signal: LoggedSignal, queue: str, text: str, **data: Any) -> 
 
 
 def _send(signal: LoggedSignal, sender: str, **data: Any) -> None:
-    for receiver, answer in signal.send_robust(sender=sender, **data):
+    try:
+        answers = signal.send_robust(sender=sender, **data)
+    except SystemExit as error:  # a receiver does not end a thread of the worker
+        log_failure("receiver_failed", error, "a receiver of %s ended them", signal.name)
+        return
+    for receiver, answer in answers:
         if isinstance(answer, Exception):
             logger.error(
                 "receiver %r of %s raised %s",

@@ -32,6 +32,8 @@ View = TypeVar("View", bound=Callable[..., HttpResponseBase])
 MAX_COUNT = 10_000
 #: Seconds that one statement of a list may take.
 STATEMENT_SECONDS = 5
+#: The notice of a change that waited too long for a lock.
+LOCKED = "Another session holds a lock. Try again in a moment."
 
 
 class TookTooLong(OperationalError):

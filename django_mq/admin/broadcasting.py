@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
 from django_mq import outbox, queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
-from django_mq.admin.bounds import TookTooLong, writing
+from django_mq.admin.bounds import LOCKED, TookTooLong, writing
 from django_mq.admin.broadcast_form import BroadcastForm
 from django_mq.admin.misspelt import did_you_mean
 from django_mq.exceptions import MQError, RoutingError
@@ -49,7 +49,7 @@ class BroadcastingAdmin(ReadOnlyAdmin):
             except MQError as error:
                 form.refuse(error)
             except TookTooLong:
-                form.add_error(None, "Another session holds a lock. Try again in a moment.")
+                form.add_error(None, LOCKED)
         return self.show_page(
             request,
             "broadcast",

@@ -11,7 +11,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
-from django_mq.admin.bounds import writing
+from django_mq.admin.bounds import LOCKED, TookTooLong, writing
 from django_mq.admin.texts import full, plain
 from django_mq.models import QueuedMessage, WorkerHeartbeat
 from django_mq.policy.durations import span
@@ -43,11 +43,15 @@ class RunningAdmin(ReadOnlyAdmin):
             return HttpResponseRedirect(self.url(QueuedMessage, "changelist"))
         if name == "stop" and "confirmed" not in request.POST:
             return self._confirm_stop(request, row)
-        with writing(self.alias):
-            ask = queues.stop if name == "stop" else queues.ask_stack
-            asked = ask(id, by=request.user.get_username(), using=self.alias)
-            if asked and name == "stop":
-                self.log(request, [row], CHANGE, "Asked its worker to stop it.")
+        try:
+            with writing(self.alias):
+                ask = queues.stop if name == "stop" else queues.ask_stack
+                asked = ask(id, by=request.user.get_username(), using=self.alias)
+                if asked and name == "stop":
+                    self.log(request, [row], CHANGE, "Asked its worker to stop it.")
+        except TookTooLong:
+            self.message_user(request, LOCKED, notices.ERROR)
+            return page
         if asked:
             text = "The worker was asked. Reload the page in a second to see its answer."
             self.message_user(request, text, notices.SUCCESS)

@@ -12,7 +12,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
-from django_mq.admin.bounds import writing
+from django_mq.admin.bounds import LOCKED, TookTooLong, writing
 from django_mq.models import WorkerHeartbeat
 
 
@@ -93,11 +93,16 @@ class WorkerOrdersAdmin(ReadOnlyAdmin):
 
     def _give(self, request: HttpRequest, name: str, worker: queues.WorkerProcess) -> None:
         """Give the order, log the user in the same transaction, and report the order."""
-        with writing(self.alias):
-            told = ORDERS[name].give(worker.id, by=request.user.get_username(), using=self.alias)
-            if told:
-                row = WorkerHeartbeat(pk=worker.id, host=worker.host, pid=worker.pid)
-                self.log(request, [row], CHANGE, ORDERS[name].note)
+        order = ORDERS[name]
+        try:
+            with writing(self.alias):
+                told = order.give(worker.id, by=request.user.get_username(), using=self.alias)
+                if told:
+                    row = WorkerHeartbeat(pk=worker.id, host=worker.host, pid=worker.pid)
+                    self.log(request, [row], CHANGE, order.note)
+        except TookTooLong:
+            self.message_user(request, LOCKED, notices.ERROR)
+            return
         if told:
             text = "The worker was told. It obeys within a second, or without LISTEN within ten."
             self.message_user(request, text, notices.SUCCESS)

@@ -190,8 +190,9 @@ def reset_statements(wrapper: BaseDatabaseWrapper) -> sql.Composed:
     role = created.pop("role", None) or wrapper.settings_dict["OPTIONS"].get("assume_role")
     timezone = created.pop("TimeZone", None) or wrapper.timezone_name
     steps = [sql.SQL("reset session authorization; reset role; reset all").format()]
-    set_config = sql.SQL("select set_config({}, {}, false)")
-    steps += [set_config.format(name, value) for name, value in created.items()]
+    # In ASCII: the statements outlive a change of the client's encoding.
+    set_config = sql.SQL("select set_config({}, convert_from(decode({}, 'hex'), 'UTF8'), false)")
+    steps += [set_config.format(name, value.encode().hex()) for name, value in created.items()]
     if timezone:
         steps.append(sql.SQL("set time zone {}").format(sql.Literal(timezone)))
     if role:

@@ -22,6 +22,11 @@ def remember(driver: psycopg.Connection[Any]) -> bool:
     return True
 
 
+def forget(driver: psycopg.Connection[Any]) -> None:
+    """Drop the settings of a session that cannot make them again."""
+    driver.__dict__[_KEY] = {}
+
+
 def settings_of(driver: psycopg.Connection[Any]) -> dict[str, str]:
     """Return the settings, by name, that the session had when it was created."""
     found: dict[str, str] = driver.__dict__.get(_KEY, {})

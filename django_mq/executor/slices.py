@@ -172,10 +172,11 @@ class SliceRunner:
     def _finish(self, ran: RanDeliveries) -> None:
         """Run the hooks of settled deliveries, then report the deliveries."""
         if ran.ended:
-            with self._session.reset_if_used():
-                for each in ran.ended if ran.hooks else ():
-                    if each.settled is ACKED and (hooks := ran.hooks.get(each.delivery.id)):
+            for each in ran.ended if ran.hooks else ():
+                if each.settled is ACKED and (hooks := ran.hooks.get(each.delivery.id)):
+                    with self._session.reset_if_used():
                         run_hooks(hooks, each.delivery)
+            with self._session.reset_if_used():
                 self._on_settled(ran.ended)
                 reports.all_ended(ran.ended)
             self._conflicts.discard(ran.ended)

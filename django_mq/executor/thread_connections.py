@@ -31,8 +31,15 @@ def remembering_sessions() -> Iterator[None]:
     def created(*, connection: BaseDatabaseWrapper, **_: Any) -> None:
         driver = connection.__dict__["connection"]  # past a WatchedConnection
         is_ours = connection.vendor == "postgresql" and driver.autocommit
-        if is_ours and not created_sessions.remember(driver):
+        if not is_ours:
+            return
+        if not created_sessions.remember(driver):
             reset(connection)
+            return
+        try:
+            reset_session(connection)
+        except psycopg.Error:  # set by a role with more rights than the one that was left
+            created_sessions.forget(driver)
 
     connection_created.connect(created, weak=False)  # last: the receivers of the apps have run
     try:
@@ -41,16 +48,18 @@ def remembering_sessions() -> Iterator[None]:
         connection_created.disconnect(created)
 
 
-def open_aliases() -> set[str]:
-    """Return the aliases on which this thread has a transaction open, or autocommit off."""
-    return {each.alias for each in connections.all(initialized_only=True) if is_open(each)}
+def open_aliases(*, excluding: str) -> set[str]:
+    """Return the other aliases on which this thread has a transaction open, or autocommit off."""
+    every = connections.all(initialized_only=True)
+    return {each.alias for each in every if each.alias != excluding and is_open(each)}
 
 
 def clean_up(*, excluding: Collection[str] = (), resets: bool = True) -> list[str]:
     """Roll back the transactions of this thread, and return the aliases that had one open.
 
-    Connections that only left autocommit off are closed; with `resets`, the sessions of the others
-    are reset. The aliases `excluding` stay as they are.
+    Connections that only left autocommit off are closed, and those that have none by the project's
+    settings, or whose driver's connection was closed. With `resets`, the sessions of the others are
+    reset. The aliases `excluding` stay as they are.
     """
     left = []
     for wrapper in connections.all(initialized_only=True):
@@ -60,6 +69,8 @@ def clean_up(*, excluding: Collection[str] = (), resets: bool = True) -> list[st
             if not _is_idle(wrapper):
                 left.append(wrapper.alias)
             drop_connection(wrapper)
+        elif not wrapper.settings_dict["AUTOCOMMIT"] or _is_closed(wrapper):
+            drop_connection(wrapper)  # what it did not commit is rolled back, as after a request
         elif resets:
             reset(wrapper)
     return left
@@ -105,6 +116,11 @@ def is_open(wrapper: BaseDatabaseWrapper) -> bool:
     if wrapper.connection is None or not wrapper.settings_dict["AUTOCOMMIT"]:
         return wrapper.in_atomic_block
     return not (wrapper.autocommit and _is_idle(wrapper))
+
+
+def _is_closed(wrapper: BaseDatabaseWrapper) -> bool:
+    driver = wrapper.connection
+    return wrapper.vendor == "postgresql" and driver is not None and bool(driver.closed)
 
 
 def _is_idle(wrapper: BaseDatabaseWrapper) -> bool:

@@ -7,10 +7,11 @@ from django.contrib.admin.models import LogEntry
 
 from django_mq import queues
 from django_mq.models import QueuedMessage, WorkerCommand
+from tests.database import second_connection
 from tests.rows import add, beat
 
 from .conftest import VIEW
-from .pages import text, url
+from .pages import text, told, url
 
 pytestmark = pytest.mark.django_db
 
@@ -51,6 +52,14 @@ def test_the_stack_is_shown_once_the_worker_has_answered(boss, running):
     assert "not answered yet" in text(boss.get(page))
     WorkerCommand.objects.update(answer="  in <send_mail>", answered_at=running.created_at)
     assert "in <send_mail>" in text(boss.get(page))
+
+
+def test_another_session_holds_a_lock(boss, running):
+    with second_connection() as other, other.transaction():
+        other.execute("lock table django_mq_workercommand in exclusive mode")
+        response = boss.post(url("queuedmessage", "running", running.pk, "stack"))
+    assert "Another session holds a lock" in told(response)[0]
+    assert not WorkerCommand.objects.exists()
 
 
 @pytest.mark.parametrize(("name", "right"), [("stop", "stop_message"), ("stack", "view_payload")])

@@ -9,6 +9,7 @@ from django.db.models.functions import Now
 from django_mq.models import WorkerCommand
 from tests.admin.conftest import VIEW
 from tests.admin.pages import text, told, url
+from tests.database import second_connection
 from tests.rows import add, beat
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
@@ -63,6 +64,15 @@ def test_a_quiet_worker_is_resumed_without_a_question(boss):
     assert order(boss, "resume").url == LIST
     assert WorkerCommand.objects.get().action == "resume"
     assert LogEntry.objects.get().change_message == "Told to claim again."
+
+
+def test_another_session_holds_a_lock(boss):
+    beat("w", quiet=True)
+    with second_connection() as other, other.transaction():
+        other.execute("lock table django_mq_workercommand in exclusive mode")
+        response = order(boss, "resume")
+    assert "Another session holds a lock" in told(response)[0]
+    assert not WorkerCommand.objects.exists()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from django.db.backends.signals import connection_created
 from django_mq import RetryPolicy, handler
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.store import session_facts
 from django_mq.worker import Worker
 from tests.executor.test_other_aliases import _two_aliases  # noqa: F401  (fixture)
 from tests.rows import add
@@ -80,4 +81,49 @@ def test_each_message_finds_them(kind: str, alias: str, batch: int, settings: An
     assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
     assert seen == [WANTED] * 3
     assert not QueuedMessage.objects.exists()
+    assert not FailedAttempt.objects.exists()
+
+
+def test_settings_that_cannot_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a role with more rights had made them: they end with the reset, and nothing fails."""
+    made = {"work_mem": "9MB", "log_min_duration_statement": "forbidden"}
+    monkeypatch.setattr(session_facts, "settings_of", lambda driver: dict(made))
+    values = []
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy.never())
+    def h(delivery: Delivery) -> None:
+        with connections["default"].cursor() as cursor:
+            cursor.execute("select current_setting('work_mem') <> '9MB'")
+            values.append(cursor.fetchone()[0])
+
+    for _ in range(3):
+        add(handler="h")
+    assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    assert values == [True] * 3
+    assert not FailedAttempt.objects.exists()
+
+
+@pytest.mark.parametrize("alias", ["default", "other"])
+def test_a_handler_that_changes_the_encoding(alias: str) -> None:
+    def receiver(connection: Any, **_: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("set search_path to sch\u00e9ma, public")
+
+    paths = []
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy.never())
+    def h(delivery: Delivery) -> None:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("show search_path")
+            paths.append(cursor.fetchone()[0])
+            cursor.execute("set client_encoding to latin1")
+
+    connection_created.connect(receiver)
+    try:
+        for _ in range(4):
+            add(handler="h")
+        assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    finally:
+        connection_created.disconnect(receiver)
+    assert paths == ["sch\u00e9ma, public"] * 4 or paths == ['"sch\u00e9ma", public'] * 4
     assert not FailedAttempt.objects.exists()

@@ -10,13 +10,14 @@ import pytest
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.postgresql.base import DatabaseWrapper
+from psycopg.pq import TransactionStatus
 
 from django_mq import RetryPolicy, fixed, handler
 from django_mq.executor import thread_connections
 from django_mq.executor.connections import reset_session
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
-from django_mq.signals import message_acked
+from django_mq.signals import message_acked, message_started
 from django_mq.worker import Worker
 from testproject.shop.models import Product
 from tests.rows import add
@@ -211,6 +212,115 @@ def test_a_session_that_a_handler_returns_to_a_pool(monkeypatch: pytest.MonkeyPa
     assert len(set(paths)) == 1
 
 
+def test_what_a_receiver_of_the_start_leaves_open(settings: Any) -> None:
+    """Nothing is lost: the first message fails, since it may be the handler's doing."""
+    policy = RetryPolicy(max_attempts=2, backoff=fixed(0.1))
+
+    @handler("#", queue="mail", name="h", retry=policy)
+    def h(delivery: Delivery) -> None:
+        write(delivery.id)
+
+    def receiver(**event: Any) -> None:
+        message_started.disconnect(receiver)
+        raw_begin()
+
+    message_started.connect(receiver)
+    try:
+        messages = [add(handler="h").pk for _ in range(4)]
+        while QueuedMessage.objects.filter(dead_at=None).exists():
+            assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    finally:
+        message_started.disconnect(receiver)
+    assert sorted(map(int, Product.objects.values_list("name", flat=True))) == messages
+
+
+def test_what_a_hook_leaves_does_not_reach_the_hooks_of_other_messages() -> None:
+    """All in one slice."""
+    paths = []
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy.never())
+    def h(delivery: Delivery) -> None:
+        def hook() -> None:
+            paths.append((path(), path("default")))
+            write(delivery.id)
+            set_path(), set_path("default"), raw_begin()
+
+        transaction.on_commit(hook)
+
+    messages = [add(handler="h").pk for _ in range(4)]
+    assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    assert len(paths) == 4
+    assert len(set(paths)) == 1
+    assert sorted(map(int, Product.objects.values_list("name", flat=True))) == messages
+
+
+def test_a_closed_connection_is_not_left_to_the_next_handler() -> None:
+    ran = []
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy.never())
+    def h(delivery: Delivery) -> None:
+        ran.append(path())
+        connections["other"].connection.close()
+
+    for _ in range(3):
+        add(handler="h")
+    assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    assert len(ran) == 3
+    assert not FailedAttempt.objects.exists()
+
+
+def test_a_receiver_does_not_end_the_thread() -> None:
+    ran = []
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy.never())
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+
+    def receiver(**event: Any) -> None:
+        raise SystemExit(3)
+
+    message_acked.connect(receiver)
+    try:
+        messages = [add(handler="h").pk for _ in range(3)]
+        assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    finally:
+        message_acked.disconnect(receiver)
+    assert ran == messages
+
+
+def test_an_alias_without_autocommit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a handler did not commit is rolled back, and not committed by the next one."""
+    monkeypatch.setitem(connections.settings["other"], "AUTOCOMMIT", False)
+    monkeypatch.setitem(connections.settings["other"], "CONN_MAX_AGE", 600)
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy.never())
+    def h(delivery: Delivery) -> None:
+        write(delivery.id)
+        if delivery.payload == "commits":
+            connections["other"].commit()
+
+    add(handler="h")
+    committed = add(handler="h", payload="commits")
+    assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    assert Product.objects.get().name == f"{committed.pk}"
+    assert not FailedAttempt.objects.exists()
+
+
+def test_a_handler_that_leaves_its_connection_alone_begins_no_transaction() -> None:
+    statuses = []
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy.never())
+    def h(delivery: Delivery) -> None:
+        driver = connections["default"].__dict__["connection"]  # a look that does not count
+        statuses.append(driver.info.transaction_status)
+
+    for _ in range(3):
+        add(handler="h")
+    assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    # On a connection that was silent for long, the first message is locked before it starts.
+    assert statuses[1:] == [TransactionStatus.IDLE] * 2
+
+
 @pytest.mark.parametrize("atomic", [True, False])
 def test_what_a_receiver_leaves_on_the_messages_own_alias(atomic: bool, settings: Any) -> None:
     settings.DJANGO_MQ = {"BATCH_SIZE": 1}
@@ -252,4 +362,4 @@ def test_only_a_session_that_was_used_is_reset(monkeypatch: pytest.MonkeyPatch) 
     for payload in (True, False, False, True, False):
         add(handler="h", payload=payload)
     assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
-    assert resets.count("other") == 2
+    assert resets.count("other") == 1 + 2, "the new session, and after each use"
