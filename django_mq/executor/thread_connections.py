@@ -18,6 +18,7 @@ from psycopg.pq import TransactionStatus
 
 from django_mq.executor import created_sessions
 from django_mq.executor.connections import drop_connection, reset_session
+from django_mq.store.driver import may_prepare
 
 
 @contextmanager
@@ -30,9 +31,10 @@ def remembering_sessions() -> Iterator[None]:
 
     def created(*, connection: BaseDatabaseWrapper, **_: Any) -> None:
         driver = connection.__dict__["connection"]  # past a WatchedConnection
-        is_ours = connection.vendor == "postgresql" and driver.autocommit
-        if not is_ours:
+        if connection.vendor != "postgresql" or not driver.autocommit:
             return
+        if not may_prepare(connection):
+            return  # behind a transaction pooler the session has settings of other programs
         if not created_sessions.remember(driver):
             reset(connection)
             return
@@ -128,5 +130,5 @@ def _is_idle(wrapper: BaseDatabaseWrapper) -> bool:
         return False
     driver = wrapper.connection
     if wrapper.vendor != "postgresql" or driver is None or driver.closed:
-        return wrapper.autocommit
+        return wrapper.autocommit and not getattr(driver, "in_transaction", False)  # sqlite3's
     return bool(driver.info.transaction_status == TransactionStatus.IDLE)

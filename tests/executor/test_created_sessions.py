@@ -103,6 +103,21 @@ def test_settings_that_cannot_be_made_again(monkeypatch: pytest.MonkeyPatch) -> 
     assert not FailedAttempt.objects.exists()
 
 
+def test_behind_a_transaction_pooler_nothing_is_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A session there may have settings of any program: they would be made on all others."""
+    monkeypatch.setitem(connections.settings["other"], "DISABLE_SERVER_SIDE_CURSORS", True)
+    monkeypatch.setitem(connections.settings["other"], "CONN_MAX_AGE", 600)
+    seen: list[Any] = []
+    subscribe("atomic", "other", seen)
+    for _ in range(3):
+        add(handler="h")
+    assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
+    assert seen[0] == WANTED
+    assert WANTED not in seen[1:]
+
+
 @pytest.mark.parametrize("alias", ["default", "other"])
 def test_a_handler_that_changes_the_encoding(alias: str) -> None:
     def receiver(connection: Any, **_: Any) -> None:

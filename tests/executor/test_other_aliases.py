@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.postgresql.base import DatabaseWrapper
+from django.db.backends.sqlite3.base import DatabaseWrapper as SQLite
 from psycopg.pq import TransactionStatus
 
 from django_mq import RetryPolicy, fixed, handler
@@ -267,6 +269,16 @@ def test_a_closed_connection_is_not_left_to_the_next_handler() -> None:
     assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
     assert len(ran) == 3
     assert not FailedAttempt.objects.exists()
+
+
+def test_a_raw_begin_on_sqlite_is_noticed() -> None:
+    wrapper = SQLite({**connections.settings["default"], "NAME": ":memory:"}, "lite")
+    wrapper.connection = driver = sqlite3.connect(":memory:", isolation_level=None)
+    wrapper.autocommit = True
+    assert not thread_connections.is_open(wrapper)
+    driver.execute("begin")
+    assert thread_connections.is_open(wrapper)
+    driver.close()
 
 
 def test_a_receiver_does_not_end_the_thread() -> None:
