@@ -42,9 +42,8 @@ def call(
     """
     process = forks.process
     others = len(connections.settings) > 1
-    before = {alias}  # untouched: a look at its connection would begin its lazy transaction
-    if others and in_test:
-        before |= open_aliases(excluding=alias)
+    if others:  # not `alias`: a look at its connection would begin its lazy transaction
+        before = {alias, *open_aliases(excluding=alias)} if in_test else {alias}
     result, error = copy_context().run(_call, function, argument, delivery)
     if forks.process is not process:
         forks.leave(error)

@@ -1,4 +1,4 @@
-"""What receivers of `connection_created` set in a session, so that a reset does not undo it."""
+"""Remember what receivers of `connection_created` set, so that a reset can restore it."""
 
 from __future__ import annotations
 

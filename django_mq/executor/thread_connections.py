@@ -37,11 +37,11 @@ def remembering_sessions() -> Iterator[None]:
             return  # behind a transaction pooler the session has settings of other programs
         if not created_sessions.remember(driver):
             reset(connection)
-            return
-        try:
-            reset_session(connection)
-        except psycopg.Error:  # set by a role with more rights than the one that was left
-            created_sessions.forget(driver)
+        elif created_sessions.settings_of(driver):
+            try:
+                reset_session(connection)
+            except psycopg.Error:  # set by a role with more rights than the one that was left
+                created_sessions.forget(driver)
 
     connection_created.connect(created, weak=False)  # last: the receivers of the apps have run
     try:

@@ -301,7 +301,7 @@ def test_a_receiver_does_not_end_the_thread() -> None:
 
 
 def test_an_alias_without_autocommit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a handler did not commit is rolled back, and not committed by the next one."""
+    """What a handler leaves uncommitted is rolled back; the next one does not commit it."""
     monkeypatch.setitem(connections.settings["other"], "AUTOCOMMIT", False)
     monkeypatch.setitem(connections.settings["other"], "CONN_MAX_AGE", 600)
 
