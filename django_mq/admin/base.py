@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
 
@@ -27,9 +28,11 @@ from django_mq.admin.bounds import (
     CappedPaginator,
     TookTooLong,
     View,
+    limited,
     limited_statements,
     reporting_timeouts,
 )
+from django_mq.admin.scope import QueueScopeMixin
 from django_mq.admin.texts import link
 from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage
@@ -61,31 +64,6 @@ def ids_of(texts: Sequence[str]) -> list[int]:
     if len(ids) < len(found):
         raise BadRequest("A selected value is not the id of a message.")
     return ids
-
-
-class QueueScopeMixin:
-    """Limits the queues that a user sees, on pages and in filters, counts, actions and searches."""
-
-    #: The model's column with the queue's name; None if it has none.
-    queue_field: str | None = "queue"
-
-    def get_queues(self, request: HttpRequest) -> Collection[str] | None:
-        """Return the names of the queues that the user may see and change, None for all."""
-        return None
-
-    def may_see(self, request: HttpRequest, queue: str) -> bool:
-        """Return whether `queue` is one of `get_queues()`."""
-        allowed = self.get_queues(request)
-        return allowed is None or queue in allowed
-
-    def scoped(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Filter rows to the user's queues; a model without a queue column has none for them."""
-        allowed = self.get_queues(request)
-        if allowed is None:
-            return queryset
-        if self.queue_field is None:
-            return queryset.none()
-        return queryset.filter(**{f"{self.queue_field}__in": list(allowed)})
 
 
 class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
@@ -218,8 +196,18 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
                 return super().changelist_view(request, context)
         except TookTooLong:
             if request.method == "GET" and not request.GET:
-                raise  # nothing that could be left out
+                return self.show_busy(request)  # there is no filter to leave out
             return self.give_up(request)
+
+    @limited
+    def change_view(self, *args: Any, **kwargs: Any) -> HttpResponse:
+        """Show one row."""
+        return super().change_view(*args, **kwargs)
+
+    @limited
+    def history_view(self, *args: Any, **kwargs: Any) -> HttpResponse:
+        """Show what users have done to one row."""
+        return super().history_view(*args, **kwargs)
 
     def give_up(self, request: HttpRequest) -> HttpResponse:
         """Report that the database took too long, and redirect to the list without filters."""
@@ -229,6 +217,12 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         )
         self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(self.url(self.model, "changelist"))
+
+    def show_busy(self, request: HttpRequest) -> HttpResponse:
+        """Report with status 503 that the database took too long for the page itself."""
+        page = self.show_page(request, "busy", "The database is busy")
+        page.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+        return page
 
     def get_urls(self) -> list[Any]:
         """Return the routes of the views marked by `own_page()`, then the stock ones."""

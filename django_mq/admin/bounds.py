@@ -81,6 +81,27 @@ def gives_up(view: View) -> View:
     return cast("View", bounded)
 
 
+def limited(view: View) -> View:
+    """Limit the statements of a view that shows a page, and answer `show_busy()` at the limit.
+
+    The page is rendered within the limits, since rendering may read rows too.
+    """
+
+    @wraps(view)
+    def bounded(page: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if request.method not in ("GET", "HEAD") or hasattr(request, "mq_limited"):
+            return view(page, request, *args, **kwargs)
+        request.mq_limited = True  # type: ignore[attr-defined]  # a view may call its base's
+        try:
+            with limited_statements(page.alias):
+                response = view(page, request, *args, **kwargs)
+                return response.render() if hasattr(response, "render") else response
+        except TookTooLong:
+            return page.show_busy(request)
+
+    return cast("View", bounded)
+
+
 class AtLeast(int):
     """The number at which a count stopped: `10,000+` as text, an int in computations."""
 

@@ -9,6 +9,7 @@ from django.http import HttpRequest, HttpResponse
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
+from django_mq.admin.bounds import limited
 from django_mq.admin.texts import badge, breakable
 from django_mq.models import HandledMessage
 from django_mq.queues.causes import MAX_EXAMINED
@@ -26,6 +27,7 @@ class ChainsAdmin(ReadOnlyAdmin):
         """Return what the page of `message` shows besides its fields."""
         return self.chain_context(request, message.pk)
 
+    @limited
     def change_view(
         self,
         request: HttpRequest,

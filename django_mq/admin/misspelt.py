@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.http import HttpRequest
 
-from django_mq.admin.base import QueueScopeMixin
+from django_mq.admin.scope import QueueScopeMixin
 from django_mq.conf import get_settings
 from django_mq.handlers import all_handlers, allowed_queues, is_subscribed
 from django_mq.handlers.nearest import probable_types

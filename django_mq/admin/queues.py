@@ -13,6 +13,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
 from django_mq import handlers, queues
+from django_mq.admin.bounds import limited
 from django_mq.admin.decisions import QueueDecisionsAdmin
 from django_mq.admin.handler_stats import timing_rows
 from django_mq.admin.queue_rows import COLUMNS
@@ -37,6 +38,7 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
         """Return the rows of queues, without the row that schedules the chores."""
         return super().get_queryset(request).exclude(pk=CHORES)
 
+    @limited
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
@@ -70,6 +72,7 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
             **(extra_context or {}),
         )
 
+    @limited
     def change_view(
         self,
         request: HttpRequest,

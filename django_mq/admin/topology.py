@@ -7,6 +7,7 @@ from django.http import HttpRequest, HttpResponse
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
+from django_mq.admin.bounds import limited
 from django_mq.admin.texts import badge, breakable
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.states import MessageState
@@ -19,6 +20,7 @@ class TopologyAdmin(ReadOnlyAdmin):
     """Adds the page to the pages of queues."""
 
     @own_page(QueueState, "topology", "topology/")
+    @limited
     def topology_view(self, request: HttpRequest) -> HttpResponse:
         """Show types and handlers as a table."""
         if not self.has_view_permission(request):

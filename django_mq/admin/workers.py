@@ -16,6 +16,7 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from django_mq import queues
+from django_mq.admin.bounds import limited
 from django_mq.admin.handler_stats import timing_rows
 from django_mq.admin.texts import badge, excerpt, link, moment, moment_column, when
 from django_mq.admin.worker_orders import ORDERS, WorkerOrdersAdmin
@@ -91,6 +92,7 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
             return queryset
         return queryset.filter(pk__in=[each.id for each in self._visible(request)])
 
+    @limited
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
@@ -123,6 +125,7 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
         )
         return [(None, {"fields": [*fields, "started", "seen", "recent_orders"]})]
 
+    @limited
     def change_view(
         self,
         request: HttpRequest,

@@ -37,7 +37,7 @@ def test_it_shows_who_hears_what(viewer):
 
 
 def test_it_takes_few_queries(viewer, django_assert_max_num_queries):
-    with django_assert_max_num_queries(15):
+    with django_assert_max_num_queries(18):
         viewer.get(PAGE)
 
 
