@@ -12,7 +12,7 @@ from django_mq import outbox, queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
 from django_mq.admin.bounds import LOCKED, TookTooLong, writing
 from django_mq.admin.broadcast_form import BroadcastForm
-from django_mq.admin.misspelt import did_you_mean
+from django_mq.admin.seen_handlers import did_you_mean
 from django_mq.exceptions import MQError, RoutingError
 from django_mq.messages import CopyReceipt, Receipt
 from django_mq.messages.classes import message_classes
@@ -57,7 +57,8 @@ class BroadcastingAdmin(ReadOnlyAdmin):
             form=form,
             copies=copies,
             reach=_reach(copies),
-            did_you_mean=copies and did_you_mean(self, request, form.cleaned_data["type"]),
+            did_you_mean=copies
+            and did_you_mean(form.cleaned_data["type"], self.get_queues(request)),
             suggestions={"type": self._types(request), "queue": self._queues(request)},
             back=self.url(QueuedMessage, "changelist"),
         )

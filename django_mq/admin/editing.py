@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
-from django_mq.admin.bounds import TookTooLong, writing
+from django_mq.admin.bounds import TookTooLong, limited, writing
 from django_mq.admin.checked_forms import CheckedForm, JSONTextField, checked
 from django_mq.admin.texts import MAX_TEXT
 from django_mq.conf import get_settings
@@ -69,6 +69,7 @@ class EditingAdmin(ReadOnlyAdmin):
         return self.url(QueuedMessage, "edit", message.pk) if may else ""
 
     @own_page(QueuedMessage, "edit", "edit/<int:id>/")
+    @limited
     def edit_view(self, request: HttpRequest, id: int) -> HttpResponse:
         """Show the form, or make the change and log the user in one transaction."""
         if not self.may_edit(request):

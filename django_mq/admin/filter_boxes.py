@@ -12,11 +12,10 @@ from django.db.models import OuterRef, Q, QuerySet, Subquery
 from django.db.models.lookups import Exact
 from django.http import HttpRequest
 
-from django_mq import handlers
 from django_mq.admin.filters import RECENT_ATTEMPTS, ExactFilter
+from django_mq.admin.seen_handlers import seen_handlers
 from django_mq.admin.texts import breakable
 from django_mq.admin.windows import MAX_SCANNED_ROWS
-from django_mq.conf import get_settings
 from django_mq.models import FailedAttempt
 from django_mq.policy.column_bounds import MAX_NAME
 from django_mq.policy.message_filter import FINGERPRINT
@@ -109,15 +108,7 @@ class HandlerFilter(BoxFilter):
     parameter_name = "handler"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        settings = get_settings()
-        return self.offer(
-            each.name
-            for each in handlers.all_handlers()
-            if any(
-                model_admin.may_see(request, queue)
-                for queue in handlers.allowed_queues(each, settings)
-            )
-        )
+        return self.offer(each.name for each in seen_handlers(model_admin.get_queues(request)))
 
 
 class TypeFilter(BoxFilter):

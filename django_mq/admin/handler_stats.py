@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from django_mq import handlers, queues
+from django_mq import queues
+from django_mq.admin.seen_handlers import seen_handlers
 from django_mq.admin.texts import excerpt
-from django_mq.conf import get_settings
 from django_mq.policy.durations import precise_span
 from django_mq.policy.histogram import Durations
 
@@ -18,7 +18,7 @@ def timing_rows(
     found: Iterable[queues.HandlerTimings], allowed: Collection[str] | None
 ) -> list[dict[str, Any]]:
     """Return a row for each handler that takes from one of the `allowed` queues (None: any)."""
-    known = None if allowed is None else handlers_of(allowed)
+    known = None if allowed is None else {each.name for each in seen_handlers(allowed)}
     return [
         {
             "handler": excerpt(each.handler),
@@ -28,16 +28,6 @@ def timing_rows(
         for each in found
         if known is None or each.handler in known
     ]
-
-
-def handlers_of(names: Collection[str]) -> set[str]:
-    """Return the handlers registered in this process that take from one of these queues."""
-    settings = get_settings()
-    return {
-        each.name
-        for each in handlers.all_handlers()
-        if not set(names).isdisjoint(handlers.allowed_queues(each, settings))
-    }
 
 
 def _shown(found: Durations | None) -> dict[str, str] | None:

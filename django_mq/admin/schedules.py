@@ -14,9 +14,9 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 
 from django_mq import queues
 from django_mq.admin.bounds import TookTooLong, reporting_timeouts, writing
-from django_mq.admin.misspelt import did_you_mean
 from django_mq.admin.schedule_form import CONTENT, EDITABLE, TIMING, ScheduleForm
 from django_mq.admin.schedule_rows import ScheduleRowsAdmin
+from django_mq.admin.seen_handlers import did_you_mean
 from django_mq.exceptions import MQError
 from django_mq.models import Schedule
 from django_mq.models.columns import Unreadable
@@ -121,7 +121,7 @@ class ScheduleAdmin(ScheduleRowsAdmin):
         """Write the edited columns, and none that a worker may have written meanwhile."""
         with writing(self.alias):
             self._write(obj, form, change)
-        if question := did_you_mean(self, request, obj.type):
+        if question := did_you_mean(obj.type, self.get_queues(request)):
             text = f"No handler here takes {obj.type}, the type of schedule {obj.name}. {question}"
             self.message_user(request, text, notices.WARNING)
 

@@ -26,6 +26,7 @@ def pages(boss):
         *(url(model) for model in (*MODELS, "overview")),
         url("queuedmessage", "change", message.pk),
         url("queuedmessage", "history", message.pk),
+        url("queuedmessage", "edit", add(after=600).pk),
         url("failedattempt", "change", attempt.pk),
         url("failedattempt", "errors"),
         url("queuestate", "change", "mail"),
