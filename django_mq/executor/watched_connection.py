@@ -82,6 +82,14 @@ def _watched(base: type[BaseDatabaseWrapper]) -> type[BaseDatabaseWrapper]:
     def set_(self: BaseDatabaseWrapper, value: Any) -> None:
         self.__dict__["connection"] = value
 
-    return type(
-        base.__name__, (base,), {"connection": property(get, set_), "__module__": base.__module__}
-    )
+    def connect(self: BaseDatabaseWrapper) -> None:
+        """Connect as `base`, since receivers of `connection_created` may ask for that sender."""
+        self.__class__ = base
+        try:
+            self.connect()
+        finally:
+            self.__class__ = watched_class
+
+    members = {"connection": property(get, set_), "connect": connect, "__module__": base.__module__}
+    watched_class = type(base.__name__, (base,), members)
+    return watched_class

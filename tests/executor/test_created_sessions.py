@@ -34,9 +34,10 @@ def _created() -> Iterator[None]:
 
     for alias in "default", "other":
         connections[alias].close()
-    connection_created.connect(receiver)
+    engine = type(connections["default"])  # not the subclass that a worker watches
+    connection_created.connect(receiver, sender=engine)
     yield
-    connection_created.disconnect(receiver)
+    connection_created.disconnect(receiver, sender=engine)
     for alias in "default", "other":
         connections[alias].close()
 
