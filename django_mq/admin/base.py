@@ -28,6 +28,7 @@ from django_mq.admin.bounds import (
     CappedPaginator,
     TookTooLong,
     View,
+    limit_rendering,
     limited,
     limited_statements,
     reporting_timeouts,
@@ -195,14 +196,15 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
             with reporting_timeouts():
                 return super().changelist_view(request, context)
         except TookTooLong:
-            if request.method == "GET" and not request.GET:
+            if request.method in ("GET", "HEAD") and not request.GET:
                 return self.show_busy(request)  # there is no filter to leave out
             return self.give_up(request)
 
     @limited
-    def change_view(self, *args: Any, **kwargs: Any) -> HttpResponse:
+    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         """Show one row."""
-        return super().change_view(*args, **kwargs)
+        response = super().changeform_view(request, *args, **kwargs)
+        return limit_rendering(self, request, response)
 
     @limited
     def history_view(self, *args: Any, **kwargs: Any) -> HttpResponse:

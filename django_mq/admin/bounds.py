@@ -82,10 +82,7 @@ def gives_up(view: View) -> View:
 
 
 def limited(view: View) -> View:
-    """Limit the statements of a view that shows a page, and answer `show_busy()` at the limit.
-
-    The page is rendered within the limits, since rendering may read rows too.
-    """
+    """Limit the statements of a view that shows a page, and answer `show_busy()` at the limit."""
 
     @wraps(view)
     def bounded(page: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -94,12 +91,32 @@ def limited(view: View) -> View:
         request.mq_limited = True  # type: ignore[attr-defined]  # a view may call its base's
         try:
             with limited_statements(page.alias):
-                response = view(page, request, *args, **kwargs)
-                return response.render() if hasattr(response, "render") else response
+                return view(page, request, *args, **kwargs)
         except TookTooLong:
             return page.show_busy(request)
 
     return cast("View", bounded)
+
+
+def limit_rendering(page: Any, request: HttpRequest, response: Any) -> Any:
+    """Return `response`, whose template reads rows, so that rendering it is limited too.
+
+    Django renders it after the view, so a subclass may still change its context.
+    """
+    if not hasattr(response, "render"):
+        return response
+    render = response.render
+
+    def limited_render() -> Any:
+        del response.render
+        try:
+            with limited_statements(page.alias):
+                return render()
+        except TookTooLong:
+            return page.show_busy(request).render()
+
+    response.render = limited_render
+    return response
 
 
 class AtLeast(int):

@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
 from django_mq import outbox, queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
-from django_mq.admin.bounds import LOCKED, TookTooLong, writing
+from django_mq.admin.bounds import LOCKED, TookTooLong, limited, writing
 from django_mq.admin.broadcast_form import BroadcastForm
 from django_mq.admin.seen_handlers import did_you_mean
 from django_mq.exceptions import MQError, RoutingError
@@ -33,6 +33,7 @@ class BroadcastingAdmin(ReadOnlyAdmin):
         return self.url(QueuedMessage, "broadcast") if self.may_broadcast(request) else ""
 
     @own_page(QueuedMessage, "broadcast", "broadcast/")
+    @limited
     def broadcast_view(self, request: HttpRequest) -> HttpResponse:
         """Show the form, then the recipients; then broadcast, if the recipients are the same."""
         if not self.may_broadcast(request):

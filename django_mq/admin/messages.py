@@ -121,6 +121,7 @@ class QueuedMessageAdmin(
 
     def read_rows(self, request: HttpRequest, found: ChangeList) -> None:
         """Read the messages with their positions in their lines, days of creation, and counts."""
+        self._point_to_history(request)
         rows = list(found.result_list)
         known = standings([row.pk for row in rows], maximum=MAX_BEHIND, using=self.alias)
         for row in rows:
@@ -172,7 +173,6 @@ class QueuedMessageAdmin(
     ) -> HttpResponse:
         """Show the list, or apply an action to the selected messages."""
         self.check_posted_actions(request)
-        self._point_to_history(request)
         context = {
             "queues_url": self.url(QueueState, "changelist"),
             "everything": self.offered_for_all(request),

@@ -86,7 +86,7 @@ def _watched(base: type[BaseDatabaseWrapper]) -> type[BaseDatabaseWrapper]:
         """Connect as `base`, since receivers of `connection_created` may ask for that sender."""
         self.__class__ = base
         try:
-            self.connect()
+            base.connect(self)
         finally:
             self.__class__ = watched_class
 

@@ -14,7 +14,7 @@ from tests.rows import add, beat, decide, insert_all
 pytestmark = pytest.mark.django_db
 
 #: The limit on the statements of a page; BEGIN, savepoints and COMMIT count.
-MOST = 25
+MOST = 28
 
 
 @pytest.fixture

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+from django.contrib.admin import site
 from django.db import connection
 
 from django_mq import models
 from tests.admin.pages import LIST, MODELS, fail, text, url
 from tests.database import second_connection
 from tests.rows import add, beat, decide
+from tests.schedules.conftest import put
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -22,6 +26,7 @@ def pages(boss):
     attempt = fail(message)
     decide("mail")
     worker = beat()
+    put("one")
     return [
         *(url(model) for model in (*MODELS, "overview")),
         url("queuedmessage", "change", message.pk),
@@ -33,7 +38,12 @@ def pages(boss):
         url("queuestate", "history", "mail"),
         url("queuestate", "topology"),
         url("workerheartbeat", "change", worker.pk),
+        url("queuedmessage", "broadcast"),
+        url("schedule", "add"),
+        url("schedule", "change", "one"),
+        url("schedule", "delete", "one"),
         f"{LIST}?queue=mail",
+        f"{LIST}?q={message.pk + 100}",
     ]
 
 
@@ -50,9 +60,21 @@ def test_a_page_without_its_rows_says_so(boss):
     with second_connection() as other:
         other.execute("begin; lock table django_mq_workerheartbeat in access exclusive mode")
         response = boss.get(url("workerheartbeat"))
-    assert response.status_code == 503
+        head = boss.head(url("workerheartbeat"))
+    assert (response.status_code, head.status_code) == (503, 503)
     assert "took too long to answer" in text(response)
     assert boss.get(url("workerheartbeat")).status_code == 200
+
+
+@pytest.mark.usefixtures("_waits_end")
+@pytest.mark.parametrize("method", ["get", "head"])
+@pytest.mark.parametrize("page", [("change", "one"), ("changelist",)], ids="-".join)
+def test_also_in_a_transaction_of_the_request(boss, monkeypatch, page, method):
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    put("one")
+    with second_connection() as other:
+        other.execute("begin; lock table django_mq_schedule in access exclusive mode")
+        assert getattr(boss, method)(url("schedule", *page)).status_code == 503
 
 
 @pytest.mark.thorough
@@ -63,3 +85,18 @@ def test_every_page_answers(model, pages, boss):
         other.execute(f"begin; lock table {model._meta.db_table} in access exclusive mode")
         answers = {page: boss.get(page).status_code for page in pages}
     assert set(answers.values()) <= {200, 302, 503}, answers
+
+
+def test_a_subclass_may_change_the_context_of_any_page(boss, rf):
+    """As with the stock admin, the response of a view is not rendered yet."""
+    message = add()
+    decide("mail")
+    for model, key in ((models.QueuedMessage, message.pk), (models.QueueState, "mail")):
+        page = site.get_model_admin(model)
+        for view in (page.changelist_view, partial(page.change_view, object_id=str(key))):
+            request = rf.get("/")
+            request.user = boss.user
+            response = view(request)
+            assert not response.is_rendered
+            response.context_data["site_header"] = "Changed later"
+            assert "Changed later" in text(response.render())
