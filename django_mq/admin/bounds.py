@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from django.conf import settings
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
 from django.core.paginator import Page, Paginator
 from django.db import OperationalError, connections, transaction
 from django.db.backends.utils import CursorWrapper
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 from psycopg.errors import LockNotAvailable, QueryCanceled
 
@@ -91,9 +92,13 @@ def limited(view: View) -> View:
         request.mq_limited = True  # type: ignore[attr-defined]  # a view may call its base's
         try:
             with limited_statements(page.alias):
-                return view(page, request, *args, **kwargs)
+                try:
+                    return view(page, request, *args, **kwargs)
+                except (Http404, PermissionDenied) as error:
+                    refused = error  # what a project's hook recorded of it is committed
         except TookTooLong:
             return page.show_busy(request)
+        raise refused
 
     return cast("View", bounded)
 

@@ -71,6 +71,7 @@ def shim(tmp_path: Path) -> Path:
     return library
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shift", [DAY, -DAY], ids=["ahead", "behind"])
 def test_a_clock_that_is_a_day_wrong(
     start: Callable[..., Worker], queue: Queue, witness: Witness, shim: Path, shift: int

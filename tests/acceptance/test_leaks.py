@@ -78,6 +78,7 @@ def _resident(status: Path) -> float:
     return int(kilobytes) / 1024
 
 
+@pytest.mark.thorough
 def test_nothing_is_left_of_thousands_of_messages(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:

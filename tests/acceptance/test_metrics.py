@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.acceptance.conftest import Queue
@@ -25,6 +26,7 @@ def handled(port: int) -> float:
     )
 
 
+@pytest.mark.thorough
 def test_counters_of_all_processes_survive_a_kill(
     start: Callable[..., Worker], queue: Queue
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_server_that_crashes_and_comes_back(
     assert look(private, "select count(*) from django_mq_queuedmessage") == [(0,)]
 
 
+@pytest.mark.thorough
 def test_a_child_that_dies_while_the_server_is_away(
     start: Callable[..., Worker], private: Server, witness: Witness
 ) -> None:

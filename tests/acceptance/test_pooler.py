@@ -115,6 +115,7 @@ def test_it_works_behind_a_pooler(
     assert worker.ends() == 0
 
 
+@pytest.mark.thorough
 def test_orders_of_operators_arrive_behind_a_pooler(
     start: Callable[..., Worker], queue: Queue, pooled: str
 ) -> None:
@@ -136,6 +137,7 @@ def test_orders_of_operators_arrive_behind_a_pooler(
     assert worker.ends() == 0
 
 
+@pytest.mark.thorough
 def test_a_worker_that_listens_through_a_transaction_pooler_is_degraded(
     start: Callable[..., Worker], queue: Queue, witness: Witness, pooled: str
 ) -> None:

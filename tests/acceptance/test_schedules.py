@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from itertools import pairwise
 
+import pytest
 from django.db.models.functions import Now
 
 from django_mq.models import QueuedMessage, Schedule
@@ -25,6 +26,7 @@ def steps() -> set[timedelta]:
     return {later - earlier for earlier, later in pairwise(times())}
 
 
+@pytest.mark.thorough
 def test_processes_are_killed(start: Callable[..., Worker], empty_tables: None) -> None:
     Schedule.objects.create(
         name="second", type="acceptance.nobody", every=SECOND, next_at=Now(), catch_up="all"

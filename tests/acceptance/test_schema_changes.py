@@ -137,6 +137,7 @@ def migrate(url: str, *arguments: str) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_rows_of_an_old_schema_survive(start: Callable[..., Worker], old: str) -> None:
     """From 0002 to the newest: no value changes, and a current worker runs the old messages."""
     with psycopg.connect(old, autocommit=True) as own:

@@ -36,6 +36,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.thorough
 def test_a_server_in_trouble(
     start: Callable[..., Worker], server: Server, witness: Witness
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_server_in_trouble(
     assert worker.ends() == 0
 
 
+@pytest.mark.thorough
 def test_a_failover(start: Callable[..., Worker], server: Server, witness: Witness) -> None:
     """Guarantee 1: with a synchronous standby nothing is lost, and no effect comes twice."""
     with standby_of(server) as standby:

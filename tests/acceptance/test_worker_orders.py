@@ -29,7 +29,13 @@ def is_quiet(pid: int | None = None) -> bool:
     return any(each.quiet for each in queues.workers() if pid in (None, each.pid))
 
 
-@pytest.mark.parametrize("mq", [{}, {"WAKEUP": "poll"}], ids=["notify", "poll"])
+@pytest.mark.parametrize(
+    "mq",
+    [
+        pytest.param({}, id="notify"),
+        pytest.param({"WAKEUP": "poll"}, id="poll", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_quiet_worker_finishes_what_runs_and_claims_nothing(
     start: Callable[..., Worker], queue: Queue, witness: Witness, mq: dict[str, Any]
 ) -> None:

@@ -9,6 +9,7 @@ from django.contrib.admin import site
 from django.db import connection
 
 from django_mq import models
+from django_mq.admin import QueueStateAdmin
 from tests.admin.pages import LIST, MODELS, fail, text, url
 from tests.database import second_connection
 from tests.rows import add, beat, decide
@@ -100,3 +101,14 @@ def test_a_subclass_may_change_the_context_of_any_page(boss, rf):
             assert not response.is_rendered
             response.context_data["site_header"] = "Changed later"
             assert "Changed later" in text(response.render())
+
+
+def test_what_a_hook_records_of_a_refusal_stays(boss, monkeypatch):
+    def refuse(page, request, obj=None):
+        decide("recorded")
+        return False
+
+    monkeypatch.setattr(QueueStateAdmin, "has_view_permission", refuse)
+    decide("mail")
+    assert boss.get(url("queuestate", "change", "mail")).status_code == 403
+    assert models.QueueState.objects.filter(queue="recorded").exists()

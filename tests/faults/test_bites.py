@@ -13,6 +13,7 @@ from tests.samples import SEED
 QUICK = ("no-fence", "delete-first")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("patch", QUICK)
 def test_a_broken_package_is_caught(runner: Runner, patch: str) -> None:
     (found,) = bite([runner], [patch], seed=SEED, enough=1)

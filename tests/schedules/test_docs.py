@@ -14,6 +14,7 @@ from tests.test_docs import ROOT, snippets
 pytestmark = pytest.mark.django_db
 
 
+@pytest.mark.thorough
 def test_the_snippets_of_the_page(capsys: Any) -> None:
     names: dict[str, Any] = {"__name__": "schedules"}
     for code in snippets(ROOT / "docs/schedules.md", "python"):

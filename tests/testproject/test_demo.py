@@ -232,6 +232,7 @@ def test_interrupted_in_a_query_it_ends_all_the_same(tmp_path: Path) -> None:
     assert not Schedule.objects.get().enabled
 
 
+@pytest.mark.thorough
 @needs_proc
 def test_on_the_same_database_it_adds_up_again_and_can_be_kept(demo: Any, mark: str) -> None:
     process = demo("--keep")
