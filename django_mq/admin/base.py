@@ -207,6 +207,11 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         return limit_rendering(self, request, response)
 
     @limited
+    def delete_view(self, *args: Any, **kwargs: Any) -> Any:
+        """Ask whether to delete one row, on the pages that allow it."""
+        return super().delete_view(*args, **kwargs)
+
+    @limited
     def history_view(self, *args: Any, **kwargs: Any) -> HttpResponse:
         """Show what users have done to one row."""
         return super().history_view(*args, **kwargs)

@@ -120,7 +120,7 @@ class QueuedMessageAdmin(
         return Q(pk__in=())
 
     def read_rows(self, request: HttpRequest, found: ChangeList) -> None:
-        """Read the messages with their positions in their lines, days of creation, and counts."""
+        """Read the messages, their positions in their lines, creation days, counts, and a hint."""
         self._point_to_history(request)
         rows = list(found.result_list)
         known = standings([row.pk for row in rows], maximum=MAX_BEHIND, using=self.alias)

@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 
 from django_mq import queues
-from django_mq.admin.bounds import TookTooLong, limited, reporting_timeouts, writing
+from django_mq.admin.bounds import TookTooLong, reporting_timeouts, writing
 from django_mq.admin.schedule_form import CONTENT, EDITABLE, TIMING, ScheduleForm
 from django_mq.admin.schedule_rows import ScheduleRowsAdmin
 from django_mq.admin.seen_handlers import did_you_mean
@@ -141,12 +141,10 @@ class ScheduleAdmin(ScheduleRowsAdmin):
         with writing(self.alias):
             obj.delete(using=self.alias)
 
-    @limited
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         """Show or save a schedule; a row that another session has locked ends in a notice."""
         return self._unless_locked(request, super().changeform_view, *args, **kwargs)
 
-    @limited
     def delete_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         """Delete a schedule; a row that another session has locked ends in a notice."""
         return self._unless_locked(request, super().delete_view, *args, **kwargs)
@@ -158,8 +156,6 @@ class ScheduleAdmin(ScheduleRowsAdmin):
             with reporting_timeouts():
                 return view(request, *args, **kwargs)
         except TookTooLong:
-            if request.method != "POST":
-                raise  # `limited` answers, and ends the transaction
             self.message_user(request, LOCKED_TEXT, notices.ERROR)
             return HttpResponseRedirect(self.url(Schedule, "changelist"))
 
