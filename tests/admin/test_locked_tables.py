@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+from django.apps import apps
 from django.contrib.admin import site
 from django.db import connection
 
@@ -17,7 +18,7 @@ from tests.schedules.conftest import put
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-TABLES = [each for each in vars(models).values() if getattr(each, "__name__", "").lower() in MODELS]
+TABLES = [each for each in apps.get_app_config("django_mq").get_models() if each._meta.managed]
 
 
 @pytest.fixture
