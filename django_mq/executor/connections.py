@@ -136,9 +136,13 @@ def is_idle(driver: psycopg.Connection[Any]) -> bool:
 
 
 def roll_back(driver: psycopg.Connection[Any]) -> None:
-    """Roll back the open transaction, if any."""
+    """Roll back the open transaction, if any; close the connection if the server refuses that."""
     if driver.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
-        simple_query(driver, "rollback")
+        try:
+            simple_query(driver, "rollback")
+        except BaseException:  # cancelled: else the next statement would fail in this transaction
+            driver.close()
+            raise
 
 
 def drop_connection(wrapper: BaseDatabaseWrapper) -> None:

@@ -18,6 +18,7 @@ from django_mq.executor.connections import (
     DATABASE_ERRORS,
     drop_connection,
     reset_session,
+    roll_back,
     simple_query,
     statement_cursor,
 )
@@ -118,7 +119,7 @@ class Session:
         except psycopg.Error as error:  # the next slice tries again
             if driver.closed:
                 raise
-            simple_query(driver, "rollback")
+            roll_back(driver)
             logger.debug("could not record the session: %s", error)
 
     def cursor(self) -> Cursor:

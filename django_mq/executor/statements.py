@@ -166,22 +166,21 @@ def one_round_trip(driver: psycopg.Connection[Any], own: Limits) -> Iterator[Non
             yield
             driver.execute("commit")
     except BaseException:
-        if not driver.closed:
-            roll_back(driver)
+        roll_back(driver)
         raise
 
 
 @contextmanager
 def transaction(driver: psycopg.Connection[Any], own: Limits) -> Iterator[None]:
     """Run the block in a transaction of the worker alone, under `own` limits."""
-    simple_query(driver, server_limits.begin(own))
     try:
+        simple_query(driver, server_limits.begin(own))
         yield
+        # The server may cancel these two as well, which leaves the transaction open.
+        simple_query(driver, "commit")
     except BaseException:
-        if not driver.closed:
-            roll_back(driver)
+        roll_back(driver)
         raise
-    simple_query(driver, "commit")
 
 
 def within_transaction(cursor: Cursor) -> AbstractContextManager[Any]:

@@ -10,8 +10,9 @@ from time import monotonic
 
 import psycopg
 import pytest
+from django.db import transaction
 
-from django_mq import RetryPolicy, fixed
+from django_mq import RetryPolicy, broadcast, fixed
 from testproject.embedded.server import Server
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue, database_url
@@ -19,6 +20,7 @@ from tests.acceptance.private import done, look, running, send, url_of
 from tests.acceptance.processes import Worker
 
 LOST = "database lost"
+REFUSED = "the database refused a statement"
 
 
 def test_terminated_backends(start: Callable[..., Worker], queue: Queue, witness: Witness) -> None:
@@ -44,6 +46,43 @@ def test_terminated_backends(start: Callable[..., Worker], queue: Queue, witness
     assert len(worker.children()) == 2
     worker.tell(signal.SIGTERM)
     assert worker.ends() == 0
+
+
+#: Cancels what other new sessions run, many times.
+CANCEL = """
+do $$ begin
+    for n in 1..300 loop
+        perform pg_stat_clear_snapshot();
+        perform pg_cancel_backend(pid) from pg_stat_activity
+        where datname = current_database() and state <> 'idle' and pid <> pg_backend_pid()
+            and not pid = any({known}::int[]);
+        perform pg_sleep(0.003);
+    end loop;
+end $$
+"""
+
+
+@pytest.mark.thorough
+def test_cancelled_statements(start: Callable[..., Worker], queue: Queue) -> None:
+    """Guarantees 1, 16: an operator's tool cancels statements, COMMIT and ROLLBACK among them."""
+    patient = RetryPolicy(max_attempts=500, backoff=fixed(0.05))
+    names = [f"m{n}" for n in range(400)]
+    keyed = [f"k{n}" for n in range(100)]
+    queue.send("write", *names, pause=0.01, retry=patient)
+    with transaction.atomic():
+        for name in keyed:
+            broadcast("acceptance.write", {"name": name}, key=name[-1], retry=patient)
+    with psycopg.connect(database_url(), autocommit=True) as server:
+        known = server.execute("select array_agg(pid)::text from pg_stat_activity").fetchone()
+        assert known
+        worker = start("--threads", 2)
+        worker.has_started(1)
+        server.execute(CANCEL.format(known=f"'{known[0]}'"))
+    queue.wait_empty(worker)
+    assert queue.done() == dict.fromkeys(names + keyed, 1)
+    worker.tell(signal.SIGTERM)
+    assert worker.ends() == 0
+    assert worker.said().count(REFUSED) <= 3 * 3
 
 
 @pytest.fixture
