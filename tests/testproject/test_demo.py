@@ -175,6 +175,8 @@ def test_a_process_that_ends_by_itself_is_trouble(tmp_path: Path) -> None:
             processes.wait_for(lambda: None, "nothing")
 
 
+#: A demo that is still running when a busy machine gets round to ending it.
+LONG = ("--orders", "5000")
 needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks in /proc")
 
 
@@ -197,7 +199,7 @@ def test_it_adds_up_and_leaves_nothing(demo: Any, mark: str, tmp_path: Path) -> 
 
 @needs_proc
 def test_killed_it_leaves_nothing_running(demo: Any, mark: str) -> None:
-    process = demo()
+    process = demo(*LONG)
     read_until(process, "at once")
     process.kill()
     process.communicate(timeout=60)
@@ -206,7 +208,7 @@ def test_killed_it_leaves_nothing_running(demo: Any, mark: str) -> None:
 
 @needs_proc
 def test_told_to_end_it_ends_all_that_it_started(demo: Any, mark: str, tmp_path: Path) -> None:
-    process = demo()
+    process = demo(*LONG)
     read_until(process, "at once")
     assert len(marked(mark)) > 3
     process.terminate()
