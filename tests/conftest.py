@@ -1,10 +1,13 @@
 """Fixtures for all parts of the suite."""
 
+import contextlib
 import gc
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from django.db import connection
@@ -77,3 +80,21 @@ def _nothing_is_left() -> Iterator[None]:
         empty_the_tables()
         pytest.fail(f"rows are left: {found}")
     CLEANER.shrink()
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Let each process of pytest-xdist compile another share of the test files first.
+
+    All of them collect all files in one order, so in a fresh clone each would compile nearly every
+    file, and the others' results would come too late.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or session.config.args != session.config.getini("testpaths"):
+        return  # one process, or a few files
+    files = sorted(Path(__file__).parent.rglob("test_*.py"))
+    first = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for file in files[first:] + files[:first]:
+        name = ".".join(file.relative_to(Path(__file__).parent.parent).with_suffix("").parts)
+        # What fails or skips here does so again where pytest imports it, which reports it.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(name)
