@@ -44,6 +44,7 @@ class Recorder:
         self.every = NEVER
         self.progress = -1
         self.wrapper: BaseDatabaseWrapper | None = None
+        self.block: object = None
         self.ids = array("q")
         self.starts: list[tuple[int, float]] = []
         self.finished: list[float] = []
@@ -70,7 +71,11 @@ class Recorder:
         """A handler was called, in the transaction of its slice."""
         if self.wrapper is None:
             self.wrapper = connections["default"]
-        if not self.wrapper.run_on_commit:
+        # Each transaction has an atomic block of its own. The list of hooks does not tell: the
+        # worker takes those of a message out of it, and a hook for each message would be measured.
+        blocks = self.wrapper.atomic_blocks
+        if not blocks or blocks[0] is not self.block:
+            self.block = blocks[0] if blocks else None
             transaction.on_commit(self.committed)
         self.noted(id)
 
