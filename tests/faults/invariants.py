@@ -70,6 +70,13 @@ ALWAYS = {
                       name, last_effect, last_start)
           from facts where promise = 'once' and last_effect < last_start
     """,
+    # A message that has been taken over need not have started again to be somebody else's.
+    "fence: the attempt that had the effect is the one that was removed": """
+        select format('%s: effect of attempt %s, removed as attempt %s',
+                      name, last_effect, r.attempt)
+          from facts join faults_removed r using (name)
+         where promise = 'once' and last_effect <> r.attempt
+    """,
     "order of a line: nothing starts before its predecessor is done": """
         select format('%s started while the last of %s was: %s',
                       b.name, a.name, coalesce(t.event, '-'))

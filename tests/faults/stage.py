@@ -140,15 +140,14 @@ class Stage:
         self._direct = {"HOST": host, "PORT": str(port)}
         self._trees: list[Tree] = []
         self._checks: list[str] = []
-        for table in ledger.TABLES:
-            self.execute(f"drop table if exists {table}")
-        self._run_all(ledger.CREATE)
+        self.execute(ledger.DROP)
+        self.execute(ledger.CREATE)
 
     def close(self) -> None:
         """Leave the database as it was."""
         self.nursery.close()
         self._empty()
-        self._run_all("; ".join(f"drop table {table}" for table in ledger.TABLES))
+        self.execute(ledger.DROP)
         self._connection.close()
         self._scratch.cleanup()
 

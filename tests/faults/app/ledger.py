@@ -1,4 +1,4 @@
-"""Sent messages and their effects: two tables, written by senders and by handlers.
+"""Sent messages, their effects and their removals: written by senders, handlers and a trigger.
 
 A message is known by the `name` in its payload, which outlives its row. `promise` is one of:
 
@@ -23,7 +23,7 @@ ALIAS: str = getattr(settings, "DJANGO_MQ", {}).get("DATABASE") or "default"
 
 # No unique constraint on effects: a repeated one must show, and not be refused.
 CREATE = """
-create table if not exists faults_sent (
+create table faults_sent (
     id bigint generated always as identity primary key,
     name text not null unique,
     promise text not null,
@@ -32,21 +32,37 @@ create table if not exists faults_sent (
     waits bool not null,
     request bigint
 );
-create table if not exists faults_effect (
+create table faults_effect (
     id bigint generated always as identity primary key,
     name text not null,
     attempt int not null,
     pid int not null
 );
-create table if not exists faults_trace (
+create table faults_removed (
+    name text not null,
+    attempt int not null
+);
+create table faults_trace (
     id bigint primary key,
     event text not null,
     name text not null,
     attempt int not null,
     pid int not null
 );
+create function faults_note_removal() returns trigger language plpgsql as $$
+begin
+    insert into faults_removed (name, attempt) values (old.payload ->> 'name', old.attempts);
+    return null;
+end $$;
+create trigger faults_removal after delete on django_mq_queuedmessage
+    for each row when (starts_with(old.type, 'faults.'))
+    execute function faults_note_removal();
 """
-TABLES = ("faults_sent", "faults_effect", "faults_trace")
+TABLES = ("faults_sent", "faults_effect", "faults_removed", "faults_trace")
+DROP = "; ".join(
+    ["drop function if exists faults_note_removal cascade"]
+    + [f"drop table if exists {table}" for table in TABLES]
+)
 
 SEND = """
 insert into faults_sent (name, promise, line, fails, waits, request)
