@@ -93,7 +93,7 @@ class Attempts:
             self._succeeded(tasks, result, seconds, part, hooks < len(wrapper.run_on_commit))
 
     def _record_start(self, tasks: list[Task], state: SliceState) -> None:
-        state.attempted = True
+        state.attempted, state.running = True, tasks
         began = monotonic()
         state.deadline = deadline = began + tasks[0].timeout
         if tasks[0].handler.batch:
@@ -119,7 +119,9 @@ class Attempts:
         self, tasks: list[Task], result: Any, seconds: float, part: RanDeliveries, has_hooks: bool
     ) -> None:
         if has_hooks and not self.nested:
-            part.hooks[tasks[0].delivery.id] = self.session.take_hooks()
+            part.hooks.update(
+                dict.fromkeys([task.delivery.id for task in tasks], self.session.take_hooks())
+            )
         for task in tasks:
             part.tasks.append(task)
             part.ended.append(Ended(task.delivery, ACKED, result, seconds))

@@ -43,19 +43,19 @@ def begin(
 
 
 def wait_for(
-    driver: psycopg.Connection[Any], fence: PlainFence, settings: Mapping[str, str]
+    driver: psycopg.Connection[Any], fences: Sequence[PlainFence], settings: Mapping[str, str]
 ) -> bool:
-    """Lock one row in the transaction of `begin()`; return whether it is locked.
+    """Lock the rows of `fences` in the transaction of `begin()`; return whether all are locked.
 
-    Waits up to `row_locks.LOCK_WAIT_SECONDS` for another session's lock on the row. If the row is
-    not locked then, the transaction is rolled back.
+    Waits up to `row_locks.LOCK_WAIT_SECONDS` for another session's lock on a row. If one is not
+    locked then, the transaction is rolled back.
     """
     name = LazySavepoint.NAME
     try:
         rows = _query(
             driver,
             f"release savepoint {name}; {slice_limits.worker_limits(settings)};"
-            f" {row_locks.lock_waiting(fence)}"
+            f" {row_locks.lock_waiting(fences)};"
             f" {slice_limits.worker_limits(settings)}; savepoint {name};"
             f" {slice_limits.handler_limits(settings)}",
             False,
@@ -64,9 +64,10 @@ def wait_for(
         if not is_conflict(error):
             raise
         return False
-    if not rows:
+    all_locked = not row_locks.parse_lock_result(rows[0] if rows else (), fences).missing
+    if not all_locked:
         roll_back(driver)
-    return bool(rows)
+    return all_locked
 
 
 def begin_statement(driver: psycopg.Connection[Any]) -> str:

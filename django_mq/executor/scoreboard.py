@@ -186,9 +186,10 @@ class ExecutorEntries:
         """Enter one message in a transaction."""
         self._scoreboard.write(self._first, fence, deadline, True, began)
 
-    def set_deadline(self, deadline: float) -> None:
-        """Change the deadline of the message that was entered by `start_one()`."""
-        self._scoreboard.set_deadline(self._first, deadline)
+    def set_deadline(self, deadline: float, count: int) -> None:
+        """Change the deadline of the `count` entries that were made last."""
+        for offset in range(min(count, self._count)):
+            self._scoreboard.set_deadline(self._first + offset, deadline)
 
     def end(self, count: int) -> None:
         """Clear the `count` entries that were made last."""

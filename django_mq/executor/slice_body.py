@@ -30,7 +30,8 @@ class SliceBody:
     """Runs the deliveries of a slice in order, until its time is over.
 
     A delivery starts without a lock for `unlocked_for` seconds after its claim or renewal was
-    requested: until then no other worker can have taken its message. `nested`: the transaction is a
+    requested: until then no other worker can have taken its message. A batch starts so if each of
+    its deliveries may. `nested`: the transaction is a
     test's, and each row is locked first.
     """
 
@@ -50,11 +51,12 @@ class SliceBody:
             own_session=not self.session.borrowed,
             begin=lambda: self._begin_for_handler(state),
         )
+        always = self.nested or self.session.is_stale()
+        leased_since = float("inf") if always else lease_clock() - self.unlocked_for
         if batch:
-            self._run_batch(state)
+            self._run_batch(state, leased_since)
         else:
-            always = self.nested or self.session.is_stale()
-            self._run_each(state, float("inf") if always else lease_clock() - self.unlocked_for)
+            self._run_each(state, leased_since)
         savepoint.leave()
 
     def _run_each(self, state: SliceState, leased_since: float) -> None:
@@ -83,8 +85,10 @@ class SliceBody:
             self.attempts.run([task], state, locked=lock, until=0.0 if ends else until)
             state.stopped = state.stopped or (row.wants_result and not row.is_django_task)
 
-    def _run_batch(self, state: SliceState) -> None:
-        self._begin(state)
+    def _run_batch(self, state: SliceState, leased_since: float) -> None:
+        lock = not all(may_start_unlocked(task, leased_since) for task in state.tasks)
+        if lock:
+            self._begin(state)
         free: list[Task] = []
         for task in state.tasks:
             if not self._may_start(task, state):
@@ -92,7 +96,7 @@ class SliceBody:
             elif not self._is_barred(task, state):
                 free.append(task)
         if free:
-            self.attempts.run(free, state, locked=True)
+            self.attempts.run(free, state, locked=lock)
 
     def _may_start(self, task: Task, state: SliceState) -> bool:
         """Return whether nothing before it in its line failed, and its queue does not back off."""
@@ -123,26 +127,35 @@ class SliceBody:
     def _begin_for_handler(self, state: SliceState) -> None:
         """Begin the transaction because a handler uses its connection; stop its timeout meanwhile.
 
-        The message stays on the scoreboard: if the process ends now, this message is charged.
+        Its messages stay on the scoreboard: if the process ends now, they are charged.
         """
-        task, began = state.tasks[state.current], monotonic()
-        fences = _fences(state)
-        self.entries.set_deadline(float("inf"))
+        running, began = state.running, monotonic()
+        self.entries.set_deadline(float("inf"), len(running))
         self.session.link.lent = False
         try:
-            locked = locks.begin(state.driver, fences, state.settings, savepoint=True)
-            if task.delivery.id in locked.missing:
-                if not locks.wait_for(state.driver, fences[0], state.settings):
-                    state.skipped.append(task)
-                    raise NotLocked(
-                        "another session has locked the row of this message: it runs again later"
-                    )
-                locked.missing.discard(task.delivery.id)
+            locked = locks.begin(state.driver, _fences(state), state.settings, savepoint=True)
+            if locked.missing:
+                self._wait_for_locks(state, locked.missing)
             _locked(state, locked)
         finally:
             self.session.link.lent = True
             state.deadline += monotonic() - began
-            self.entries.set_deadline(state.deadline)
+            self.entries.set_deadline(state.deadline, len(running))
+
+    def _wait_for_locks(self, state: SliceState, missing: set[int]) -> None:
+        """Lock those `missing` rows whose handler is running, else the handler cannot go on."""
+        running = [
+            fence_of(task.delivery._row) for task in state.running if task.delivery.id in missing
+        ]
+        if not running:
+            return
+        if not locks.wait_for(state.driver, running, state.settings):
+            state.skipped.extend(state.running)
+            raise NotLocked(
+                "another session has locked or removed a message of this call: nothing that the"
+                " call writes is kept, and what is still there runs again later"
+            )
+        missing.difference_update(fence[0] for fence in running)
 
 
 def _locked(state: SliceState, locked: row_locks.LockResult) -> None:

@@ -34,7 +34,8 @@ class SettleIncomplete(Exception):
 class RanDeliveries:
     """Deliveries that ran: `ended[i]` is how the delivery of `tasks[i]` ended.
 
-    `hooks[id]` are the on_commit hooks that the message with that id registered.
+    `hooks[id]` are the on_commit hooks that the message with that id registered; the messages of a
+    batch share one list.
     """
 
     tasks: list[Task] = field(default_factory=list)
@@ -54,8 +55,9 @@ class SliceState:
     back with the transaction. `unbound` ones used nothing: they are settled after it, whatever its
     outcome.
 
-    `current` is the index in `tasks` of the delivery that runs, or runs next; it has time until
-    `deadline`, and no delivery starts after `until` (both on the monotonic clock). `begun` says
+    `current` is the index in `tasks` of the delivery that runs, or runs next. The `running` ones, a
+    delivery or a batch, have time until `deadline`, and no delivery starts after `until` (both on
+    the monotonic clock). `begun` says
     that BEGIN was sent, and `xid` is the transaction's id; `missing` and `expired` are then the ids
     of the messages that it could not lock, and of those that have expired.
 
@@ -78,6 +80,7 @@ class SliceState:
     broken_lines: set[Line | None] = field(default_factory=set)
     backing_off: set[str] = field(default_factory=set)
     current: int = 0
+    running: Sequence[Task] = ()
     deadline: float = 0.0
     begun: bool = False
     xid: str | None = None

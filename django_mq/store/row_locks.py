@@ -59,18 +59,15 @@ def lock(fences: Sequence[PlainFence]) -> str:
 #: the other session waits for us in turn, we give up first and it goes on.
 LOCK_WAIT_SECONDS = 0.5
 
-# The handler has already begun, so a lock that is held for a moment is worth waiting for.
-LOCK_ONE_WAITING = f"set local lock_timeout = '{LOCK_WAIT_SECONDS}s';{LOCK_ONE};".replace(
-    " skip locked", ""
-)
 
-
-def lock_waiting(fence: PlainFence) -> str:
-    """Return the queries that lock one row, waiting up to `LOCK_WAIT_SECONDS` for its lock.
+def lock_waiting(fences: Sequence[PlainFence]) -> str:
+    """Return the queries that lock rows, waiting up to `LOCK_WAIT_SECONDS` for each lock.
 
     They set lock_timeout until the end of the transaction, or until it is set again.
+    `parse_lock_result()` reads their result.
     """
-    return LOCK_ONE_WAITING % literals(fence_values(fence))
+    limit = f"set local lock_timeout = '{LOCK_WAIT_SECONDS}s'"
+    return f"{limit};{lock(fences).replace(' skip locked', '')}"
 
 
 def parse_lock_result(row: Sequence[bytes | None], fences: Sequence[PlainFence]) -> LockResult:

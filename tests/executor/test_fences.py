@@ -183,12 +183,12 @@ def test_writes_made_while_another_session_has_the_row_are_not_kept(
 
 
 @fresh
-@pytest.mark.parametrize("made", ["key", "suspect", "batch", "old", "taken over", "silent"])
+@pytest.mark.parametrize("made", ["key", "suspect", "old", "taken over", "silent"])
 def test_messages_that_must_not_start_before_their_row_is_locked(bench: Bench, made: str) -> None:
     """However new the claim is; the same holds for messages claimed long ago."""
     ran: list[int] = []
 
-    @handler("#", queue="mail", name="h", batch=made == "batch")
+    @handler("#", queue="mail", name="h")
     def h(delivery: Any) -> None:
         ran.append(1)
 

@@ -104,6 +104,13 @@ def batches() -> None:
     broadcast_many([_message("batch", f"b{number}", fails=int(number == 3)) for number in range(4)])
 
 
+def idle_batches() -> None:
+    """Lists whose handler leaves its connection alone: they start without a lock."""
+    broadcast_many(
+        [_message("idle_batch", f"b{number}", "run", fails=int(number == 3)) for number in range(5)]
+    )
+
+
 def lists() -> None:
     """Lists outside any transaction, in which one message is answered as failed."""
     broadcast_many(
@@ -180,6 +187,7 @@ SCENARIOS = {
     "finishes": Scenario(finishes),
     "coroutines": Scenario(coroutines, fifo=False, beside=True),
     "batches": Scenario(batches, once=False),
+    "idle_batches": Scenario(idle_batches, once=False),
     "lists": Scenario(lists, beside=True),
     "alists": Scenario(alists, fifo=False, beside=True),
     "keyed": Scenario(keyed, fifo=False),

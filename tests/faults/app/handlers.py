@@ -101,6 +101,13 @@ def batch(deliveries: list[Any]) -> None:
             may_fail(delivery)
 
 
+@handler("faults.idle_batch", queue=QUEUE, batch=True, retry=OFTEN)
+def idle_batch(deliveries: list[Any]) -> None:
+    with traced(*deliveries):
+        for delivery in deliveries:
+            may_fail(delivery)
+
+
 @handler("faults.list", queue=CALLS, batch=True, atomic=False, retry=OFTEN)
 def answered_one_by_one(deliveries: list[Any]) -> None:
     """Not atomic: each has its own effect, or is answered as failed."""
