@@ -49,15 +49,19 @@ def lock(fences: Sequence[PlainFence]) -> str:
 
     `parse_lock_result()` reads its result.
     """
-    if len(fences) == 1:
-        return LOCK_ONE % literals(fence_values(fences[0]))
-    return LOCK % literals(fence_columns(fences))
+    return _filled_in(LOCK_ONE, LOCK, fences)
 
 
 #: Seconds to wait for another session's lock on a row: enough for a renewal, which holds it for a
 #: moment; an operator may hold it for an hour. Less than the server's deadlock_timeout (1 s): if
 #: the other session waits for us in turn, we give up first and it goes on.
 LOCK_WAIT_SECONDS = 0.5
+
+# The handler has already begun, so a lock that is held for a moment is worth waiting for.
+LOCK_ONE_WAITING, LOCK_WAITING = (
+    f"set local lock_timeout = '{LOCK_WAIT_SECONDS}s';{query.replace(' skip locked', '')}"
+    for query in (LOCK_ONE, LOCK)
+)
 
 
 def lock_waiting(fences: Sequence[PlainFence]) -> str:
@@ -66,8 +70,13 @@ def lock_waiting(fences: Sequence[PlainFence]) -> str:
     They set lock_timeout until the end of the transaction, or until it is set again.
     `parse_lock_result()` reads their result.
     """
-    limit = f"set local lock_timeout = '{LOCK_WAIT_SECONDS}s'"
-    return f"{limit};{lock(fences).replace(' skip locked', '')}"
+    return _filled_in(LOCK_ONE_WAITING, LOCK_WAITING, fences)
+
+
+def _filled_in(one: str, many: str, fences: Sequence[PlainFence]) -> str:
+    if len(fences) == 1:
+        return one % literals(fence_values(fences[0]))
+    return many % literals(fence_columns(fences))
 
 
 def parse_lock_result(row: Sequence[bytes | None], fences: Sequence[PlainFence]) -> LockResult:
