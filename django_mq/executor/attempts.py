@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import Any
@@ -71,6 +72,10 @@ class Attempts:
                     in_test=self.session.borrowed,
                 )
             seconds = perf_counter() - began
+            if len(tasks) > 1 and hooks < len(wrapper.run_on_commit):
+                # Its hooks are those of all its messages: all must be acked together.
+                with suppress(Exception):  # `keep()` raises it again
+                    savepoint.open()
             if error is None:
                 error = _keep_writes(savepoint, more=monotonic() < until)
             state.savepoints += savepoint.opened
@@ -119,9 +124,7 @@ class Attempts:
         self, tasks: list[Task], result: Any, seconds: float, part: RanDeliveries, has_hooks: bool
     ) -> None:
         if has_hooks and not self.nested:
-            part.hooks.update(
-                dict.fromkeys([task.delivery.id for task in tasks], self.session.take_hooks())
-            )
+            part.hooks[tasks[0].delivery.id] = self.session.take_hooks()
         for task in tasks:
             part.tasks.append(task)
             part.ended.append(Ended(task.delivery, ACKED, result, seconds))
@@ -157,7 +160,8 @@ class Attempts:
         if isinstance(error, NotLocked):
             return
         if self.conflicts.count(tasks):
-            state.to_rerun.extend(tasks)
+            # Those skipped stay together: a batch runs as one again, locked before it starts.
+            (state.skipped if len(tasks) > 1 else state.to_rerun).extend(tasks)
         else:
             self._failed(tasks, error, seconds, state, state.unbound)
 

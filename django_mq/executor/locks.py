@@ -44,11 +44,11 @@ def begin(
 
 def wait_for(
     driver: psycopg.Connection[Any], fences: Sequence[PlainFence], settings: Mapping[str, str]
-) -> bool:
-    """Lock the rows of `fences` in the transaction of `begin()`; return whether all are locked.
+) -> str | None:
+    """Lock the rows of `fences` in the transaction of `begin()`, and return its id.
 
-    Waits up to `row_locks.LOCK_WAIT_SECONDS` for another session's lock on a row. If one is not
-    locked then, the transaction is rolled back.
+    Waits up to `row_locks.LOCK_WAIT_SECONDS` for the locks of other sessions. If any row is not
+    locked then, the transaction is rolled back, and the answer is None.
     """
     name = LazySavepoint.NAME
     try:
@@ -61,13 +61,14 @@ def wait_for(
             False,
         )
     except psycopg.Error as error:
-        if not is_conflict(error):
+        if not (is_conflict(error) or isinstance(error, psycopg.errors.QueryCanceled)):
             raise
-        return False
-    all_locked = not row_locks.parse_lock_result(rows[0] if rows else (), fences).missing
-    if not all_locked:
+        return None
+    locked = row_locks.parse_lock_result(rows[0] if rows else (), fences)
+    if locked.missing:
         roll_back(driver)
-    return all_locked
+        return None
+    return locked.xid
 
 
 def begin_statement(driver: psycopg.Connection[Any]) -> str:

@@ -13,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from time import monotonic
+
+from psycopg.errors import LockNotAvailable
 
 from django_mq.executor import history, reports, settle_effects
 from django_mq.executor.calls import is_conflict
@@ -35,9 +38,13 @@ from django_mq.policy.outcomes import Snoozed
 from django_mq.store import Cursor, open_transaction, settle
 from django_mq.store import history as kept_history
 from django_mq.store.history import HandledDelivery
+from django_mq.store.row_locks import LOCK_WAIT_SECONDS
 
 #: Conflicts of one delivery with other transactions before they count as a refusal.
 MAX_CONFLICTS = 20
+#: Seconds for which the deliveries of one settle are tried again because other sessions have locked
+#: their rows; then each of the rest is tried once.
+LOCKED_SECONDS = MAX_CONFLICTS * LOCK_WAIT_SECONDS
 
 #: A connection that nothing else uses during a settle.
 Connection = Session | Statements
@@ -64,15 +71,21 @@ class Settlement:
         self.outage = context.outage
 
     def settle(
-        self, ended: Sequence[Ended], *, careful: bool = False, doubtful: bool = False
+        self,
+        ended: Sequence[Ended],
+        *,
+        careful: bool = False,
+        doubtful: bool = False,
+        once_after: float = float("inf"),
     ) -> list[Ended]:
         """Settle `ended`; return them, marked LOST where the lease is no longer ours.
 
         `careful`: follow-up writes that the database refuses are skipped.
         `doubtful`: an earlier try may have been committed.
+        `once_after`: from this time on (`monotonic()`), a locked row is tried once.
 
-        Waits for a lost database. Returns an empty list if the drain ends meanwhile: the leases
-        lapse, and the attempts count.
+        Waits for a lost database. Leaves out those that are not settled when the drain ends: their
+        leases lapse, and the attempts count.
         """
         conflicts = answers = 0
         while True:
@@ -95,11 +108,17 @@ class Settlement:
                             return []
                         continue
                 if len(ended) > 1:
-                    alone = (self.settle([each], doubtful=doubtful) for each in ended)
+                    end = min(once_after, monotonic() + LOCKED_SECONDS)
+                    alone = (
+                        self.settle([each], doubtful=doubtful, once_after=end) for each in ended
+                    )
                     return [done for settled in alone for done in settled]
+                if self.outage.stopped():
+                    return []
                 conflicts += 1
-                if not is_conflict(error) or conflicts > MAX_CONFLICTS:
-                    if not careful and settle_effects.needing_transaction(ended):
+                is_kept = isinstance(error, LockNotAvailable) and monotonic() > once_after
+                if is_kept or not is_conflict(error) or conflicts > MAX_CONFLICTS:
+                    if not (careful or is_kept) and settle_effects.needing_transaction(ended):
                         return self.settle(ended, careful=True, doubtful=doubtful)
                     return self._refused(ended[0], error)
         self.outage.end()

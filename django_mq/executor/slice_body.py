@@ -15,7 +15,7 @@ from django_mq.executor.session import Session
 from django_mq.executor.slice_state import NotLocked, SliceState
 from django_mq.executor.tasks import Task, has_expired, may_start_unlocked
 from django_mq.messages import fence_of
-from django_mq.store import row_locks
+from django_mq.store.row_locks import LockResult
 
 #: PostgreSQL keeps 64 open subtransactions in shared memory; more of them spill over in the
 #: snapshot of every other backend.
@@ -31,8 +31,7 @@ class SliceBody:
 
     A delivery starts without a lock for `unlocked_for` seconds after its claim or renewal was
     requested: until then no other worker can have taken its message. A batch starts so if each of
-    its deliveries may. `nested`: the transaction is a
-    test's, and each row is locked first.
+    its deliveries may. `nested`: the transaction is a test's, and each row is locked first.
     """
 
     session: Session
@@ -134,31 +133,33 @@ class SliceBody:
         self.session.link.lent = False
         try:
             locked = locks.begin(state.driver, _fences(state), state.settings, savepoint=True)
-            if locked.missing:
-                self._wait_for_locks(state, locked.missing)
-            _locked(state, locked)
+            _locked(state, self._wait_for_locks(state, locked) if locked.missing else locked)
         finally:
             self.session.link.lent = True
             state.deadline += monotonic() - began
             self.entries.set_deadline(state.deadline, len(running))
 
-    def _wait_for_locks(self, state: SliceState, missing: set[int]) -> None:
-        """Lock those `missing` rows whose handler is running, else the handler cannot go on."""
+    def _wait_for_locks(self, state: SliceState, locked: LockResult) -> LockResult:
+        """Lock those missing rows whose handler is running: it cannot go on without them."""
         running = [
-            fence_of(task.delivery._row) for task in state.running if task.delivery.id in missing
+            fence_of(task.delivery._row)
+            for task in state.running
+            if task.delivery.id in locked.missing
         ]
         if not running:
-            return
-        if not locks.wait_for(state.driver, running, state.settings):
+            return locked
+        xid = locks.wait_for(state.driver, running, state.settings)
+        if xid is None:
             state.skipped.extend(state.running)
             raise NotLocked(
                 "another session has locked or removed a message of this call: nothing that the"
                 " call writes is kept, and what is still there runs again later"
             )
-        missing.difference_update(fence[0] for fence in running)
+        missing = locked.missing.difference(fence[0] for fence in running)
+        return LockResult(missing, locked.expired, xid)
 
 
-def _locked(state: SliceState, locked: row_locks.LockResult) -> None:
+def _locked(state: SliceState, locked: LockResult) -> None:
     state.begun = True
     state.missing, state.expired, state.xid = locked
 

@@ -23,7 +23,7 @@ class SliceAborted(Exception):
 
 
 class NotLocked(Exception):
-    """A handler used its connection while another session had locked its message's row."""
+    """Another session had locked or removed a message when its handler used the connection."""
 
 
 class SettleIncomplete(Exception):
@@ -34,8 +34,8 @@ class SettleIncomplete(Exception):
 class RanDeliveries:
     """Deliveries that ran: `ended[i]` is how the delivery of `tasks[i]` ended.
 
-    `hooks[id]` are the on_commit hooks that the message with that id registered; the messages of a
-    batch share one list.
+    `hooks[id]` are the on_commit hooks that the message with that id registered, or the batch that
+    begins with it.
     """
 
     tasks: list[Task] = field(default_factory=list)
@@ -57,9 +57,9 @@ class SliceState:
 
     `current` is the index in `tasks` of the delivery that runs, or runs next. The `running` ones, a
     delivery or a batch, have time until `deadline`, and no delivery starts after `until` (both on
-    the monotonic clock). `begun` says
-    that BEGIN was sent, and `xid` is the transaction's id; `missing` and `expired` are then the ids
-    of the messages that it could not lock, and of those that have expired.
+    the monotonic clock). `begun` says that BEGIN was sent, and `xid` is the transaction's id;
+    `missing` and `expired` are then the ids of the messages that it could not lock, and of those
+    that have expired.
 
     `aborted` says that the transaction ended under a handler: the `culprit`, unless a batch ran.
     `broken_lines` are the keys and ordered queues in which a delivery did not end well: nothing

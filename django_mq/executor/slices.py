@@ -176,7 +176,6 @@ class SliceRunner:
                 if each.settled is ACKED and (hooks := ran.hooks.get(each.delivery.id)):
                     with self._session.reset_if_used():
                         run_hooks(hooks, each.delivery)
-                    hooks.clear()  # the others of its batch share them
             with self._session.reset_if_used():
                 self._on_settled(ran.ended)
                 reports.all_ended(ran.ended)

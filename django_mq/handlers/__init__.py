@@ -115,8 +115,8 @@ def handler(
     - `schema_version`: the newest version that the handler understands; newer messages are held. A
       message class as annotation has its own version, and the handler gets an instance.
     - `retry`: default the queue's. `timeout`: seconds or a timedelta; default the TIMEOUT setting.
-    - `batch`: the function gets a list of deliveries. In an atomic handler they succeed or fail
-      together. Otherwise each is acked when the function returns, unless it called
+    - `batch`: the function gets a list of deliveries. In an atomic handler, what it writes for them
+      is committed or undone together. Otherwise each is acked when the function returns, unless it called
       `delivery.fail(error)`, `.retry()`, `.snooze(after)` or `.reject(reason)`; an exception, a
       timeout or a crash fails those without an answer. Later attempts come in lists of one.
     - `max_batch`: the maximum number of deliveries in a list; default the worker's batch size.

@@ -52,22 +52,23 @@ def lock(fences: Sequence[PlainFence]) -> str:
     return _filled_in(LOCK_ONE, LOCK, fences)
 
 
-#: Seconds to wait for another session's lock on a row: enough for a renewal, which holds it for a
-#: moment; an operator may hold it for an hour. Less than the server's deadlock_timeout (1 s): if
-#: the other session waits for us in turn, we give up first and it goes on.
+#: Seconds to wait for other sessions' locks on rows: enough for a renewal, which holds them for a
+#: moment; an operator may hold one for an hour. Less than the server's deadlock_timeout (1 s): if
+#: another session waits for us in turn, we give up first and it goes on.
 LOCK_WAIT_SECONDS = 0.5
 
-# The handler has already begun, so a lock that is held for a moment is worth waiting for.
+# The handler has already begun, so a lock that is held for a moment is worth waiting for. The
+# timeout of the statement counts for all its locks together.
 LOCK_ONE_WAITING, LOCK_WAITING = (
-    f"set local lock_timeout = '{LOCK_WAIT_SECONDS}s';{query.replace(' skip locked', '')}"
+    f"set local statement_timeout = '{LOCK_WAIT_SECONDS}s';{query.replace(' skip locked', '')}"
     for query in (LOCK_ONE, LOCK)
 )
 
 
 def lock_waiting(fences: Sequence[PlainFence]) -> str:
-    """Return the queries that lock rows, waiting up to `LOCK_WAIT_SECONDS` for each lock.
+    """Return the queries that lock rows, waiting up to `LOCK_WAIT_SECONDS` in all.
 
-    They set lock_timeout until the end of the transaction, or until it is set again.
+    They set statement_timeout until the end of the transaction, or until it is set again.
     `parse_lock_result()` reads their result.
     """
     return _filled_in(LOCK_ONE_WAITING, LOCK_WAITING, fences)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from django_mq import handler
+from django_mq import RetryPolicy, fixed, handler
+from django_mq.executor import settlement
+from django_mq.executor.settlement import Settlement
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.signals import message_started
@@ -30,6 +33,7 @@ from tests.worker.conftest import (
     pid_of,
     waiting,
 )
+from tests.worker.proxy import Proxy
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -132,12 +136,9 @@ def test_a_batch_that_fails_without_its_connection_runs_one_by_one(
 def test_one_of_a_batch_that_was_taken_over_is_lost_alone(
     bench: Bench, caplog: pytest.LogCaptureFixture, place: int
 ) -> None:
-    """The hooks are those of the others, too: they run, once."""
-    hooks: list[str] = []
 
     @handler("#", queue="mail", name="h", batch=True)
     def h(deliveries: list[Delivery]) -> None:
-        transaction.on_commit(lambda: hooks.append("ran"))
         tell(
             "update django_mq_queuedmessage set claimed_by = 'you:1', attempts = 2 where id = %s",
             messages[place].pk,
@@ -150,7 +151,55 @@ def test_one_of_a_batch_that_was_taken_over_is_lost_alone(
     assert [r.message_id for r in caplog.records if r.event == "lease_lost"] == [  # type: ignore[attr-defined]
         messages[place].pk
     ]
-    assert hooks == ["ran"]
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
+def test_the_hooks_of_a_batch_are_of_messages_that_are_acked_together(
+    bench: Bench, calls: list[list[int]], place: int
+) -> None:
+    """One was taken over: its new worker runs its hook."""
+    mailed: list[int] = []
+
+    @handler("#", queue="mail", name="h", batch=True)
+    def h(deliveries: list[Delivery]) -> None:
+        calls.append([each.id for each in deliveries])
+        transaction.on_commit(lambda: mailed.extend(calls[-1]))
+        if len(calls) == 1:
+            tell(
+                "update django_mq_queuedmessage set claimed_by = 'you:1', attempts = 2"
+                " where id = %s",
+                messages[place].pk,
+            )
+
+    messages = add_many(3, handler="h")
+    bench.run_all(bench.claim())
+    others = [each for each in ids(messages) if each != messages[place].pk]
+    assert calls == [ids(messages), others]
+    assert (mailed, waiting()) == (others, {messages[place].pk})
+
+
+def test_the_hooks_of_a_batch_do_not_run_for_a_message_whose_ack_is_refused(bench: Bench) -> None:
+    mailed: list[int] = []
+
+    @handler("#", queue="mail", name="h", batch=True, retry=RetryPolicy(backoff=fixed(60)))
+    def h(deliveries: list[Delivery]) -> None:
+        mine = [each.id for each in deliveries]
+        transaction.on_commit(lambda: mailed.extend(mine))
+
+    messages = add_many(3, handler="h")
+    tasks = bench.claim()
+    tell(
+        "create function mq_refuse() returns trigger language plpgsql as"
+        " $$ begin raise exception 'refused'; end $$;"
+        "create trigger mq_refuse before delete on django_mq_queuedmessage"
+        f" for each row when (old.id = {messages[1].pk}) execute function mq_refuse()"
+    )
+    try:
+        bench.run_all(tasks)
+    finally:
+        tell("drop function mq_refuse cascade")
+    assert attempts_of(messages[1]) == ["psycopg.errors.RaiseException"]
+    assert mailed == [messages[0].pk, messages[2].pk]
 
 
 def test_the_hooks_of_a_batch_whose_messages_are_all_lost_do_not_run(bench: Bench) -> None:
@@ -294,6 +343,76 @@ def test_a_batch_with_a_cancelled_message_runs_again_without_it(
         messages[0].pk
     ]
     assert FailedAttempt.objects.count() == 0
+
+
+@pytest.mark.parametrize("batch", [True, False])
+def test_a_commit_without_an_answer_after_a_wait_for_the_lock(
+    make_bench: Callable[..., Bench],
+    proxy: Proxy,
+    caplog: pytest.LogCaptureFixture,
+    batch: bool,
+) -> None:
+    """The transaction is asked for by its id, which came with the lock."""
+    bench, hooks = make_bench(port=proxy.port), []
+
+    @handler("#", queue="mail", name="h", batch=batch)
+    def h(given: Any) -> None:
+        effect(given[0] if batch else given)
+        transaction.on_commit(lambda: hooks.append("ran"))
+
+    [message] = add_many(1, handler="h")
+    tasks = bench.claim()
+    bench.session.connect()
+    pid = pid_of(bench)
+    with second_connection() as held:
+        held.execute("begin")
+        held.execute("select from django_mq_queuedmessage for no key update")
+        waiter = threading.Thread(target=lambda: (until_it_waits(pid), held.rollback()))
+        waiter.start()
+        proxy.cut_at("COMMIT", arrives=True)
+        remainder = bench.run(tasks)
+        waiter.join()
+    if remainder.locked:  # the machine is so busy that half a second was too short
+        bench.run_all(remainder.locked)
+    assert (effects(), hooks) == ({message.pk}, ["ran"])
+    assert "lease_lost" not in [getattr(record, "event", "") for record in caplog.records]
+
+
+def test_a_batch_whose_connection_was_cut_before_it_started_stays_one(
+    bench: Bench, calls: list[list[int]], writing: None
+) -> None:
+    messages = add_many(3, handler="h")
+    tasks = bench.claim()
+    bench.session.connect()
+    tell("select pg_terminate_backend(%s, 5000)", pid_of(bench))
+    bench.run_all(tasks)
+    assert calls == [ids(messages)] * 2
+    assert (effects(), waiting()) == (set(ids(messages)), set())
+    assert FailedAttempt.objects.count() == 0
+
+
+def test_rows_that_stay_locked_hold_up_a_batch_for_one_wait_and_not_for_each(
+    bench: Bench, calls: list[list[int]], idle: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that used nothing has run: its acks are tried until the time is over, then once."""
+    monkeypatch.setattr(settlement, "LOCKED_SECONDS", 0.0)
+    tries: list[int] = []
+    write = Settlement._write
+    monkeypatch.setattr(
+        Settlement,
+        "_write",
+        lambda self, ended, *a, **k: (tries.append(len(ended)), write(self, ended, *a, **k))[1],
+    )
+    messages = add_many(4, handler="h")
+    tasks = bench.claim()
+    with second_connection() as other, other.transaction():
+        other.execute(
+            "select from django_mq_queuedmessage where id <> %s for update", [messages[0].pk]
+        )
+        remainder = bench.run(tasks)
+    assert (remainder.not_started, remainder.to_rerun, remainder.locked) == ([], [], [])
+    assert (calls, waiting()) == ([ids(messages)], set(ids(messages[1:])))
+    assert tries == [4, 1, 1, 1, 1]
 
 
 # ---- locked before it starts
