@@ -52,9 +52,13 @@ def test_signals_of_a_line(start: Start, said: Said, gate: threading.Event) -> N
         for name, _, data in said.all
         if name.startswith("queue_") or name == "message_acked"
     ]
-    assert [name for name, _ in found] == [
-        "queue_assigned", "message_acked", "queue_caught_up", "message_acked", "queue_unassigned",
+    names = [name for name, _ in found]
+    # The thread that claims may see that the queue is empty before the executor reports the ack.
+    assert [name for name in names if name != "message_acked"] == [
+        "queue_assigned", "queue_caught_up", "queue_unassigned",
     ]  # fmt: skip
+    assert names.count("message_acked") == 2
+    assert names[-1] == "queue_unassigned"
     [(queue, worker)] = {(d["queue"], d["worker"]) for name, d in found if name != "message_acked"}
     assert queue == "line"
     assert worker
