@@ -70,7 +70,7 @@ def orm(delivery: Delivery) -> None:
 async def pause(delivery: Delivery) -> None:
     """Sleep, as a handler that waits for another service."""
     await asyncio.sleep(PAUSE)
-    recorder.noted(delivery.id)
+    recorder.called(delivery.id)
 
 
 @handler("bench.list", queue=QUEUE, name="bench.list", batch=True)

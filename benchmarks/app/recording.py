@@ -2,8 +2,8 @@
 
 The clock is CLOCK_MONOTONIC, which all processes of a machine share. A run begins with the signal
 `worker_started`: after the process started and connected, before its first claim; several
-processes begin together. It ends after the COMMIT of the last message: the first message of each
-transaction has an on_commit hook that notes the time, and the last time counts.
+processes begin together. It ends after the COMMIT of the last message, when the worker reports what
+it has settled. Nothing is registered in a handler's transaction: a hook would be measured, too.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from time import monotonic, process_time, sleep
 from typing import Any
 
 import psycopg
-from django.db import connections, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_mq.signals import message_acked, worker_started, worker_stopped
+from django_mq.executor import reports
+from django_mq.signals import worker_started, worker_stopped
 from django_mq.store import figures as store
 
 #: More than any count.
@@ -43,8 +42,6 @@ class Recorder:
         self.expected = 0
         self.every = NEVER
         self.progress = -1
-        self.wrapper: BaseDatabaseWrapper | None = None
-        self.block: object = None
         self.ids = array("q")
         self.starts: list[tuple[int, float]] = []
         self.finished: list[float] = []
@@ -68,19 +65,7 @@ class Recorder:
         self.begin = monotonic()
 
     def called(self, id: int) -> None:
-        """A handler was called, in the transaction of its slice."""
-        if self.wrapper is None:
-            self.wrapper = connections["default"]
-        # Each transaction has an atomic block of its own. The list of hooks does not tell: the
-        # worker takes those of a message out of it, and a hook for each message would be measured.
-        blocks = self.wrapper.atomic_blocks
-        if not blocks or blocks[0] is not self.block:
-            self.block = blocks[0] if blocks else None
-            transaction.on_commit(self.committed)
-        self.noted(id)
-
-    def noted(self, id: int) -> None:
-        """A handler was called, outside of any transaction: see `acks` of `begin()`."""
+        """A handler was called."""
         at = self.calls
         self.calls = at + 1
         if at < self.expected:
@@ -100,7 +85,7 @@ class Recorder:
         self.finished.append(monotonic())
 
     def committed(self) -> None:
-        """The transaction of a slice is committed."""
+        """Messages are settled."""
         self.end = monotonic()
         self.cpu_end = process_time()
 
@@ -129,15 +114,13 @@ def begin(
     every: int = 0,
     together: int = 1,
     statements: bool = False,
-    acks: bool = False,
     figures: bool = True,
 ) -> None:
     """Record in this process and its children, of which so many begin `together`.
 
     Each child writes `<pid>.calls` as it goes (at each `every` calls), and `<pid>.ids` (as the
-    machine has them in memory) and `<pid>.json` at its end. With `acks` the run ends with the last
-    message that is acked, which handlers without a transaction need; without `figures`, those of
-    the heartbeat are not written.
+    machine has them in memory) and `<pid>.json` at its end. Without `figures`, those of the
+    heartbeat are not written.
     """
 
     def start(**_: object) -> None:
@@ -157,14 +140,17 @@ def begin(
     worker_stopped.connect(stop, weak=False, dispatch_uid="bench.stop")
     if statements:
         _watch_statements()
-    if acks:
-        message_acked.connect(_acked, weak=False, dispatch_uid="bench.acked")
+    reports.all_ended = _noting_commits(reports.all_ended)
     for name in ("write", "write_arrived"):
         setattr(store, name, _timed(getattr(store, name)) if figures else _unwritten)
 
 
-def _acked(**_: object) -> None:
-    recorder.committed()
+def _noting_commits(report: Callable[..., None]) -> Callable[..., None]:
+    def noting(ended: Any) -> None:
+        recorder.committed()
+        report(ended)
+
+    return noting
 
 
 def _timed(write: Callable[..., None]) -> Callable[..., None]:

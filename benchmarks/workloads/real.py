@@ -139,8 +139,8 @@ def waited_for(database: Database, count: int) -> Figures:
     database.clear()
     database.fill(count, "bench.pause", queue=PAUSES)
     database.settle()
-    due, acks = database.ids(), {"acks": True}
-    with Worker(database, "--until-empty", expected=count, recording=acks) as worker:
+    due = database.ids()
+    with Worker(database, "--until-empty", expected=count) as worker:
         seen = worker.wait()
     verify(database, due, seen.ids)
     return {OURS: (seen.seconds, seen.cpu_seconds)}

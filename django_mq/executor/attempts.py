@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import Any
@@ -72,12 +71,10 @@ class Attempts:
                     in_test=self.session.borrowed,
                 )
             seconds = perf_counter() - began
-            if len(tasks) > 1 and hooks < len(wrapper.run_on_commit):
-                # Its hooks are those of all its messages: all must be acked together.
-                with suppress(Exception):  # `keep()` raises it again
-                    savepoint.open()
             if error is None:
-                error = _keep_writes(savepoint, more=monotonic() < until)
+                # The hooks of a batch are those of all its messages: all must be acked together.
+                binds = len(tasks) > 1 and not locked and hooks < len(wrapper.run_on_commit)
+                error = _keep_writes(savepoint, more=monotonic() < until, binds=binds)
             state.savepoints += savepoint.opened
             if error is not None:
                 savepoint.roll_back()
@@ -182,12 +179,17 @@ def _reported_error(raised: Exception) -> Exception:
     return raised
 
 
-def _keep_writes(savepoint: LazySavepoint, *, more: bool = False) -> BaseException | None:
+def _keep_writes(
+    savepoint: LazySavepoint, *, more: bool = False, binds: bool = False
+) -> BaseException | None:
     """Keep the handler's writes; return the error of a handler that spoiled its transaction.
 
-    Raises TransactionEnded for a handler that ended it.
+    `binds`: it is bound to the transaction, even if it did not use its connection. Raises
+    TransactionEnded for a handler that ended it.
     """
     try:
+        if binds:
+            savepoint.open()
         savepoint.keep(more=more)
     except TransactionEnded:
         raise

@@ -84,8 +84,8 @@ class Settlement:
         `doubtful`: an earlier try may have been committed.
         `once_after`: from this time on (`monotonic()`), a locked row is tried once.
 
-        Waits for a lost database. Leaves out those that are not settled when the drain ends: their
-        leases lapse, and the attempts count.
+        Waits for a lost database. Returns an empty list if the drain ends meanwhile: the leases
+        lapse, and the attempts count.
         """
         conflicts = answers = 0
         while True:
@@ -108,24 +108,27 @@ class Settlement:
                             return []
                         continue
                 if len(ended) > 1:
-                    end = min(once_after, monotonic() + LOCKED_SECONDS)
-                    alone = (
-                        self.settle([each], doubtful=doubtful, once_after=end) for each in ended
-                    )
-                    return [done for settled in alone for done in settled]
-                if self.outage.stopped():
-                    return []
+                    return self._settle_singly(ended, doubtful=doubtful)
                 conflicts += 1
-                is_kept = isinstance(error, LockNotAvailable) and monotonic() > once_after
+                is_kept = isinstance(error, LockNotAvailable) and (
+                    monotonic() > once_after or self.outage.stopped()
+                )
                 if is_kept or not is_conflict(error) or conflicts > MAX_CONFLICTS:
                     if not (careful or is_kept) and settle_effects.needing_transaction(ended):
-                        return self.settle(ended, careful=True, doubtful=doubtful)
+                        return self.settle(
+                            ended, careful=True, doubtful=doubtful, once_after=once_after
+                        )
                     return self._refused(ended[0], error)
         self.outage.end()
         for each in ended if attempt.lost else ():
             if each.delivery.id in attempt.lost:
                 reports.lease_lost(each.delivery)
         return ends_or_lost(ended, attempt.lost)
+
+    def _settle_singly(self, ended: Sequence[Ended], *, doubtful: bool) -> list[Ended]:
+        once_after = monotonic() + LOCKED_SECONDS
+        alone = [self.settle([each], doubtful=doubtful, once_after=once_after) for each in ended]
+        return [done for settled in alone for done in settled]
 
     def was_committed(self, xid: str | None, changed: Sequence[Ended] = ()) -> bool:
         """Return whether transaction `xid`, which settled `changed`, was committed.

@@ -117,17 +117,25 @@ def test_no_transaction_is_open_while_a_batch_leaves_its_connection_alone(bench:
 
 
 def test_a_batch_that_fails_without_its_connection_runs_one_by_one(
-    bench: Bench, calls: list[list[int]]
+    bench: Bench, sent: Sent, calls: list[list[int]]
 ) -> None:
+    """A failed call has nothing to lock, even if it left hooks."""
+    mailed: list[list[int]] = []
+
     @handler("#", queue="mail", name="h", batch=True)
     def h(deliveries: list[Delivery]) -> None:
-        calls.append([each.id for each in deliveries])
-        if messages[1].pk in calls[-1]:
+        calls.append(mine := [each.id for each in deliveries])
+        transaction.on_commit(lambda: mailed.append(mine))
+        if messages[1].pk in mine:
             raise ValueError
 
     messages = add_many(3, handler="h")
+    sent.start()
     bench.run_all(bench.claim())
-    assert calls == [ids(messages), *([each] for each in ids(messages))]
+    alone = [[each] for each in ids(messages)]
+    assert (calls, mailed) == ([ids(messages), *alone], [alone[0], alone[2]])
+    locks = [query for query in sent.queries() if "skip locked" in query]
+    assert len(locks) == len(alone)  # before each starts
     assert waiting() == {messages[1].pk}
     assert attempts_of(messages[1]) == ["ValueError"]
 
