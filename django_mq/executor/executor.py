@@ -87,7 +87,7 @@ class Executor(threading.Thread):
         if not tasks[0].handler.atomic:
             self._session.leave_block()
             if not self._nonatomic.run(tasks):
-                self._local_queue.put_back(tasks)
+                self._local_queue.put_first(tasks)
             return
         began = monotonic()
         remainder = self._slice_runner.run(tasks)
@@ -112,7 +112,7 @@ class Executor(threading.Thread):
                 broken_lines.add(task.line)
         lined = [task for task in locked if task.line is not None]
         if back := [*to_rerun, *left, *lined]:
-            self._local_queue.put_back(_in_order(back, tasks))
+            self._local_queue.put_first(_in_order(back, tasks))
         if others := [task for task in locked if task.line is None]:
             self._local_queue.put(others)
         self._slice_runner.prepare()

@@ -59,17 +59,19 @@ class LocalQueue:
         #: Queues from which nothing may start.
         self.stopped_queues = self._waiting.stopped_queues
 
-    def put(self, tasks: Iterable[Task]) -> None:
-        """Add claimed tasks behind the others."""
+    def put(self, tasks: Iterable[Task]) -> list[Task]:
+        """Add tasks behind the others; return coroutines among them that are to start now."""
         with self._lock:
-            self._waiting.add(tasks)
+            coroutines = self._waiting.add(tasks)
             self._lock.notify_all()
+            return coroutines
 
-    def put_back(self, tasks: list[Task]) -> None:
-        """Return unstarted tasks of a slice, before all others."""
+    def put_first(self, tasks: Iterable[Task]) -> list[Task]:
+        """Add tasks before all others; return coroutines among them that are to start now."""
         with self._lock:
-            self._waiting.add_first(tasks)
+            coroutines = self._waiting.add_first(tasks)
             self._lock.notify_all()
+            return coroutines
 
     def take(self) -> Slice | None:
         """Wait for the next slice; None after `close()`. Each slice ends with `done()`."""
@@ -162,14 +164,6 @@ class LocalQueue:
                     task.delivery.queue in queues and task.delivery.fence.claimed_by not in keeping
                 )
             )
-
-    def admit(self, task: Task) -> bool:
-        """Return whether a coroutine may start now; else it waits for its line or for release."""
-        with self._lock:
-            admitted = self._waiting.admit(task)
-            if not admitted:  # it may be ready, behind a task that is no coroutine
-                self._lock.notify_all()
-            return admitted
 
     def take_coroutines(self) -> list[Task]:
         """Return coroutines that waited for their line and may start; none beside a suspect."""

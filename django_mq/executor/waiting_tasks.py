@@ -39,18 +39,37 @@ class WaitingTasks:
         lists = sum(number // self.lingering.size(handler) for handler, number in listed.items())
         return len(self) - len(self.lingering) - listed.total() + lists
 
-    def add(self, tasks: Iterable[Task]) -> None:
-        """Add claimed tasks behind the others."""
+    def add(self, tasks: Iterable[Task]) -> list[Task]:
+        """Add tasks behind the others, except coroutines that may start now: they are returned."""
+        coroutines: list[Task] = []
         wary = self.ordering.broken_lines or self.stopped_queues
         for task in tasks:
             if wary and self.is_unwanted(task):
                 self.to_release.append(task)
             elif task.delivery._row.suspect and task.line is None:
                 self.suspects.append((monotonic(), task))
+            elif task.handler.is_async and is_coroutine(task):
+                if self._may_start(task):
+                    coroutines.append(task)
             elif task.handler.linger and self._may_linger(task):
                 self.ready.extend(self.lingering.add(task))
             else:
                 self.ready.append(task)
+        if wary and self.to_release:
+            self._on_room()
+        return coroutines
+
+    def _may_start(self, task: Task) -> bool:
+        """Return whether a coroutine may start now; else it waits for its line."""
+        line = task.line
+        if line is not None and any(waiting.line == line for waiting in self.ready):
+            self.ready.append(task)  # behind a task that is no coroutine
+            return False
+        if line is not None and self.ordering.is_busy(line):
+            self.ordering.wait(task, line)
+            return False
+        self.ordering.occupy(line)
+        return True
 
     def _may_linger(self, task: Task) -> bool:
         """Return whether `task` may wait for its list to fill: all tasks of its line do so."""
@@ -62,8 +81,24 @@ class WaitingTasks:
         for tasks in self.lingering.take_due(monotonic()):
             self.ready.extend(tasks)
 
-    def add_first(self, tasks: list[Task]) -> None:
-        """Return unstarted tasks of a slice, before all others."""
+    def add_first(self, tasks: Iterable[Task]) -> list[Task]:
+        """Add tasks before all others; return coroutines that may start now, like `add()`."""
+        coroutines: list[Task] = []
+        others: list[Task] = []
+        lines: set[Line | None] = set()
+        for task in tasks:
+            line = task.line
+            begins = line is None or not (line in lines or self.ordering.is_busy(line))
+            if begins and is_coroutine(task) and not self.is_unwanted(task):
+                self.ordering.occupy(line)
+                coroutines.append(task)
+            else:
+                others.append(task)
+            lines.add(line)
+        self._add_others_first(others)
+        return coroutines
+
+    def _add_others_first(self, tasks: list[Task]) -> None:
         for task in reversed(tasks):
             if self.is_unwanted(task):
                 self.to_release.append(task)
@@ -106,22 +141,6 @@ class WaitingTasks:
         if dropped:
             self.to_release += dropped
             self._on_room()
-
-    def admit(self, task: Task) -> bool:
-        """Return whether a coroutine may start now; else it waits for its line or for release."""
-        if self.is_unwanted(task):
-            self.to_release.append(task)
-            return False
-        if task.line is None:
-            return True
-        if any(waiting.line == task.line for waiting in self.ready):
-            self.ready.append(task)  # behind a task that is no coroutine
-        elif self.ordering.is_busy(task.line):
-            self.ordering.wait(task, task.line)
-        else:
-            self.ordering.occupy(task.line)
-            return True
-        return False
 
     def count_coroutines(self) -> int:
         """The number of coroutines that wait for their line."""

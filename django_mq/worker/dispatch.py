@@ -7,14 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from operator import attrgetter
 
 from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.connections import LOST, Outage
 from django_mq.executor.ended import Ended
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.statements import Statements, skip_refused_rows
-from django_mq.executor.tasks import Line, Task, is_coroutine
+from django_mq.executor.tasks import Line, Task
 from django_mq.messages import LONG_AGO, ClaimedRow, Delivery, Fence
 from django_mq.signals import log_failure
 from django_mq.store import Cursor, settle
@@ -188,24 +187,9 @@ class Dispatch:
         return any_released
 
     def _submit(self, tasks: list[Task], first: bool) -> None:
-        put = self._local_queue.put_back if first else self._local_queue.put
-        if not any(map(attrgetter("handler.is_async"), tasks)):
-            put(tasks)
-            return
-        coroutines: list[Task] = []
-        waiting: list[Task] = []
-        for task in tasks:
-            if not is_coroutine(task):
-                waiting.append(task)
-                continue
-            if waiting and task.line is not None:  # one of these may be before it in its line
-                put(waiting)
-                waiting = []
-            if self._local_queue.admit(task):
-                coroutines.append(task)
-        if coroutines:
+        put = self._local_queue.put_first if first else self._local_queue.put
+        if coroutines := put(tasks):
             self._start(coroutines)
-        put(waiting)
 
     def _start(self, coroutines: list[Task]) -> None:
         if not self._runner.is_alive():

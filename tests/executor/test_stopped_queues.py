@@ -76,8 +76,8 @@ def test_waiting_tasks_are_given_back_and_new_ones_are_not_taken(local_queue: Lo
     local_queue.stop_queue("mail")
     assert sorted(given_back(local_queue)) == [2, 3, 5]
     local_queue.put([task(6), task(7, "other")])
-    local_queue.put_back([task(8, at=LATER)])
-    assert not local_queue.admit(task(9))
+    local_queue.put_first([task(8, at=LATER)])
+    local_queue.put([task(9)])
     assert given_back(local_queue) == [6, 8, 9]
     assert local_queue.waiting() == 2
     assert local_queue.is_unwanted(task(10))

@@ -12,7 +12,7 @@ from tests.executor.local_queue.conftest import Told, ids, lined, start, task
 
 def test_coroutines_of_a_line_run_one_after_another(local_queue: LocalQueue, told: Told) -> None:
     tasks = lined("a", "b", "a", "-", "a", handler="coroutine")
-    assert [local_queue.admit(each) for each in tasks] == [True, True, False, True, False]
+    assert ids(local_queue.put(tasks)) == [1, 2, 4]
     assert local_queue.coroutines() == 2
     for _ in range(3):
         local_queue.begin_calls()
@@ -34,14 +34,57 @@ def test_a_line_of_coroutines_and_others_keeps_its_order(
     local_queue: LocalQueue, told: Told
 ) -> None:
     """In an ordered queue messages may have different kinds of handlers."""
-    local_queue.put([task(1, line="a")])
-    assert not local_queue.admit(task(2, "coroutine", line="a"))
-    local_queue.put([task(3, line="a"), task(4, "unbound", line="a")])
-    assert not local_queue.admit(task(5, "coroutine", line="a"))
+    kinds = ["h", "coroutine", "h", "unbound", "coroutine"]
+    tasks = [task(id, kind, line="a") for id, kind in enumerate(kinds, 1)]
+    assert local_queue.put(tasks) == []
     assert local_queue.coroutines() == 2
-    order = []
+    assert run_all(local_queue, 5) == [1, 2, 3, 4, 5]
+
+
+def test_what_goes_first_keeps_its_order_and_goes_before_its_line(
+    local_queue: LocalQueue,
+) -> None:
+    """Whether it is a coroutine or not, and whether anything of its line waits, or not yet."""
+    local_queue.put([task(6, line="a"), task(7, "coroutine", line="a"), task(8, line="b")])
+    kinds = ["h", "coroutine", "h", "coroutine", "h"]
+    first = [task(id, kind, line="a") for id, kind in enumerate(kinds, 1)]
+    assert local_queue.put_first(first) == []
+    assert local_queue.coroutines() == 3
+    order = run_all(local_queue, 8)
+    assert [id for id in order if id != 8] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_coroutine_that_goes_first_starts_unless_its_line_is_busy(
+    local_queue: LocalQueue,
+) -> None:
+    local_queue.put([task(1, line="a"), task(2, line="b"), task(3, "coroutine", line="b")])
+    running = start(local_queue)
+    assert ids(running.tasks) == [1]
+    first = [task(4, "coroutine", line="a"), task(5, "coroutine")]
+    first += [task(n, "coroutine", line="b") for n in (6, 7)]
+    assert ids(local_queue.put_first(first)) == [5, 6]
+    local_queue.begin_calls(2)
+    local_queue.done(running)
+    assert ids(local_queue.take_coroutines()) == [4]
+    local_queue.begin_calls()
+    local_queue.end_calls(("b",))
+    assert ids(local_queue.take_coroutines()) == [7]
+
+
+def test_a_task_that_must_not_run_here_is_announced(local_queue: LocalQueue, told: Told) -> None:
+    """Whoever adds it: the claiming thread, or the executor whose row was locked."""
+    local_queue.stop_queue("mail")
+    assert told.count == 0
+    local_queue.put([task(1), task(2, "coroutine")])
+    assert told.count == 1
+    assert ids(local_queue.take_to_release()) == [1, 2]
+
+
+def run_all(local_queue: LocalQueue, count: int) -> list[int]:
+    """Run `count` tasks one after another, whatever their kind; return their ids in order."""
+    order: list[int] = []
     got: list[Slice | None] = []
-    for _ in range(5):
+    while len(order) < count:
         thread = Thread(target=lambda: got.append(local_queue.take()), daemon=True)
         thread.start()
         deadline = time.monotonic() + 10
@@ -53,7 +96,7 @@ def test_a_line_of_coroutines_and_others_keeps_its_order(
             order += ids(coroutines)
             local_queue.begin_calls()
             local_queue.end_calls(coroutines[0].line)
-            if len(order) == 5:
+            if len(order) == count:
                 break
             thread.join(10)
         [slice_] = got
@@ -61,13 +104,13 @@ def test_a_line_of_coroutines_and_others_keeps_its_order(
         assert slice_ is not None
         order += ids(slice_.tasks)
         local_queue.done(slice_)
-    assert order == [1, 2, 3, 4, 5]
     local_queue.close()
+    return order
 
 
 def test_a_suspect_coroutine_runs_alone_in_a_thread(local_queue: LocalQueue) -> None:
     local_queue.put([task(1, "coroutine", line="a", suspect=True)])
-    assert not local_queue.admit(task(2, "coroutine", line="a"))
+    assert local_queue.put([task(2, "coroutine", line="a")]) == []
     assert local_queue.coroutines() == 1
     suspect = start(local_queue)
     assert suspect.alone
@@ -87,13 +130,13 @@ def test_a_suspect_coroutine_runs_alone_in_a_thread(local_queue: LocalQueue) -> 
 
 def test_a_broken_line_gives_its_coroutines_back(local_queue: LocalQueue) -> None:
     tasks = lined("a", "a", "a", handler="coroutine")
-    assert [local_queue.admit(each) for each in tasks] == [True, False, False]
+    assert ids(local_queue.put(tasks)) == [1]
     local_queue.begin_calls()
     local_queue.break_line(("a",))
     assert ids(local_queue.take_to_release()) == [2, 3]
     local_queue.end_calls(("a",))
     assert local_queue.take_coroutines() == []
-    assert local_queue.admit(task(2, "coroutine", line="a"))
+    assert ids(local_queue.put([task(2, "coroutine", line="a")])) == [2]
 
 
 def test_a_coroutine_whose_turn_it_is_waits_for_a_suspect_to_end(
@@ -103,7 +146,7 @@ def test_a_coroutine_whose_turn_it_is_waits_for_a_suspect_to_end(
     local_queue.put([task(1, line="a")])
     first = start(local_queue)
     local_queue.put([task(2, suspect=True)])
-    assert not local_queue.admit(task(3, "coroutine", line="a"))
+    assert local_queue.put([task(3, "coroutine", line="a")]) == []
     local_queue.done(first)
     suspect = start(local_queue)
     assert suspect.alone

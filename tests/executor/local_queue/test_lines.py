@@ -58,7 +58,7 @@ def test_unstarted_tasks_go_before_those_that_wait_for_their_line(local_queue: L
     assert ids(first.tasks) == [1, 2, 3]
     second = start(local_queue)
     assert ids(second.tasks) == [5]
-    local_queue.put_back(tasks[1:3])
+    local_queue.put_first(tasks[1:3])
     assert local_queue.waiting() == 3
     local_queue.done(first)
     assert take(local_queue) == [2, 3, 4]
@@ -77,7 +77,7 @@ def test_a_broken_line_is_given_back(local_queue: LocalQueue, told: Told) -> Non
     assert told.count >= 1
     assert local_queue.is_unwanted(tasks[1])
     assert not local_queue.is_unwanted(tasks[3])
-    local_queue.put_back(tasks[1:2])
+    local_queue.put_first(tasks[1:2])
     assert sorted(ids(local_queue.take_to_release())) == [2, 3, 5]
     assert local_queue.take_to_release() == []
     assert local_queue.waiting() == 0
@@ -117,7 +117,7 @@ def test_a_suspect_that_could_not_start_goes_first_in_its_line_again(
 ) -> None:
     local_queue.put([task(1, line="a", suspect=True), task(2, line="a")])
     suspect = start(local_queue)
-    local_queue.put_back(suspect.tasks)
+    local_queue.put_first(suspect.tasks)
     local_queue.done(suspect)
     again = start(local_queue)
     assert again.alone
@@ -132,9 +132,8 @@ def test_everything_is_given_back_and_lines_are_free_again(local_queue: LocalQue
     local_queue.put([*lined("a", "a", "-"), task(4, line="s", suspect=True), task(5, line="s")])
     first, second = start(local_queue), start(local_queue)
     assert [ids(first.tasks), ids(second.tasks)] == [[1], [3]]
-    assert local_queue.admit(task(6, "coroutine", line="c"))
-    assert not local_queue.admit(task(7, "coroutine", line="c"))
-    assert not local_queue.admit(task(8, "coroutine", line="c"))
+    coroutines = [task(n, "coroutine", line="c") for n in (6, 7, 8)]
+    assert ids(local_queue.put(coroutines)) == [6]
     local_queue.end_calls(("c",))
     assert sorted(ids(local_queue.take_waiting())) == [2, 4, 5, 7, 8]
     assert local_queue.waiting() == 0

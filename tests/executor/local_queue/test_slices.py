@@ -122,7 +122,7 @@ def test_unstarted_tasks_come_first_again(local_queue: LocalQueue) -> None:
     put(local_queue, "unbound", "unbound", "unbound")
     slice_ = local_queue.take()
     assert slice_ is not None
-    local_queue.put_back(slice_.tasks)
+    local_queue.put_first(slice_.tasks)
     local_queue.done(slice_)
     assert [take(local_queue) for _ in range(3)] == [[1], [2], [3]]
 

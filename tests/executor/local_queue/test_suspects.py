@@ -64,7 +64,7 @@ def test_a_suspect_that_could_not_start_is_a_suspect_still(local_queue: LocalQue
     local_queue.put([task(1, suspect=True), task(2)])
     slice_ = local_queue.take()
     assert slice_ is not None
-    local_queue.put_back(slice_.tasks)
+    local_queue.put_first(slice_.tasks)
     local_queue.done(slice_)
     again = local_queue.take()
     assert again is not None

@@ -59,6 +59,29 @@ def test_handlers_of_every_kind_share_a_line(start: Start, log: Log) -> None:
     assert log.overlaps == []
 
 
+@pytest.mark.parametrize("kinds", ["aca", "caacac"])
+def test_what_is_taken_over_keeps_the_order_of_its_line(start: Start, log: Log, kinds: str) -> None:
+    """Messages of a worker that is gone go before all others, threads and the loop in turns."""
+
+    @handler("a.atomic", queue="line", name="atomic")
+    def atomic(delivery: Delivery) -> None:
+        with log.running("line", delivery.id):
+            pass
+
+    @handler("a.coroutine", queue="line", name="coroutine")
+    async def coroutine(delivery: Delivery) -> None:
+        with log.running("line", delivery.id):
+            await asyncio.sleep(0.001)
+
+    names = ["atomic" if kind == "a" else "coroutine" for kind in kinds]
+    lapsed = [row(handler=name, type=f"a.{name}", attempts=1, leased=-1) for name in names]
+    waiting = [row(handler=name, type=f"a.{name}") for name in names]
+    start(threads=3)
+    log.wait(2 * len(kinds))
+    assert log.order == pks(*lapsed, *waiting)
+    assert log.overlaps == []
+
+
 def test_an_unrouted_message_of_a_line_is_split_into_it(start: Start, log: Log) -> None:
     """The first handler gets it in its place, the others at the end."""
     for name in ("one", "two"):
