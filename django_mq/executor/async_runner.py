@@ -17,7 +17,7 @@ from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.leased_call import leased_call, result_of, split_started
 from django_mq.executor.lingering import LINGER_SHARE, Lingering
-from django_mq.executor.local_queue import LocalQueue
+from django_mq.executor.local_queue import STUCK_AFTER, LocalQueue
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import CallEntries, Scoreboard
 from django_mq.executor.shared_thread import OtherThreads, SharedThread
@@ -80,6 +80,10 @@ class AsyncRunner(threading.Thread):
     def room(self) -> int:
         """Return how many more messages may start now."""
         return self._slots.room()
+
+    def stuck(self) -> bool:
+        """Return whether all slots are taken, and no call has ended for STUCK_AFTER seconds."""
+        return self._slots.full_for() > STUCK_AFTER
 
     def submit(self, tasks: list[Task]) -> None:
         """Start `tasks`, for which there is room. Called by the thread that claims."""

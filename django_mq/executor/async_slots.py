@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
+from time import monotonic
 
 
 class Slots:
@@ -21,6 +22,8 @@ class Slots:
     (None, 1)
     >>> slots.settle([1]), slots.settle([2]), slots.room()
     (False, True, 2)
+    >>> slots.full_for()
+    0.0
     """
 
     def __init__(self, count: int) -> None:
@@ -29,6 +32,12 @@ class Slots:
         self._taken = 0
         self._unsettled = 0
         self._failed: set[int] = set()
+        self._full_since: float | None = None
+
+    def full_for(self) -> float:
+        """Return the seconds for which all slots have been taken, and no call has ended."""
+        since = self._full_since
+        return 0.0 if since is None else monotonic() - since
 
     def room(self) -> int:
         """Return how many messages may start now."""
@@ -40,10 +49,12 @@ class Slots:
         with self._lock:
             self._taken += count
             self._unsettled += count
+            self._full_since = monotonic() if self._taken >= self._count else None
 
     def end(self, ids: Collection[int], *, failed: bool) -> None:
         """Note that the call of these messages has ended, and is settled next."""
         with self._lock:
+            self._full_since = None
             if failed:
                 self._failed.update(ids)
             else:

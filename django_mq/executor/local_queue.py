@@ -97,6 +97,7 @@ class LocalQueue:
         if waiting.suspects and not self._running:
             self._alone = True
             self._running += 1
+            self._taken_at = monotonic()
             suspect = waiting.suspects.popleft()[1]
             lines = {suspect.line} if suspect.line is not None else set()
             return Slice([suspect], alone=True, lines=lines)
@@ -117,12 +118,14 @@ class LocalQueue:
         return slice_
 
     def stuck(self) -> bool:
-        """Return whether all executors are busy, with no slice taken for STUCK_AFTER seconds.
+        """Return whether no slice could be taken for STUCK_AFTER seconds.
 
+        All executors are busy then, or one runs a suspect, beside which nothing starts.
         If so, `on_room` is called when one becomes free.
         """
         with self._lock:
-            stuck = not self._free and monotonic() - self._taken_at > STUCK_AFTER
+            busy = self._alone or not self._free
+            stuck = busy and monotonic() - self._taken_at > STUCK_AFTER
             self._notify_when_free = stuck and bool(self._running)
             return self._notify_when_free
 

@@ -53,6 +53,14 @@ class Intake:
             rooms.append(self._quota.remaining)
         return min(rooms)
 
+    def stuck(self, kind: str) -> bool:
+        """Return whether messages for executors of `kind` would wait here: none can start."""
+        no_executor = self._local_queue.stuck()
+        if kind == "sync":
+            return no_executor
+        no_slot = self._runner.stuck() or (no_executor and self._local_queue.exclusive())
+        return no_slot or (no_executor and kind == "both")
+
     def take(
         self, cursor: Cursor, rows: list[ClaimedRow], *, lapsed: bool, asked_at: float = LONG_AGO
     ) -> None:

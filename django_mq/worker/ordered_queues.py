@@ -32,7 +32,7 @@ class OrderedQueues:
     """The ordered queues of one worker process; used by the thread that claims.
 
     `queues` are those that it may own; `on_owned` is called for each new one. The process takes
-    none while it is `busy` with something that may take long.
+    none for which it is `busy` with something that may take long.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class OrderedQueues:
         queues: Iterable[str],
         *,
         on_owned: Callable[[], None],
-        busy: Callable[[], bool] = lambda: False,
+        busy: Callable[[str], bool] = lambda queue: False,
     ) -> None:
         self._worker = worker
         self._queues = sorted(queues)
         self._on_owned = on_owned
         self._busy = busy
-        self._was_busy = False
+        self._passed_over: set[str] = set()
         self._turn_at = 0.0
         self._adopt_at: dict[str, float] = {}
         self._adopt_after: dict[str, ordered_queues.AdoptResume | None] = {}
@@ -58,13 +58,12 @@ class OrderedQueues:
     def maintain(self, cursor: Cursor) -> None:
         """If a turn is due, renew the owned queues, and take those that have no owner."""
         now = monotonic()
-        waits = now < self._turn_at and not (self._was_busy and not self._busy())
-        if waits or not self._queues:
+        if now < self._turn_at and all(map(self._busy, self._passed_over)):
             return
         self._turn_at = now + TURN_SECONDS
-        self._was_busy = self._busy()
+        self._passed_over = set(filter(self._busy, self._queues)) - self.owned
         for queue in self._queues:
-            if self._was_busy and queue not in self.owned:
+            if queue in self._passed_over:
                 continue
             ours = ordered_queues.own(cursor, queue=queue, worker=self._worker, lease=LEASE_SECONDS)
             if ours is None:

@@ -159,7 +159,7 @@ class Parts:
             self._id,
             self.options.ordered(self._worker.queues),
             on_owned=lambda: self.fetcher.on_freed(),
-            busy=lambda: self.draining or self.local_queue.suspended or self.local_queue.stuck(),
+            busy=self.busy_for,
         )
         self.claims = ClaimRouter(
             worker=self._id,
@@ -255,6 +255,12 @@ class Parts:
             lambda: (keeper.steps, self.renewal_link.progress()),
         )
         self.liveness.follow_answers(link)
+
+    def busy_for(self, queue: str) -> bool:
+        """Return whether messages of `queue` would not start here soon."""
+        if self.draining or self.local_queue.suspended:
+            return True
+        return self.intake.stuck(self.options.of(queue).kind)
 
     def _link(self, *, drains: bool = True) -> Link:
         """Return a link that the watchdog watches, and that a drain hurries if it `drains`."""

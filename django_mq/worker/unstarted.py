@@ -27,12 +27,10 @@ class Unstarted:
         if self.in_doubt:
             self.release_unanswered(cursor)
         parts.dispatch.dispatch_pending(cursor)
-        waiting = parts.local_queue.waiting()
-        due_lines = parts.ordered_queues.owned & parts.fetcher.due_queues
-        if (due_lines or waiting) and parts.local_queue.stuck():
-            self._release_waiting(cursor, due_lines)
-        elif parts.prefetch.holds_too_much(parts.intake.waiting()):
-            self._release_waiting(cursor, ())
+        stuck = parts.local_queue.waiting() and parts.local_queue.stuck()
+        if stuck or parts.prefetch.holds_too_much(parts.intake.waiting()):
+            self._release_waiting(cursor)
+        self._leave_lines(cursor)
         if parts.backoffs.has_pending():
             parts.backoffs.write(cursor)
             if not parts.backoffs.has_pending():
@@ -59,22 +57,28 @@ class Unstarted:
             parts.backoffs.write(cursor)
         parts.ordered_queues.maintain(cursor)
 
-    def _release_waiting(self, cursor: Cursor, ordered: Collection[str]) -> None:
-        """Release waiting messages and ordered queues, so that siblings can have them.
-
-        The `ordered` queues go too, unless a message of theirs is unsettled.
-        """
+    def _release_waiting(self, cursor: Cursor) -> None:
+        """Release waiting messages, and their ordered queues, so that siblings can have them."""
         parts = self._parts
-        waiting = parts.local_queue.take_waiting()
-        if waiting:
+        if waiting := parts.local_queue.take_waiting():
             parts.prefetch.reset()
             self._release(waiting)
-        queues = {*ordered, *(task.delivery.queue for task in waiting)}
-        free = self.unused(queues & parts.ordered_queues.owned)
-        if free:
-            parts.ordered_queues.disown(cursor, free)
-        if waiting or free:
+            self._disown(cursor, {task.delivery.queue for task in waiting})
             notify.ring(cursor)
+
+    def _leave_lines(self, cursor: Cursor) -> None:
+        """Leave to siblings the ordered queues of which messages are due that cannot start here."""
+        parts = self._parts
+        due = parts.ordered_queues.owned & parts.fetcher.due_queues
+        if due and self._disown(cursor, set(filter(parts.busy_for, due))):
+            notify.ring(cursor)
+
+    def _disown(self, cursor: Cursor, queues: set[str]) -> bool:
+        """Disown those of `queues` without an unsettled message here; return whether any was."""
+        owned = self._parts.ordered_queues.owned
+        if free := self.unused(queues & owned):
+            self._parts.ordered_queues.disown(cursor, free)
+        return bool(free)
 
     def _release(self, tasks: list[Task]) -> None:
         """Release tasks that were claimed and did not start."""

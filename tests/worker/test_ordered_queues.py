@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 from typing import Any
@@ -70,8 +71,14 @@ def test_an_owner_that_is_told_nothing_keeps_its_line(
     assert said.count("queue_unassigned") == 0
 
 
-def test_an_owner_that_is_busy_lets_its_line_go(start: Start, settings: Any, said: Said) -> None:
-    """PMQ-44: a line does not wait for a long message of another queue."""
+@pytest.mark.parametrize("busy_with", ["a message", "a suspect", "coroutines"])
+def test_an_owner_that_is_busy_lets_its_line_go(
+    start: Start, settings: Any, said: Said, busy_with: str
+) -> None:
+    """PMQ-44: a line does not wait for a long message of another queue.
+
+    A suspect keeps all executors busy, since nothing starts beside it; coroutines fill the slots.
+    """
     settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"line": {"ordered": True}}}
     gate, done = threading.Event(), threading.Event()
     started = threading.Event()
@@ -81,14 +88,31 @@ def test_an_owner_that_is_busy_lets_its_line_go(start: Start, settings: Any, sai
         started.set()
         gate.wait(2 * PATIENCE)
 
-    @handler("#", queue="line", name="h")
-    def h(delivery: Delivery) -> None:
-        done.set()
+    @handler("#", queue="mail", name="coroutine", timeout=PATIENCE * 2)
+    async def coroutine(delivery: Delivery) -> None:
+        started.set()
+        while not gate.is_set():
+            await asyncio.sleep(0.01)
+
+    if busy_with == "coroutines":
+
+        @handler("#", queue="line", name="h")
+        async def ah(delivery: Delivery) -> None:
+            done.set()
+
+    else:
+
+        @handler("#", queue="line", name="h")
+        def h(delivery: Delivery) -> None:
+            done.set()
 
     try:
-        start()
+        start(threads=2 if busy_with == "a suspect" else 1, async_slots=1)
         said.wait("queue_assigned")
-        add(handler="long")
+        add(
+            handler="coroutine" if busy_with == "coroutines" else "long",
+            suspect=busy_with == "a suspect",
+        )
         with second_connection() as other:
             other.execute("notify django_mq")
             assert started.wait(PATIENCE)
@@ -99,6 +123,29 @@ def test_an_owner_that_is_busy_lets_its_line_go(start: Start, settings: Any, sai
         assert done.wait(PATIENCE)  # while the long one runs
     finally:
         gate.set()
+
+
+def test_busy_executors_keep_a_worker_from_no_line_of_coroutines(
+    start: Start, settings: Any, gate: threading.Event
+) -> None:
+    """It takes the line of an owner that is gone, since its slots are free."""
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"line": {"ordered": True}}}
+    done = threading.Event()
+
+    @handler("#", queue="mail", name="long", timeout=PATIENCE * 2)
+    def long(delivery: Delivery) -> None:
+        gate.wait(2 * PATIENCE)
+
+    @handler("#", queue="line", name="h")
+    async def h(delivery: Delivery) -> None:
+        done.set()
+
+    with second_connection() as other:
+        line.own(other.cursor(), queue="line", worker="gone", lease=3.0)
+    add(handler="long")
+    add("line", handler="h", ordered=True)
+    start()
+    assert done.wait(PATIENCE)
 
 
 def test_what_could_not_be_sorted_does_not_overtake_what_failed_meanwhile(
