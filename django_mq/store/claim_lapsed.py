@@ -25,8 +25,9 @@ Mark = tuple[float, int]
 # the worker vanished before it released them. The head of a key is looked up once per claim: while
 # a session holds a snapshot, the lookup walks over all rows that the key had. The lookups are
 # written so that the planner does not scan the primary key up to the row. The scan goes queue by
-# queue from its mark on, and the limit stops it: no more rows are scanned and locked than are
-# changed, unless their payloads are too large.
+# queue from its mark on, and the window stops it. Without lines it is the limit: no more rows are
+# scanned and locked than are changed, unless their payloads are too large.
+# PostgreSQL 15 fails on `nth <= limit`: it makes that the end of a window which it has left out.
 CLAIM_LAPSED = f"""
 with found as materialized (
     select found.*, row_number() over () as n
@@ -40,11 +41,11 @@ with found as materialized (
              where m.queue = asked.queue and m.leased_until <= statement_timestamp()
                and (m.leased_until, m.id) > (to_timestamp(asked.at), asked.id) {EXCLUDED}
              order by m.leased_until, m.id
-             limit %(limit)s
+             limit %(window)s
                for no key update of m skip locked
          ) m
          where {is_open("asked.queue")}
-         limit %(limit)s
+         limit %(window)s
       ) found
 ), asking as (
     select found.*,
@@ -81,11 +82,14 @@ with found as materialized (
 ), kept as materialized (
     select *
       from (
-        select judged.*, count(*) filter (where runs) over so_far as nth,
-               sum(octet_length(payload::text)) filter (where runs) over so_far as total
-          from judged
-        window so_far as (order by n)
-      ) judged
+        select counted.*,
+               sum(octet_length(payload::text)) filter (where runs) over (order by n) as total
+          from (
+            select judged.*, count(*) filter (where runs) over (order by n) as nth
+              from judged
+          ) counted
+         where nth + 0 <= %(limit)s
+      ) counted
      where nth <= 1 or total <= %(bytes)s
 ), released as (
     update django_mq_queuedmessage m
@@ -142,6 +146,7 @@ def claim_lapsed(
     lease: float,
     limit: int,
     max_bytes: int,
+    window: int = 0,
     skip_dead: bool = False,
     admitted: bool = False,
     marks: Mapping[str, Mark] | None = None,
@@ -157,7 +162,8 @@ def claim_lapsed(
     Nothing is taken from a queue that is paused or backs off: its messages may be killing the
     workers. `admitted`: the caller holds the gate of the queue, which may then back off or be
     limited. Only the first message of a line is taken (with `skip_dead`, the first that is not
-    dead); the others are released. The rows `excluded` are left out.
+    dead); the others are released. It examines `limit` rows, or `window` if that is more, so that
+    others of a line are released with the first. The rows `excluded` are left out.
     """
     begin = [(marks or {}).get(queue, LANE_START) for queue in queues]
     cursor.execute(
@@ -170,6 +176,7 @@ def claim_lapsed(
             "claimer": claimer,
             "lease": lease,
             "limit": limit,
+            "window": max(limit, window),
             "bytes": max_bytes,
             "skip_dead": skip_dead,
             "admitted": admitted,

@@ -151,7 +151,7 @@ class ClaimRouter:
             queues = [queue for queue in queues if not self._stopped.is_all_stopped(queue)]
             if not queues:
                 return claim_lapsed.NOTHING
-        maximum = max(limit, claim_keyed.WINDOW)
+        maximum = max(limit, options.batch_size, claim_keyed.WINDOW)
         rows = partial(refused_rows.lapsed, cursor, queues=queues, limit=maximum)
         take = partial(self._take_over, cursor, queues, options, limit, marks)
         found = self.refused.go_on_without(cursor, take, rows)
@@ -166,13 +166,20 @@ class ClaimRouter:
         limit: int,
         marks: Mapping[str, Mark],
     ) -> Lapsed:
+        lined = options.ordered or any(map(self.facts.has_keys, queues))
+        take = partial(
+            take_over,
+            cursor,
+            queues=queues,
+            window=options.batch_size if lined else 0,
+            skip_dead=options.skip_dead,
+            marks=marks,
+        )
         if not self.facts.is_gated(queues[0], options):
-            arguments = self._arguments(options, self._claimer(), limit)
-            return take_over(
-                cursor, queues=queues, skip_dead=options.skip_dead, marks=marks, **arguments
-            )
+            return take(**self._arguments(options, self._claimer(), limit))
+        mark = marks.get(queues[0], LANE_START)
         with within_transaction(cursor):
-            return self._take_over_gated(cursor, queues[0], options, limit, marks)
+            return self._take_over_gated(cursor, queues[0], options, limit, mark, take)
 
     def _arguments(
         self, options: ClaimOptions, claimer: str, limit: int, *, admitted: bool = False
@@ -223,9 +230,10 @@ class ClaimRouter:
         queue: str,
         options: ClaimOptions,
         limit: int,
-        marks: Mapping[str, Mark],
+        mark: Mark,
+        take: Callable[..., Lapsed],
     ) -> Lapsed:
-        claimer, mark = self._claimer(), marks.get(queue, LANE_START)
+        claimer = self._claimer()
         gate = queue_limits.enter(cursor, queue=queue, limit=options.max_in_flight)
         if (
             gate is None
@@ -233,7 +241,6 @@ class ClaimRouter:
             or not claim_lapsed.any_lapsed(cursor, queue=queue, mark=mark)
         ):
             return claim_lapsed.NOTHING
-        take = partial(take_over, cursor, queues=[queue], skip_dead=options.skip_dead, marks=marks)
         if gate.level == 0:
             return take(**self._arguments(options, claimer, limit, admitted=True))
         if not queue_backoff.start_probe(cursor, queue=queue, claimer=claimer, lease=options.lease):

@@ -55,11 +55,12 @@ class Intake:
 
     def stuck(self, kind: str) -> bool:
         """Return whether messages for executors of `kind` would wait here: none can start."""
-        no_executor = self._local_queue.stuck()
-        if kind == "sync":
-            return no_executor
-        no_slot = self._runner.stuck() or (no_executor and self._local_queue.exclusive())
-        return no_slot or (no_executor and kind == "both")
+        local_queue = self._local_queue
+        if local_queue.suspended:
+            return True
+        if local_queue.stuck() and (kind != "async" or local_queue.exclusive()):
+            return True
+        return kind != "sync" and self._runner.stuck()
 
     def take(
         self, cursor: Cursor, rows: list[ClaimedRow], *, lapsed: bool, asked_at: float = LONG_AGO

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable
+from itertools import filterfalse
 from time import monotonic
 
 from psycopg.errors import InsufficientPrivilege
@@ -32,7 +33,7 @@ class OrderedQueues:
     """The ordered queues of one worker process; used by the thread that claims.
 
     `queues` are those that it may own; `on_owned` is called for each new one. The process takes
-    none for which it is `busy` with something that may take long.
+    none for which it is `busy` with something that may take long, and none while it drains.
     """
 
     def __init__(
@@ -54,14 +55,16 @@ class OrderedQueues:
         self._catching_up: set[str] = set()
         self._previous_owners: dict[str, str] = {}
         self.owned: set[str] = set()
+        #: Whether the worker drains.
+        self.draining = False
 
     def maintain(self, cursor: Cursor) -> None:
         """If a turn is due, renew the owned queues, and take those that have no owner."""
         now = monotonic()
-        if now < self._turn_at and all(map(self._busy, self._passed_over)):
+        if now < self._turn_at and not any(map(self._may_take, self._passed_over)):
             return
         self._turn_at = now + TURN_SECONDS
-        self._passed_over = set(filter(self._busy, self._queues)) - self.owned
+        self._passed_over = set(filterfalse(self._may_take, self._queues)) - self.owned
         for queue in self._queues:
             if queue in self._passed_over:
                 continue
@@ -75,6 +78,10 @@ class OrderedQueues:
             self._adopt(cursor, queue)
             if (previous_owner := self._previous_owners.get(queue)) is not None:
                 self._end_frozen(cursor, queue, previous_owner)
+
+    def stuck(self, due: Collection[str]) -> set[str]:
+        """Return the owned queues among `due` whose messages cannot start here soon."""
+        return {queue for queue in self.owned.intersection(due) if self._busy(queue)}
 
     def any_moves(
         self, cursor: Cursor, due: Collection[str], skipping: Callable[[str], bool]
@@ -104,6 +111,9 @@ class OrderedQueues:
                 cursor, worker=self._worker, queues=None if queues is None else sorted(queues)
             )
             self._remove(sorted(self.owned if queues is None else self.owned & set(queues)))
+
+    def _may_take(self, queue: str) -> bool:
+        return not (self.draining or self._busy(queue))
 
     def _add(self, queue: str, *, previous_owner: str | None) -> None:
         self.owned.add(queue)

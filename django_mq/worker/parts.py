@@ -65,8 +65,6 @@ class Parts:
         self._policy_of = policies(settings, floor=settings.retry_floor)
         #: Set when the drain is over: nothing waits for the database any longer.
         self.giving_up = threading.Event()
-        #: Whether the run drains: then no more ordered queues are taken.
-        self.draining = False
         self.wakeup = Wakeup()
         self.outage = Outage(self.giving_up)
         self.watchdog = Watchdog()
@@ -159,7 +157,7 @@ class Parts:
             self._id,
             self.options.ordered(self._worker.queues),
             on_owned=lambda: self.fetcher.on_freed(),
-            busy=self.busy_for,
+            busy=lambda queue: self.intake.stuck(self.options.of(queue).kind),
         )
         self.claims = ClaimRouter(
             worker=self._id,
@@ -255,12 +253,6 @@ class Parts:
             lambda: (keeper.steps, self.renewal_link.progress()),
         )
         self.liveness.follow_answers(link)
-
-    def busy_for(self, queue: str) -> bool:
-        """Return whether messages of `queue` would not start here soon."""
-        if self.draining or self.local_queue.suspended:
-            return True
-        return self.intake.stuck(self.options.of(queue).kind)
 
     def _link(self, *, drains: bool = True) -> Link:
         """Return a link that the watchdog watches, and that a drain hurries if it `drains`."""

@@ -56,7 +56,7 @@ class Shutdown:
                 stack.callback(step)
 
     def _begin(self) -> None:
-        self.parts.draining = True
+        self.parts.ordered_queues.draining = True
         self.limit_waits()
         self.worker.orders.report(self.id)
 

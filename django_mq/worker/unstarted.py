@@ -69,8 +69,7 @@ class Unstarted:
     def _leave_lines(self, cursor: Cursor) -> None:
         """Leave to siblings the ordered queues of which messages are due that cannot start here."""
         parts = self._parts
-        due = parts.ordered_queues.owned & parts.fetcher.due_queues
-        if due and self._disown(cursor, set(filter(parts.busy_for, due))):
+        if self._disown(cursor, parts.ordered_queues.stuck(parts.fetcher.due_queues)):
             notify.ring(cursor)
 
     def _disown(self, cursor: Cursor, queues: set[str]) -> bool:

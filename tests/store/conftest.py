@@ -39,6 +39,7 @@ def take_lapsed(
     cursor: psycopg.Cursor[Any],
     *queues: str,
     limit: int = 100,
+    window: int = 0,
     max_bytes: int = 4 << 20,
     marks: Mapping[str, Mark] | None = None,
 ) -> Lapsed:
@@ -48,6 +49,7 @@ def take_lapsed(
         claimer="me:8",
         lease=30.0,
         limit=limit,
+        window=window,
         max_bytes=max_bytes,
         marks=marks,
     )

@@ -111,6 +111,7 @@ PIECES: dict[str, tuple[str, dict[str, Any]]] = {
             "claimer": "w:2",
             "lease": 30.0,
             "limit": PIECE,
+            "window": PIECE,
             "bytes": 1 << 20,
             "skip_dead": False,
             "admitted": False,

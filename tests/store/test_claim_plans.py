@@ -97,7 +97,13 @@ def test_the_plan_of_a_claim_names_its_index(crowd: Cursor, explain: Callable[..
 def test_the_plan_for_lapsed_rows_names_its_index(
     crowd: Cursor, explain: Callable[..., str]
 ) -> None:
-    params = {"queues": ["q1", "q2"], "ats": [float("-inf")] * 2, "ids": [0, 0], "limit": 100}
+    params = {
+        "queues": ["q1", "q2"],
+        "ats": [float("-inf")] * 2,
+        "ids": [0, 0],
+        "limit": 100,
+        "window": 100,
+    }
     params.update(claimer="me:1", lease=30.0)
     text = explain(crowd, CLAIM_LAPSED, **params, bytes=4 << 20, skip_dead=False, admitted=False)
     assert "mq_lease" in text

@@ -17,6 +17,7 @@ from django_mq.store import chores, expiry, keys, settle
 from django_mq.store import claim_lapsed as lapsed
 from django_mq.store.keys import KeyLine
 from tests.rows import add, stored
+from tests.store.conftest import take_lapsed
 from tests.store.keyed import (
     Cursor,
     ack,
@@ -290,6 +291,21 @@ def test_of_a_line_that_lapsed_the_first_is_charged_and_the_others_go_back(
     assert [a.message_id for a in FailedAttempt.objects.all()] == [messages[0].pk]
     if line["key"]:
         assert take(cursor).rows == []
+
+
+@pytest.mark.parametrize("line", [{"key": "k"}, {"ordered": True, "key": None}])
+def test_the_others_go_back_with_the_first_however_few_may_be_taken(
+    cursor: Cursor, line: dict[str, Any]
+) -> None:
+    """Later, when the first has ended, nobody could tell that they had not run."""
+    messages = [keyed(leased=-1, attempts=1, **line) for _ in range(3)]
+    other = keyed(leased=-0.5, attempts=1, **{**line, "handler": "other", "queue": "other"})
+    found = take_lapsed(cursor, "mail", "other", limit=1, window=10)
+    assert ([row.id for row in found.taken], found.released) == ([messages[0].pk], 2)
+    assert [stored(m).attempts for m in messages] == [2, 0, 0]
+    assert (stored(other).attempts, stored(other).claimed_by) == (1, "worker:1")
+    found = take_lapsed(cursor, "mail", "other", limit=1, window=10, marks=found.marks)
+    assert [row.id for row in found.taken] == [other.pk]
 
 
 def test_a_later_one_that_lapsed_goes_back_while_the_first_is_in_flight(cursor: Cursor) -> None:

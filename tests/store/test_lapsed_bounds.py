@@ -50,6 +50,7 @@ def touched(queue: str, marks: Mapping[str, Mark]) -> int:
             "claimer": "me:1",
             "lease": 30.0,
             "limit": LIMIT,
+            "window": LIMIT,
             "bytes": 4 << 20,
             "skip_dead": False,
             "admitted": False,
