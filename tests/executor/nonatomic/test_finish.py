@@ -140,6 +140,28 @@ def test_an_error_after_finish_changes_nothing(nonatomic: NonAtomicBench, said: 
     assert said.ids("message_acked") == [message.pk]
 
 
+def test_an_on_commit_hook_that_raises_does_not_undo_the_ack(
+    nonatomic: NonAtomicBench, said: Said, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The commit stands: neither is the lease lost, nor did the message fail."""
+
+    def hook() -> None:
+        raise ZeroDivisionError
+
+    @on()
+    def h(delivery: Any) -> None:
+        with delivery.finish():
+            effect(delivery)
+            transaction.on_commit(hook)
+
+    message = add(handler="h")
+    nonatomic.go()
+    assert (effects(), waiting()) == ({message.pk}, set())
+    assert said.ids("message_acked") == [message.pk]
+    assert [getattr(r, "event", "") for r in caplog.records] == ["failed_after_finish"]
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_finish_twice_is_refused(nonatomic: NonAtomicBench) -> None:
     seen: list[str] = []
 
