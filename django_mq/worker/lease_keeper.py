@@ -138,9 +138,9 @@ class LeaseKeeper(threading.Thread):
                 else:
                     wait = RECONNECT_WAIT
                 self._wake.wait(max(0.0, min(due.values()) - monotonic()))
+                self._wake.clear()  # before the flags are read: who sets one then sets this again
                 if self._heartbeat_requested and not self._ending:
                     self._heartbeat_requested = False
-                    self._wake.clear()
                     # Every role that can log in may NOTIFY: it must not make this thread busy.
                     soon = self._beat_at + MIN_HEARTBEAT_SECONDS
                     due[self._write_heartbeat] = min(due[self._write_heartbeat], soon)

@@ -327,3 +327,15 @@ def test_trouble_with_renewals_is_said_and_they_go_on(
     assert line.threadName != "mq-lease-keeper"
     QueueState.objects.all().delete()
     long.ends(said)
+
+
+def test_a_heartbeat_that_is_requested_while_the_thread_wakes_up_does_not_make_it_spin(
+    start: Start, said: Said
+) -> None:
+    """The second step of a request may come when the first has been obeyed."""
+    running = start()
+    said.wait("worker_started")
+    assert running.worker._run is not None
+    keeper = running.worker._run.parts.lease_keeper
+    keeper._wake.set()
+    until(lambda: not keeper._wake.is_set(), "it sleeps")
