@@ -88,7 +88,6 @@ class Dispatch:
                 self._local_queue.untrack(dispatched.finished_ids)
                 self._on_freed()
             if dispatched.blocked:
-                self._quota.release(len(dispatched.blocked))
                 self._release(dispatched.blocked)
                 self._on_freed()
             if dispatched.tasks:  # an empty put would wake up executors
@@ -162,6 +161,7 @@ class Dispatch:
         return self._release(fences)
 
     def _release(self, fences: list[Fence]) -> bool:
+        self._quota.release(len(fences))
         # First, so that no later renewal locks their rows; one under way does for a moment.
         self._local_queue.untrack([fence.id for fence in fences])
         tries = RELEASE_TRIES

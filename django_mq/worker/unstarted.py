@@ -45,7 +45,6 @@ class Unstarted:
         if self.in_doubt:
             self.release_unanswered(cursor)
         waiting = parts.local_queue.take_to_release() + parts.local_queue.suspend()
-        parts.quota.release(len(waiting))
         released = parts.dispatch.release(waiting)
         parts.prefetch.reset()
         free = self.unused(parts.ordered_queues.owned)
@@ -81,7 +80,6 @@ class Unstarted:
 
     def _release(self, tasks: list[Task]) -> None:
         """Release tasks that were claimed and did not start."""
-        self._parts.quota.release(len(tasks))
         self._parts.dispatch.release(tasks)
         self._parts.fetcher.on_freed()
 

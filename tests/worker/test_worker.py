@@ -12,12 +12,17 @@ import pytest
 from django.db import connection, transaction
 
 from django_mq import RetryPolicy, broadcast, fixed, handler
+from django_mq.executor.connections import LOST
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, WorkerHeartbeat
+from django_mq.store import claim
+from django_mq.store.claim import Lane
 from django_mq.worker import DeadWorker, Worker
+from django_mq.worker.parts import Parts
 from django_mq.worker.run import Run
-from tests.rows import add
+from tests.database import second_connection
+from tests.rows import add, stored
 from tests.worker.conftest import (
     PATIENCE,
     Running,
@@ -350,3 +355,29 @@ def test_retries_run_when_they_are_due(start: Start, said: Said) -> None:
     assert attempts == [1, 2, 3, 4]
     assert effects() == {message.pk}
     assert said.count("message_retried") == 3
+
+
+def test_max_messages_does_not_count_what_was_not_sorted_when_the_database_was_lost() -> None:
+    """A quiet worker releases it; when it resumes, it still runs as many as it was told."""
+    for name in ("one", "two"):
+
+        @handler("#", queue="mail", name=name)
+        def function(delivery: Delivery) -> None: ...
+
+    message = add(handler="")  # for two handlers: sorting it takes a statement
+    parts = Parts(Worker(max_messages=5), "w", on_order=lambda order, by: None)
+    try:
+        cursor = parts.statements.cursor()
+        rows = claim.claim(
+            cursor, lanes=[Lane("mail", 0)], claimer="w:1", lease=30.0, limit=1, max_bytes=1 << 20
+        ).rows
+        with second_connection() as lost:
+            dead = lost.cursor()
+        with pytest.raises(LOST):
+            parts.intake.take(dead, rows, lapsed=False)
+        assert parts.quota.remaining == 4
+        assert parts.dispatch.release([])
+        assert parts.quota.remaining == 5
+        assert stored(message).attempts == 0
+    finally:
+        parts.statements.close()
