@@ -13,7 +13,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
 from django_mq.admin.bounds import LOCKED, TookTooLong, writing
-from django_mq.models import WorkerHeartbeat
+from django_mq.models import WorkerCommand, WorkerHeartbeat
 
 
 class WorkerOrder(NamedTuple):
@@ -33,6 +33,12 @@ ORDERS = {
     "stop": WorkerOrder(
         queues.stop_workers, "Stop", "Told to drain and stop.", "Stop this worker?"
     ),
+}
+#: The labels of the actions that orders are stored as.
+STORED_LABELS = {
+    WorkerCommand.CommandAction.QUIET.value: ORDERS["quiet"].label,
+    WorkerCommand.CommandAction.RESUME.value: ORDERS["resume"].label,
+    WorkerCommand.CommandAction.LEAVE.value: ORDERS["stop"].label,
 }
 #: Queues that the confirmation names because no other worker claims from them.
 MAX_QUEUES = 10

@@ -19,7 +19,7 @@ from django_mq import queues
 from django_mq.admin.bounds import limited
 from django_mq.admin.handler_stats import timing_rows
 from django_mq.admin.texts import badge, excerpt, link, moment, moment_column, when
-from django_mq.admin.worker_orders import ORDERS, WorkerOrdersAdmin
+from django_mq.admin.worker_orders import STORED_LABELS, WorkerOrdersAdmin
 from django_mq.models import QueuedMessage, WorkerHeartbeat
 from django_mq.policy.durations import span
 from django_mq.states import MessageState
@@ -179,7 +179,7 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
         """Show the orders of operators, and whether the worker has read them."""
         rows = (
             (
-                ORDERS.get(each.action, ORDERS["stop"]).label,
+                STORED_LABELS.get(each.action, each.action),
                 f" by {excerpt(each.asked_by)}" if each.asked_by else "",
                 when(each.asked_at, beat.now),
                 "" if each.taken_at else ", not read yet",
