@@ -51,7 +51,7 @@ def take_step(cursor: CursorWrapper) -> OperationStep | None:
         return None
     try:
         wanted = MessageFilter.from_json(json.loads(row.filter))
-    except (ValueError, RecursionError) as error:
+    except Exception as error:  # else this operation, the oldest, would block all the others
         end(cursor, row, "failed", error=f"its filter cannot be read: {error}")
         return OperationStep(0, may_run=False)
     try:

@@ -104,10 +104,10 @@ class MessageFilter:
 
 
 def _fits(name: str, value: Any) -> bool:
-    if name == "path" and value[:1] not in (("payload",), ("metadata",)):
-        return False
     if name in ("queues", "path"):
-        return type(value) is tuple and all(_is_text(each) for each in value)
+        if type(value) is not tuple or not all(map(_is_text, value)):
+            return False
+        return name == "queues" or value[:1] in (("payload",), ("metadata",))
     if name == "heads":
         return value is True
     if name == "metadata":

@@ -221,11 +221,35 @@ def test_an_operation_that_the_database_refuses_fails_alone(monkeypatch):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_filter_that_cannot_be_read_fails():
-    made = queues.operate("discard")
-    Operation.objects.filter(pk=made.pk).update(filter={"queue": ["mail"]})
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        ({"queue": ["mail"]}, "its filter cannot be read: a filter of messages has no 'queue'"),
+        ({"path": 5, "at_path": "x"}, "its filter cannot be read: 5 is not a path that"),
+    ],
+)
+def test_a_filter_that_cannot_be_read_fails_alone(bad, text):
+    """Other programs also write rows."""
+    add(dead=-1)
+    made, later = queues.operate("discard"), queues.operate("requeue")
+    Operation.objects.filter(pk=made.pk).update(filter=bad)
     turn()
-    assert (stored(made).state, made.error[:30]) == ("failed", "its filter cannot be read: a f")
+    assert (stored(made).state, made.error[: len(text)]) == ("failed", text)
+    assert (stored(later).state, later.done) == ("done", 1)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("error", [TypeError, KeyError, AttributeError, RecursionError])
+def test_whatever_a_filter_raises_ends_its_operation_alone(monkeypatch, error):
+    """Steps take the oldest operation: one that raised every time would block all the others."""
+
+    def refuse(value):
+        raise error("no filter")
+
+    made = queues.operate("discard")
+    monkeypatch.setattr(MessageFilter, "from_json", refuse)
+    assert take_step() == (0, False)
+    assert (stored(made).state, take_step()) == ("failed", None)
 
 
 @pytest.mark.django_db
@@ -368,6 +392,8 @@ def test_every_condition_narrows():
         {"path": ["payload", "a"]},
         {"path": ["id", "a"], "at_path": "1"},
         {"path": [], "at_path": "1"},
+        *({"path": each, "at_path": "1"} for each in (5, 1.5, True, {}, {"a": 1}, "payload")),
+        {"path": [["payload"]], "at_path": "1"},
         {"type": "a\x00"},
         {"heads": False},
         {"else": 1},
