@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from django_mq.messages.scalars import SCALARS, Mismatch, kind_of
@@ -45,26 +45,38 @@ class _Anything:
 
 
 class _Choice:
-    """The members of an Enum, by value, or the values of a Literal."""
+    """The members of an Enum, by value, or the values of a Literal. Raises Unsupported."""
 
-    def __init__(self, values: dict[Any, Any]) -> None:
-        self._values = values  # JSON value -> value
-        self._shown = ", ".join(map(repr, values))
+    def __init__(self, members: Iterable[Any]) -> None:
+        # Pairs of JSON value and member: a dict would take 0 and False for one key.
+        self._pairs: list[tuple[Any, Any]] = []
+        for each in members:
+            raw = _json_value(each)
+            if (same := self._find(raw)) is not None:
+                raise Unsupported(f"{same[1]!r} and {each!r} have the same JSON form")
+            self._pairs.append((raw, each))
+        self._shown = ", ".join(repr(raw) for raw, _ in self._pairs)
 
     def dump(self, value: Any) -> Any:
-        for raw, member in self._values.items():
+        for raw, member in self._pairs:
             if member is value or (type(member) is type(value) and member == value):
                 return raw
-        raise Mismatch(f"must be one of {self._shown}; got {kind_of(value)}")
+        raise self._mismatch(value)
 
     def load(self, value: Any) -> Any:
-        for raw, member in self._values.items():
-            if type(raw) is type(value) and raw == value:
-                return member
-        raise Mismatch(f"must be one of {self._shown}; got {kind_of(value)}")
+        if (pair := self._find(value)) is None:
+            raise self._mismatch(value)
+        return pair[1]
 
     def schema(self) -> dict[str, Any]:
-        return {"enum": list(self._values)}
+        return {"enum": [raw for raw, _ in self._pairs]}
+
+    def _find(self, value: Any) -> tuple[Any, Any] | None:
+        found = (pair for pair in self._pairs if type(pair[0]) is type(value) and pair[0] == value)
+        return next(found, None)
+
+    def _mismatch(self, value: Any) -> Mismatch:
+        return Mismatch(f"must be one of {self._shown}; got {kind_of(value)}")
 
 
 class _Optional:
@@ -231,11 +243,11 @@ class CodecBuilder:
         if hint in SCALARS:
             return SCALARS[hint]
         if isinstance(hint, type) and issubclass(hint, enum.Enum):
-            return _Choice({each.value: each for each in _json_members(hint)})
+            return _Choice(hint)
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             return self._dataclass(hint)
         if origin is typing.Literal:
-            return _Choice({each: each for each in arguments})
+            return _Choice(arguments)
         if origin in (typing.Union, types.UnionType):
             rest = [each for each in arguments if each is not type(None)]
             if len(rest) == 1 and len(arguments) == 2:
@@ -275,10 +287,9 @@ def _at(
         raise error.under(step, redacted) from None
 
 
-def _json_members(cls: type[enum.Enum]) -> list[enum.Enum]:
-    for each in cls:
-        if type(each.value) not in (str, int, bool, type(None)):
-            raise Unsupported(
-                f"{each} has the value {each.value!r}: text or a whole number is JSON"
-            )
-    return list(cls)
+def _json_value(member: Any) -> Any:
+    """Return the JSON value of a member of an Enum, or of a value of a Literal."""
+    value = member.value if isinstance(member, enum.Enum) else member
+    if type(value) not in (str, int, bool, type(None)):
+        raise Unsupported(f"{member!r} has no JSON form: text and whole numbers have one")
+    return value

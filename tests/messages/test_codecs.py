@@ -29,6 +29,11 @@ class Level(enum.IntEnum):
     LOW = 0
 
 
+class Color(str, enum.Enum):  # noqa: UP042  # as older code writes it
+    RED = "red"
+    BLUE = "blue"
+
+
 @dataclass(frozen=True)
 class Item:
     name: str
@@ -84,6 +89,13 @@ def there_and_back(hint: Any, value: Any) -> Any:
         (Tier, Tier.FIRST),
         (Level, Level.LOW),
         (Literal["a", 1], 1),
+        (Literal[0, False], 0),
+        (Literal[0, False], False),
+        *((Literal[1, "a", None, True], each) for each in (1, "a", None, True)),
+        (Literal[Color.RED, Color.BLUE], Color.BLUE),
+        (Literal[Tier.GOLD, Tier.FIRST, True], Tier.FIRST),
+        (Literal[Level.LOW, False, "red"], Level.LOW),
+        (list[Literal[Color.RED] | None], [Color.RED, None]),
         (Optional[int], None),  # noqa: UP045  # as older code writes it
         (int | None, 3),
         (list[date], [date(2026, 1, 1)]),
@@ -137,6 +149,8 @@ def test_a_float_comes_back_as_float_although_jsonb_reads_a_whole_number() -> No
         (Tier, "silver"),
         (Tier, True),  # equals 1
         (Literal[1], True),
+        (Literal[False], 0),
+        (Literal[Color.RED], "blue"),
         (int | None, "x"),
         (list[int], "x"),
         (list[int], {"0": 1}),
@@ -160,6 +174,10 @@ def test_nothing_is_coerced(hint: Any, raw: Any) -> None:
         (Decimal, Decimal("Infinity")),
         (Decimal, 1.5),
         (Tier, "gold"),
+        (Literal[Color.RED], "red"),
+        (Literal[Color.RED], Color.BLUE),
+        (Literal["red"], Color.RED),
+        (Literal[0], False),
         (dict[str, int], {1: 1}),
         (list[int], {1}),
         (Item, {"name": "box"}),
@@ -208,6 +226,10 @@ def test_unknown_fields_are_ignored_and_missing_ones_defaulted() -> None:
         (int | str, "no JSON form"),
         (dict[int, str], "keys"),
         (bytes, "no JSON form"),
+        (Literal[b"x"], "b'x' has no JSON form"),
+        (Literal["a", 1.5], "1.5 has no JSON form"),
+        (Literal[Color.RED, "red"], "'red'> and 'red' have the same JSON form"),
+        (Literal[1, Tier.FIRST], "1 and <Tier.FIRST: 1> have the same JSON form"),
     ],
 )
 def test_types_without_a_json_form_are_refused(hint: Any, text: str) -> None:
@@ -221,6 +243,8 @@ def test_a_schema_describes_what_is_stored() -> None:
         "type": "object",
         "additionalProperties": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
     }
+    literal = codecs.build(Literal[0, False, None, Color.RED]).schema()
+    assert json.dumps(literal) == '{"enum": [0, false, null, "red"]}'
     codecs.build(Item)
     assert codecs.dataclasses[Item].definition() == {
         "type": "object",
