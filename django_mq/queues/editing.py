@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from datetime import datetime
 from typing import Any, Final
 
 from django_mq.conf import alias_of, get_settings
 from django_mq.conf.local_time import aware
-from django_mq.exceptions import InvalidOption, NotWaiting
+from django_mq.exceptions import InvalidOption, NotWaiting, short_repr
 from django_mq.messages import Message
 from django_mq.messages.classes import class_of_type
 from django_mq.outbox.build import HIGHEST, LOWEST
@@ -47,7 +48,7 @@ def edit(
     if priority is not None:
         check_integer(priority, "priority", LOWEST, HIGHEST)
     if due is not None:
-        due = moments(Message("due", after=due), settings.max_delay)[0]
+        due = _due(due, settings.max_delay)
     alias = alias_of(using)
     with writing(alias) as cursor:
         row = store.lock(cursor, id)
@@ -58,15 +59,22 @@ def edit(
         if due is not None and row.expires_at is not None and due >= aware(row.expires_at):
             raise InvalidOption(f"due: message {id} expires before that time")
         if text is not None:
-            _check_class(row, payload)
+            _check_class(row, text)
         store.write(cursor, id, payload=text, due=due, priority=priority)
     logger.info("message %d edited", id, extra={"event": "message_edited", "message_ids": (id,)})
     wake(alias)
 
 
-def _check_class(row: store.EditableRow, payload: Any) -> None:
+def _due(value: object, max_delay: float) -> datetime | None:
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        raise InvalidOption(f"due must be an aware datetime, not {short_repr(value)}")
+    return moments(Message("due", after=value), max_delay)[0]
+
+
+def _check_class(row: store.EditableRow, text: str) -> None:
+    """Check a payload as a handler will read it: the encoder writes a datetime, say, as text."""
     known = class_of_type(row.type)
     if known is None or row.schema_version > known.version:
         return
     if known.gap(row.schema_version) is None:
-        known.load(payload, row.schema_version)
+        known.load(json.loads(text), row.schema_version)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 
 import pytest
 from django.forms import model_to_dict
@@ -65,6 +66,37 @@ def test_a_payload_must_fit_the_class_of_its_version(rings):
         for row, payload in ((first, {"id": "x"}), (second, {"id": 7})):
             with pytest.raises(InvalidPayload, match="order"):
                 queues.edit(row.pk, payload=payload)
+
+
+def test_a_payload_is_checked_as_it_is_stored(rings):
+    """The encoder writes times and decimals as the text that the class reads."""
+    with classes.isolated():
+
+        @message("shop.orders.paid")
+        @dataclass
+        class Paid:
+            at: datetime
+            total: Decimal
+
+        row = add(type="shop.orders.paid")
+        queues.edit(row.pk, payload={"at": datetime(2026, 1, 1, tzinfo=UTC), "total": Decimal(7)})
+        assert stored(row).payload == {"at": "2026-01-01T00:00:00Z", "total": "7"}
+        with pytest.raises(InvalidPayload, match=r"Paid: at must be .*; got text"):
+            queues.edit(row.pk, payload={"at": date(2026, 1, 1), "total": Decimal(7)})
+
+
+@pytest.mark.parametrize(
+    "due",
+    [10, 0, 1.5, True, timedelta(days=3), "2026-01-01T00:00Z", datetime(2026, 1, 1), date.max],
+)
+def test_the_due_time_is_an_aware_datetime(due, django_assert_num_queries):
+    """A duration would not say from when it counts: from now, or from the due time so far."""
+    row = add()
+    with (
+        django_assert_num_queries(0),
+        pytest.raises(InvalidOption, match="due must be an aware datetime"),
+    ):
+        queues.edit(row.pk, due=due)
 
 
 @pytest.mark.parametrize(
