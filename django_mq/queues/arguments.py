@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 
 from django.db import connections
 
 from django_mq.exceptions import as_seconds
 from django_mq.policy.column_bounds import FIRST_TIME, MAX_BIGINT
+from django_mq.policy.error_text import one_line
 from django_mq.policy.message_filter import FINGERPRINT
 from django_mq.policy.routing import check_name
 from django_mq.store import schedules
@@ -30,18 +31,40 @@ def queue_names(queue: str | Collection[str] | None) -> list[str] | None:
     """Return `queue` as a list of names, or None for all queues; raises InvalidName."""
     if queue is None:
         return None
-    given = [queue] if isinstance(queue, str) else list(queue)
-    return [check_name(each, "queue") for each in given]
+    return names_in(queue, "queue")
 
 
-def whole_number(value: object, what: str, *, maximum: int = MAX_BIGINT) -> int:
-    """Return `value` if it is a whole number from 1 to `maximum`; raise ValueError otherwise.
+def names_in(value: str | Iterable[str], what: str) -> list[str]:
+    """Return one name, or several, as a list; raises InvalidName.
+
+    >>> names_in("mail", "queue"), names_in(("mail", "other"), "queue")
+    (['mail'], ['mail', 'other'])
+    """
+    several = isinstance(value, Iterable) and not isinstance(value, str)
+    return [check_name(each, what) for each in (value if several else [value])]
+
+
+def operator_name(by: str) -> str:
+    """Return the name of an operator as one line that can be stored; raise ValueError for no text.
+
+    >>> operator_name("ada\\0")
+    'ada\ufffd'
+    """
+    if not isinstance(by, str):
+        raise ValueError(f"by must be text, the name of an operator, not {by!r}")
+    return one_line(by, 150)
+
+
+def whole_number(value: object, what: str, *, minimum: int = 1, maximum: int = MAX_BIGINT) -> int:
+    """Return `value` if it is a whole number between the two; raise ValueError otherwise.
 
     >>> whole_number(7, "limit")
     7
     """
-    if type(value) is not int or not 1 <= value <= maximum:
-        raise ValueError(f"{what} must be a whole number from 1 to {maximum:,}, not {value!r}")
+    if type(value) is not int or not minimum <= value <= maximum:
+        raise ValueError(
+            f"{what} must be a whole number from {minimum} to {maximum:,}, not {value!r}"
+        )
     return value
 
 
@@ -59,14 +82,21 @@ def seconds(value: float | timedelta, what: str) -> float:
     return found
 
 
+def check_moment(at: Moment, what: str) -> None:
+    """Raise ValueError unless `at` is a moment."""
+    if not isinstance(at, datetime):
+        seconds(at, what)
+    elif at.utcoffset() is None:
+        raise ValueError(f"{what} must be an aware datetime, not {at!r}: use timezone.now()")
+
+
 def past_moment(alias: str, at: Moment, what: str) -> datetime:
     """Return a moment, none before the first that a row can have; raise ValueError for others.
 
     A relative one is computed by the database's clock.
     """
+    check_moment(at, what)
     if isinstance(at, datetime):
-        if at.utcoffset() is None:
-            raise ValueError(f"{what} must be an aware datetime, not {at!r}: use timezone.now()")
         return at
     ago = timedelta(seconds=seconds(at, what))
     with connections[alias].cursor() as cursor:

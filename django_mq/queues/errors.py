@@ -66,8 +66,8 @@ def errors(
     names = queue_names(queue)
     if fingerprint is not None:
         check_fingerprint(fingerprint)
-    if type(offset) is not int or not 0 <= offset < 10**9:
-        raise ValueError(f"offset must be a whole number from 0 on, not {offset!r}")
+    whole_number(limit, "limit", maximum=10_000)
+    whole_number(offset, "offset", minimum=0, maximum=10**9 - 1)
     alias = alias_of(using)
     start = FIRST_TIME if since is None else past_moment(alias, since, "since")
     with reading(alias) as cursor:
@@ -76,7 +76,7 @@ def errors(
             since=start,
             queues=names,
             fingerprint=fingerprint,
-            limit=whole_number(limit, "limit", maximum=10_000),
+            limit=limit,
             offset=offset,
         )
         left = store.remaining_messages(cursor, pairs, since=start) if pairs else {}

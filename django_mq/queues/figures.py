@@ -79,7 +79,7 @@ def figures(
     `queue` is a name, or several; None means all. Workers write their figures every 10 seconds. The
     cost grows with the number of rows: for an hour, one per minute, worker, queue and handler.
     """
-    if span not in SPANS:
+    if not isinstance(span, str) or span not in SPANS:
         raise ValueError(f"span must be hour, day or week, not {span!r}")
     names = queue_names(queue)
     with reading(alias_of(using)) as cursor:

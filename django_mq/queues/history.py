@@ -14,7 +14,7 @@ from django_mq.outbox.replay import Replays
 from django_mq.policy.column_bounds import id_of
 from django_mq.policy.routing import check_key
 from django_mq.queues.actions import Changed, Ids, checked_ids, log_changed
-from django_mq.queues.arguments import Moment, check_names, past_moment, whole_number
+from django_mq.queues.arguments import Moment, check_moment, check_names, past_moment, whole_number
 from django_mq.queues.transactions import reading
 from django_mq.store import replay as store
 
@@ -142,6 +142,9 @@ def _period(
     alias: str, since: Moment | None, until: Moment | None
 ) -> tuple[datetime | None, datetime | None]:
     """Return the two moments; raise ValueError if they are in the wrong order."""
+    for what, at in (("since", since), ("until", until)):
+        if at is not None:
+            check_moment(at, what)
     start = None if since is None else past_moment(alias, since, "since")
     end = None if until is None else past_moment(alias, until, "until")
     if start is not None and end is not None and start > end:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from django.db import connections
 
-from django_mq.conf import alias_of
+from django_mq.conf import alias_of, get_settings
 from django_mq.models import Operation
 from django_mq.operations.changes import CHANGES
 from django_mq.operations.heads import ACTIONS
 from django_mq.policy.message_filter import MessageFilter
-from django_mq.queues.arguments import whole_number
+from django_mq.policy.routing import check_key, check_name
+from django_mq.queues.arguments import flag, operator_name, whole_number
 from django_mq.queues.transactions import writing
 from django_mq.store import message_filters as filters
 from django_mq.store import operations as store
@@ -44,54 +47,89 @@ def operate(
 ) -> Operation:
     """Ask for an action (requeue, run_now, cancel, discard) on all messages that match.
 
-    They match the filter `wanted`, or else all of the other conditions; `since` and `until` bound
-    the time of the broadcast. Without any, the action covers every message that it applies to. A
-    worker begins within a poll interval of the commit. It acts on each message that is stored now
-    at most once, 1,000 per transaction. Messages in flight, and later ones, are left alone. With
-    `heads`, it requeues or discards the dead first messages of the lines (order keys, ordered
-    queues) of the matching messages instead.
+    They match the filter `wanted`, or else all of the other conditions; `type` may end in `*`,
+    `since` and `until` bound the time of the broadcast. Without any, the action covers every
+    message that it applies to. A worker begins within a poll interval of the commit. It acts on
+    each message that is stored now at most once, 1,000 per transaction. Messages in flight, and
+    later ones, are left alone. With `heads`, it requeues or discards the dead first messages of the
+    lines (order keys, ordered queues) of the matching messages instead.
 
     `by` names the operator, `user_id` is that user's key for the log of the admin, `matched` a
     count.
     """
-    if action not in CHANGES:
-        raise ValueError(f"there is no action {action!r}; there are {', '.join(sorted(CHANGES))}")
     conditions = MessageFilter(
-        queues=None if queue is None else (queue,),
+        queues=None if queue is None else (check_name(queue, "queue"),),
         state=state,
-        handler=handler,
-        type=type,
-        key=key,
+        handler=None if handler is None else check_name(handler, "handler"),
+        type=None if type is None else _checked_type(type),
+        key=None if key is None else check_key(key, "key"),
         priority=priority,
         fingerprint=fingerprint,
         since=since,
         until=until,
         metadata=metadata,
-        heads=heads or None,
+        heads=flag(heads, "heads") or None,
     )
-    if wanted is not None and conditions != MessageFilter():
-        raise ValueError("select messages by a filter, or by queue, state and so on, not both")
-    wanted = wanted or conditions
-    if wanted.heads and action not in ACTIONS:
-        raise ValueError(f"{action} is not an action on heads; there are {', '.join(ACTIONS)}")
-    alias = alias_of(using)
-    with connections[alias].cursor() as cursor:
-        last = filters.last_id(cursor)
+    chosen = _chosen(action, wanted, conditions)
     made = Operation(
         action=action,
-        filter=wanted.as_json(),
-        by=by,
-        user_id=str(user_id),
-        matched=matched,
-        last_id=last,
+        filter=_storable(chosen).as_json(),
+        by=operator_name(by),
+        user_id=_checked_user(user_id),
+        matched=None if matched is None else whole_number(matched, "matched", minimum=0),
     )
+    return _store(made, alias_of(using))
+
+
+def _checked_type(type: str) -> str:
+    """Return a type, or the beginning of one with `*` after it; raise InvalidName for others."""
+    if not isinstance(type, str) or not type.endswith("*"):
+        return check_name(type, "type")
+    beginning = type[:-1]
+    return f"{check_name(beginning, 'type')}*" if beginning else "*"
+
+
+def _checked_user(user_id: object) -> str:
+    text = str(user_id)
+    if not text.isprintable():
+        raise ValueError(f"user_id must be the key of a user, not {text!r}")
+    return text
+
+
+def _chosen(
+    action: object, wanted: MessageFilter | None, conditions: MessageFilter
+) -> MessageFilter:
+    """Return the one that is given; raise ValueError for both, or if the action does not apply."""
+    if not isinstance(action, str) or action not in CHANGES:
+        raise ValueError(f"there is no action {action!r}; there are {', '.join(sorted(CHANGES))}")
+    if wanted is not None and not isinstance(wanted, MessageFilter):
+        raise ValueError(f"a filter of messages is a MessageFilter, not {wanted!r}")
+    if wanted is not None and conditions != MessageFilter():
+        raise ValueError("select messages by a filter, or by queue, state and so on, not both")
+    chosen = wanted or conditions
+    if chosen.heads and action not in ACTIONS:
+        raise ValueError(f"{action} is not an action on heads; there are {', '.join(ACTIONS)}")
+    return chosen
+
+
+def _storable(wanted: MessageFilter) -> MessageFilter:
+    """Return a filter with metadata as messages store them; raises InvalidPayload."""
+    if wanted.metadata is None:
+        return wanted
+    text = get_settings().encode(dict(wanted.metadata), "metadata")
+    return replace(wanted, metadata=json.loads(text))
+
+
+def _store(made: Operation, alias: str) -> Operation:
+    with connections[alias].cursor() as cursor:
+        made.last_id = filters.last_id(cursor)
     made.save(using=alias, force_insert=True)
     made.refresh_from_db(using=alias)
     logger.info(
         "operation %d: %s requested for all messages that match",
         made.pk,
-        action,
-        extra={"event": "operation_asked_for", "operation": made.pk, "action": action},
+        made.action,
+        extra={"event": "operation_asked_for", "operation": made.pk, "action": made.action},
     )
     return made
 
@@ -107,8 +145,9 @@ def cancel_operation(id: int, *, using: str | None = None) -> bool:
 
     Its changes stay. Raises OperationalError if a step takes longer than a second.
     """
+    whole_number(id, "id")
     with writing(alias_of(using)) as cursor:
-        progress = store.cancel(cursor, whole_number(id, "id"))
+        progress = store.cancel(cursor, id)
     if progress is None:
         return False
     logger.info(

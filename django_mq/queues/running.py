@@ -12,8 +12,8 @@ from django.db.models.functions import Now
 from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage, WorkerCommand, WorkerHeartbeat
 from django_mq.policy.column_bounds import MAX_BIGINT, MAX_SPAN_SECONDS
-from django_mq.policy.error_text import one_line
 from django_mq.queues.actions import Changed, Ids, checked_ids
+from django_mq.queues.arguments import operator_name
 from django_mq.queues.fleet import SILENT
 from django_mq.queues.obstacles import worker_of
 from django_mq.queues.transactions import writing
@@ -45,6 +45,7 @@ def running(
     *, ids: Collection[int] | None = None, using: str | None = None
 ) -> list[RunningMessage]:
     """Return the messages whose handlers run now, or those among `ids`; the longest first."""
+    wanted = None if ids is None else set(checked_ids(ids))
     alias = alias_of(using)
     beats = WorkerHeartbeat.objects.using(alias).filter(last_seen__gt=Now() - GONE_AFTER)
     columns = beats.annotate(silent=SILENT).values_list(
@@ -53,7 +54,7 @@ def running(
     at: dict[int, tuple[str, str, int, timedelta | None]] = {}
     for worker, host, pid, listed, ran, silent in columns:
         for id in listed if isinstance(listed, list) else ():
-            if type(id) is int and 0 < id <= MAX_BIGINT and (ids is None or id in ids):
+            if type(id) is int and 0 < id <= MAX_BIGINT and (wanted is None or id in wanted):
                 at[id] = (worker, host, pid, _ran_for(ran, id, silent))
     found = QueuedMessage.objects.using(alias).filter(pk__in=at, leased_until__isnull=False)
     rows = found.values_list("pk", "queue", "type", "handler", "attempts", "claimed_by")
@@ -97,7 +98,7 @@ def commands(id: int, *, using: str | None = None) -> list[WorkerCommand]:
 
 
 def _ask(action: str, ids: Ids, by: str, using: str | None) -> Changed:
-    wanted, name, alias = checked_ids(ids), one_line(by, 150), alias_of(using)
+    wanted, name, alias = checked_ids(ids), operator_name(by), alias_of(using)
     with writing(alias) as cursor:
         asked = sorted(store.ask(cursor, ids=wanted, action=action, by=name))
         if asked:

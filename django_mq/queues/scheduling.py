@@ -103,8 +103,9 @@ def next_times(
     """
     whole_number(count, "count", maximum=MAX_TIMES)
     name = schedule.name if isinstance(schedule, Schedule) else schedule
+    check_name(name, "schedule name")
     with connections[alias_of(using)].cursor() as cursor:
-        row = store.read(cursor, check_name(name, "schedule name"))
+        row = store.read(cursor, name)
         if row is None:
             raise ValueError(no_schedule(name, store.names(cursor)))
     times = times_of(row.cron, row.every, row.tz, start=row.due_at)
@@ -119,6 +120,7 @@ def run_schedule(name: str, *, using: str | None = None) -> Receipt:
     The receipt is false if it has `overlap="skip"` and its last message still waits or runs.
     Raises what `broadcast()` raises.
     """
+    check_name(name, "schedule name")
     alias = alias_of(using)
     with writing(alias) as cursor:
         receipt = fire_now(cursor, alias, _take(cursor, name))
@@ -134,6 +136,7 @@ def enable_schedule(name: str, *, using: str | None = None) -> bool:
     process declares any longer is disabled again after 24 hours. Raises InvalidOption if its cron
     expression or time zone cannot be read.
     """
+    check_name(name, "schedule name")
     with writing(alias_of(using)) as cursor:
         row = _take(cursor, name)
         was_off = row.next_at is None
@@ -148,6 +151,7 @@ def disable_schedule(name: str, *, using: str | None = None) -> bool:
 
     Messages that it has broadcast stay.
     """
+    check_name(name, "schedule name")
     with writing(alias_of(using)) as cursor:
         row = _take(cursor, name)
         store.decide(cursor, name, enabled=False, next_at=None)
@@ -167,7 +171,7 @@ def _next(row: ScheduleRow) -> datetime | None:
 
 
 def _take(cursor: Cursor, name: str) -> ScheduleRow:
-    row = store.take(cursor, check_name(name, "schedule name"))
+    row = store.take(cursor, name)
     if row is None:
         raise ValueError(no_schedule(name, store.names(cursor)))
     return row

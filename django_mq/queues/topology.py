@@ -13,6 +13,7 @@ from django_mq.conf.local_time import aware, utc_now
 from django_mq.models import Schedule
 from django_mq.policy.handler_stats import HandlerTimings
 from django_mq.policy.routing import TASKS, Pattern
+from django_mq.queues.arguments import queue_names
 from django_mq.queues.fleet import timings, workers
 from django_mq.queues.totals import read_names
 from django_mq.queues.transactions import reading
@@ -79,30 +80,30 @@ class Topology:
         return tuple(each for each in self.handlers if self.observed and not each.attempts)
 
 
-def topology(*, only: Collection[str] | None = None, using: str | None = None) -> Topology:
+def topology(*, only: str | Collection[str] | None = None, using: str | None = None) -> Topology:
     """Return which types reach which of the handlers of this process.
 
     Types are the plain patterns of handlers, those that schedules broadcast, those of the newest
     10,000 stored messages and the newest 10,000 in the history, and those of held messages: of each
     queue and priority, 1,000 each of those due for longest, due last and due next are examined.
-    `only` limits handlers and messages to these queues. Whether `where` of a handler lets a message
-    pass is not considered. Tasks subscribe to nothing and are left out.
+    `only` limits handlers and messages to a queue or several. Whether `where` of a handler lets a
+    message pass is not considered. Tasks subscribe to nothing and are left out.
     """
-    alias, settings = alias_of(using), get_settings()
+    queues, alias, settings = queue_names(only), alias_of(using), get_settings()
     found = [
         each
         for each in handlers.all_handlers()
-        if each.patterns and (only is None or handlers.queue_of(each, settings) in only)
+        if each.patterns and (queues is None or handlers.queue_of(each, settings) in queues)
     ]
     with reading(alias) as cursor:
         prepare_to_read(cursor)
-        counted = store.newest(cursor, limit=NEWEST, queues=only)
-        asked = [name for name in read_names(cursor) if only is None or name in only]
+        counted = store.newest(cursor, limit=NEWEST, queues=queues)
+        asked = [name for name in read_names(cursor) if queues is None or name in queues]
         held = store.held(cursor, queues=asked, limit=HELD_PER_LANE, maximum=MAX_HELD)
         calls = read_figures.calls(cursor, since=PERIOD.total_seconds())
     names = {type for type in counted.keys() | held if not type.startswith(TASKS)}
     names.update(text for each in found for text in each.patterns if Pattern(text).is_plain)
-    if only is None:
+    if queues is None:
         schedules = Schedule.objects.using(alias).filter(enabled=True)
         names.update(schedules.values_list("type", flat=True))
     live, table = timings(using=alias), handlers.table()

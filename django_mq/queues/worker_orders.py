@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from django_mq.conf import alias_of
 from django_mq.models import WorkerCommand
-from django_mq.policy.error_text import one_line
 from django_mq.policy.routing import check_name
+from django_mq.queues.arguments import names_in, operator_name
 from django_mq.queues.transactions import writing
 from django_mq.store import commands as store
 
@@ -56,14 +56,14 @@ def worker_orders(worker: str, *, using: str | None = None) -> list[WorkerComman
 
     `taken_at` is None until the worker has read the order.
     """
+    check_name(worker, "worker")
     found = WorkerCommand.objects.using(alias_of(using))
     return list(found.filter(worker=worker, message_id__isnull=True).order_by("-id")[:10])
 
 
 def _order(action: str, workers: WorkerIds, by: str, using: str | None) -> tuple[str, ...]:
-    every = [workers] if isinstance(workers, str) else list(workers)
-    wanted = sorted({check_name(each, "worker") for each in every})
-    name, alias = one_line(by, 150), alias_of(using)
+    wanted = sorted(set(names_in(workers, "worker")))
+    name, alias = operator_name(by), alias_of(using)
     with writing(alias) as cursor:
         told = store.order(cursor, workers=wanted, action=action, by=name)
         if told:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import enum
+from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 
 import pytest
 
 from django_mq import queues
-from tests.rows import add, beat
+from django_mq.exceptions import InvalidName, InvalidPayload
+from django_mq.models import Operation
+from django_mq.policy.message_filter import MessageFilter
+from tests.rows import add, beat, stored
 
 pytestmark = pytest.mark.django_db
 
@@ -64,3 +70,142 @@ def test_timings_want_the_id_of_a_worker(django_assert_num_queries, worker):
     with django_assert_num_queries(0), pytest.raises(ValueError, match="id of a worker"):
         queues.timings(worker=worker)
     assert queues.timings(worker="another") == {}
+
+
+NOT_NAMES = ["", "a b!", "a\0", "ä", "\ud800", "x" * 129, 7, True, b"q"]
+#: Functions that take the name of a queue, or several.
+OF_QUEUES = (
+    queues.errors,
+    queues.figures,
+    queues.rates,
+    lambda queue: queues.topology(only=queue),
+)
+
+
+@pytest.mark.parametrize("of_queues", OF_QUEUES)
+@pytest.mark.parametrize("queue", [*NOT_NAMES, ["mail", "a b!"], [None], {1: 2}])
+def test_a_queue_or_several_have_names(django_assert_num_queries, of_queues, queue):
+    with django_assert_num_queries(0), pytest.raises(InvalidName, match=r"queue .* is not a name"):
+        of_queues(queue=queue)
+
+
+@pytest.mark.parametrize("of_queues", OF_QUEUES)
+@pytest.mark.parametrize("queue", ["mail", ["mail"], {"mail", "other"}, ("mail",), ()])
+def test_a_queue_or_several(of_queues, queue):
+    of_queues(queue=queue)
+
+
+BAD_NAMES = [(what, value) for what in ("queue", "handler", "type") for value in NOT_NAMES]
+BAD_NAMES += [("key", value) for value in NOT_NAMES if value not in ("a b!", "ä")]
+
+
+@pytest.mark.parametrize(("what", "value"), BAD_NAMES)
+def test_an_operation_on_a_bad_name_is_refused(django_assert_num_queries, what, value):
+    """It would be stored, match nothing, and be reported as done."""
+    with django_assert_num_queries(0), pytest.raises(InvalidName, match=what):
+        queues.operate("discard", **{what: value})
+
+
+@pytest.mark.parametrize("type", ["no such!*x", "a b*", "a**", "*a", "#"])
+def test_the_type_of_an_operation_is_a_name_or_the_beginning_of_one(type):
+    with pytest.raises(InvalidName, match=r"type .* is not a name"):
+        queues.operate("discard", type=type)
+
+
+class Named(enum.StrEnum):
+    IT = "shop"
+
+
+@pytest.mark.parametrize("type", ["shop.placed", "shop.*", "shop*", "*", Named.IT])
+def test_an_operation_stores_plain_names(type):
+    made = queues.operate("discard", type=type, queue=Named.IT, handler=Named.IT, key=Named.IT)
+    named = {"queues": ["shop"], "handler": "shop", "key": "shop"}
+    assert stored(made).filter == {**named, "type": str(type)}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *({"action": action} for action in (None, "drop", [], {})),
+        *({"wanted": wanted} for wanted in ("x", {}, 7)),
+        *({"heads": heads} for heads in (None, "no", 0, [])),
+        *({"by": by} for by in (None, 7, b"ada")),
+        *({"user_id": user} for user in ("a\0", "\ud800", "a\nb")),
+        *({"matched": count} for count in (-1, 2**63, True, 1.5, "7", float("inf"))),
+        *({"metadata": value} for value in ("x", [], {"a": "\0"}, {"a": "\ud800"}, {"a": set()})),
+        {"wanted": MessageFilter(metadata={"a": float("nan")})},
+    ],
+)
+def test_an_operation_that_cannot_be_stored_is_refused(django_assert_num_queries, bad):
+    """A caller's transaction would be aborted by the database's own error."""
+    with django_assert_num_queries(0), pytest.raises(ValueError, match=r"."):
+        queues.operate(**{"action": "discard", **bad})
+
+
+def test_an_operation_compares_metadata_as_it_is_stored():
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    made = queues.operate("discard", metadata={"at": at, 1: (2,)}, by="a\0", user_id=7, matched=0)
+    assert stored(made).filter == {"metadata": {"at": "2026-01-01T00:00:00Z", "1": [2]}}
+    assert (made.by, made.user_id, made.matched) == ("a\ufffd", "7", 0)
+    with pytest.raises(InvalidPayload, match="metadata"):
+        queues.operate("discard", metadata={"at": object()})
+    assert Operation.objects.get() == made
+
+
+@pytest.mark.parametrize(
+    "order", [queues.quiet_workers, queues.resume_workers, queues.stop_workers]
+)
+@pytest.mark.parametrize("workers", [None, 7, "a\0", ["w", 7]])
+def test_orders_want_the_ids_of_workers(django_assert_num_queries, order, workers):
+    with django_assert_num_queries(0), pytest.raises(InvalidName, match="worker"):
+        order(workers)
+
+
+@pytest.mark.parametrize("worker", [*NOT_NAMES, None])
+def test_worker_orders_want_the_id_of_a_worker(django_assert_num_queries, worker):
+    with django_assert_num_queries(0), pytest.raises(InvalidName, match="worker"):
+        queues.worker_orders(worker)
+
+
+@pytest.mark.parametrize("by", [None, 7, b"ada"])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        partial(queues.stop, 1),
+        partial(queues.ask_stack, 1),
+        partial(queues.quiet_workers, "w"),
+    ],
+)
+def test_the_name_of_an_operator_is_text(django_assert_num_queries, ask, by):
+    with django_assert_num_queries(0), pytest.raises(ValueError, match="by must be text"):
+        ask(by=by)
+
+
+@pytest.mark.parametrize("span", [None, [], "month", 7])
+def test_figures_want_a_span(django_assert_num_queries, span):
+    with django_assert_num_queries(0), pytest.raises(ValueError, match="span must be"):
+        queues.figures(span)
+
+
+@pytest.mark.parametrize("ids", ["7", [None], [0], [1.5], 2**63])
+def test_running_wants_ids(django_assert_num_queries, ids):
+    with django_assert_num_queries(0), pytest.raises(ValueError, match="is not the id"):
+        queues.running(ids=ids)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: queues.errors(60, limit=0),
+        lambda: queues.cancel_operation(0),
+        lambda: queues.next_times("a b!"),
+        lambda: queues.run_schedule("a b!"),
+        lambda: queues.enable_schedule("a b!"),
+        lambda: queues.disable_schedule("a b!"),
+        lambda: queues.history(since=60, until="x"),
+        lambda: queues.replay(since=60, until=date(2026, 1, 1)),
+    ],
+)
+def test_no_statement_comes_before_the_last_check(django_assert_num_queries, call):
+    with django_assert_num_queries(0), pytest.raises(ValueError, match=r"."):
+        call()

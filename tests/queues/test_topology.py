@@ -103,7 +103,10 @@ def test_types_of_held_messages_stay_among_many_others(monkeypatch: pytest.Monke
 
 def test_only_some_queues() -> None:
     add(type="shop.secret", queue="audit")
-    assert reached(queues.topology(only={"mail"})) == {"shop.placed": (("mails",), 0)}
+    for only in ({"mail"}, ["mail"], "mail"):
+        assert reached(queues.topology(only=only)) == {"shop.placed": (("mails",), 0)}
+    for only in ("mails", "xmailx", ()):  # a text that contains the name is another queue
+        assert not queues.topology(only=only).handlers
 
 
 def test_the_command_without_a_type() -> None:
