@@ -33,7 +33,7 @@ from django_mq.conf.readers import (
     read_fields,
     setting_error,
 )
-from django_mq.exceptions import short_repr
+from django_mq.exceptions import InvalidOption, short_repr
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.encoding import encode
 
@@ -194,9 +194,16 @@ def get_settings() -> Settings:
 def alias_of(using: str | None = None) -> str:
     """Return the alias of the messages' database: `using`, else DATABASE, else the router's choice.
 
-    Apps must be ready.
+    Apps must be ready. Raises InvalidOption if `using` cannot be an alias; Django raises
+    ConnectionDoesNotExist later if there is none of this name.
     """
-    alias: str | None = using or get_settings().database
+    if using is not None:
+        if not isinstance(using, str) or not using:  # Django itself takes "" for the default
+            raise InvalidOption(
+                f"using must be the alias of a database, or None, not {short_repr(using)}"
+            )
+        return using
+    alias = get_settings().database
     return alias or router.db_for_write(apps.get_model("django_mq", "QueuedMessage"))
 
 

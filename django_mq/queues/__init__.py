@@ -2,7 +2,8 @@
 
 `using` is a database alias; None means the setting DATABASE or, without it, the router's choice.
 All functions work inside and outside `atomic()`. Arguments are checked before any SQL: a bad name
-raises InvalidName, any other bad argument ValueError.
+raises InvalidName, any other bad argument ValueError, and an alias that is not in DATABASES
+Django's ConnectionDoesNotExist.
 """
 
 from django_mq.policy.figures import Counted, Latency

@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-from django_mq import queues
-from django_mq.exceptions import InvalidName, InvalidPayload
+from django_mq import ask, broadcast, queues
+from django_mq.exceptions import InvalidName, InvalidOption, InvalidPayload
 from django_mq.models import Operation
 from django_mq.policy.message_filter import MessageFilter
 from tests.rows import add, beat, stored
@@ -70,6 +70,17 @@ def test_timings_want_the_id_of_a_worker(django_assert_num_queries, worker):
     with django_assert_num_queries(0), pytest.raises(ValueError, match="id of a worker"):
         queues.timings(worker=worker)
     assert queues.timings(worker="another") == {}
+
+
+@pytest.mark.parametrize("using", ["", -1, 0, False, b"default", ["default"], object()])
+@pytest.mark.parametrize(
+    "call",
+    [queues.counts, queues.schedules, queues.names, partial(broadcast, "a"), partial(ask, "a")],
+)
+def test_using_is_the_alias_of_a_database(django_assert_num_queries, call, using):
+    """A false value is none: a variable that was left empty would mean another database."""
+    with django_assert_num_queries(0), pytest.raises(InvalidOption, match="using must be the"):
+        call(using=using)
 
 
 NOT_NAMES = ["", "a b!", "a\0", "ä", "\ud800", "x" * 129, 7, True, b"q"]
