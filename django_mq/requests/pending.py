@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
+from django_mq.conf import alias_of
 from django_mq.exceptions import (
     CannotWait,
     RemoteError,
@@ -46,7 +47,7 @@ class PendingReply:
 
     def __init__(self, id: int, *, using: str | None = None) -> None:
         self.id = check_integer(id, "id", 1, MAX_BIGINT)
-        self._alias = using or queue_connection(None).alias
+        self._alias = queue_connection(None).alias if using is None else alias_of(using)
         self._type = self._queue = ""
         self._birth: _Origin | None = None
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from django_mq import ask, broadcast, queues
+from django_mq import PendingReply, ask, broadcast, queues
 from django_mq.exceptions import InvalidName, InvalidOption, InvalidPayload
 from django_mq.models import Operation
 from django_mq.policy.message_filter import MessageFilter
@@ -75,7 +75,14 @@ def test_timings_want_the_id_of_a_worker(django_assert_num_queries, worker):
 @pytest.mark.parametrize("using", ["", -1, 0, False, b"default", ["default"], object()])
 @pytest.mark.parametrize(
     "call",
-    [queues.counts, queues.schedules, queues.names, partial(broadcast, "a"), partial(ask, "a")],
+    [
+        queues.counts,
+        queues.schedules,
+        queues.names,
+        partial(broadcast, "a"),
+        partial(ask, "a"),
+        partial(PendingReply, 7),
+    ],
 )
 def test_using_is_the_alias_of_a_database(django_assert_num_queries, call, using):
     """A false value is none: a variable that was left empty would mean another database."""
