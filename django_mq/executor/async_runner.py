@@ -12,7 +12,7 @@ from typing import Any
 from django_mq.executor import reports
 from django_mq.executor.async_settler import AsyncSettler
 from django_mq.executor.async_slots import Slots
-from django_mq.executor.call_timeout import GRACE, LoopTimeout
+from django_mq.executor.call_timeout import CANCEL_SECONDS, LoopTimeout
 from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.leased_call import leased_call, result_of, split_started
@@ -278,7 +278,7 @@ class AsyncRunner(threading.Thread):
             self.cut_off = True
             running.cancel()
         if self._running:
-            await asyncio.wait(set(self._running), timeout=GRACE)
+            await asyncio.wait(set(self._running), timeout=CANCEL_SECONDS)
         self._drained = True
         self._loop.stop()
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from django_mq.executor.scoreboard import CallEntries
 
 #: Seconds that a cancelled handler has to end before its process is killed.
-GRACE = 5.0
+CANCEL_SECONDS = 5.0
 
 
 class Timeout(Protocol):
@@ -49,7 +49,7 @@ class LoopTimeout:
         self.answered = entries.answered
 
     def show(self, seconds: float) -> None:
-        self._entries.show(monotonic() + seconds + GRACE)
+        self._entries.show(monotonic() + seconds + CANCEL_SECONDS)
 
     def extend(self, seconds: float) -> None:
         self.show(seconds)

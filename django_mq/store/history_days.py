@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PREFIX = "django_mq_handledmessage_"
 #: A row is deleted individually only this long after its retention has ended: a day whose rows all
 #: have the same retention is dropped as a whole before that.
-GRACE = timedelta(hours=26)
+PARTITION_GRACE = timedelta(hours=26)
 
 
 class Days(NamedTuple):
@@ -141,7 +141,7 @@ returning h.id
 
 def prune(cursor: Cursor, *, limit: int) -> int:
     """Delete up to `limit` rows that were not dropped with their day; return how many."""
-    cursor.execute(PRUNE, {"grace": GRACE, "limit": limit})
+    cursor.execute(PRUNE, {"grace": PARTITION_GRACE, "limit": limit})
     return len(cursor.fetchall())
 
 

@@ -31,11 +31,11 @@ logger = logging.getLogger("django_mq")
 #: Seconds between two looks at the running messages, and thus the precision of timeouts.
 TICK = 0.2
 #: Seconds from the end of the drain time until a child is killed.
-GRACE = 2.0
+DRAIN_GRACE_SECONDS = 2.0
 #: Seconds between two starts in a slot whose processes grow too large.
 RECYCLE_PAUSE = 1.0
 #: Seconds that the last process has to settle the messages of dead ones.
-LAST_RECOVERY = 10.0
+LAST_RECOVERY_SECONDS = 10.0
 
 
 class Supervisor:
@@ -133,7 +133,7 @@ class Supervisor:
             extra={"event": "draining"},
         )
         self._reporter.stopping()
-        self._deadline = Deadline(self._drain_seconds + GRACE)
+        self._deadline = Deadline(self._drain_seconds + DRAIN_GRACE_SECONDS)
         for slot in self._slots:
             slot.signal(signal.SIGTERM)
 
@@ -274,7 +274,7 @@ class Supervisor:
         slot = self._slots[0]
         slot.finished = True
         self._start(slot, last=True)
-        deadline = Deadline(LAST_RECOVERY)
+        deadline = Deadline(LAST_RECOVERY_SECONDS)
         while slot.pid and not deadline.passed():
             self._pass_on()
             if slot.link is not None and not self._orphaned:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from traceback import walk_stack
 
 from django_mq.executor.async_runner import AsyncRunner
-from django_mq.executor.call_timeout import GRACE
+from django_mq.executor.call_timeout import CANCEL_SECONDS
 from django_mq.executor.scoreboard import Entry, Scoreboard
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link
@@ -86,7 +86,7 @@ class Commands:
         cancelled = self.runner.stop(entry.fence.id, by)
         end_process = self.end_process()
         if end_process is not None:
-            end_process(entry.fence, by, GRACE if cancelled else 0.0)
+            end_process(entry.fence, by, CANCEL_SECONDS if cancelled else 0.0)
         elif not cancelled:
             return NO_SUPERVISOR
         return STOPPING

@@ -8,10 +8,10 @@ from django_mq.executor.connections import Outage
 from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
 from django_mq.executor.watchdog import Link, Watchdog
 
-#: A part is stalled after INTERVALS missed intervals, and after STILL seconds at the earliest: a
+#: A part is stalled after so many missed intervals, and after so many seconds at the earliest: a
 #: reconnect takes less. A part that waits for the server counts as moving, within the limit of its
 #: link.
-INTERVALS, STILL = 3, 20.0
+MISSED_INTERVALS, MIN_STALL_SECONDS = 3, 20.0
 
 
 def stall_limit(interval: float) -> float:
@@ -20,7 +20,7 @@ def stall_limit(interval: float) -> float:
     >>> stall_limit(1.0), stall_limit(10.0)
     (20.0, 30.0)
     """
-    return max(INTERVALS * interval, STILL)
+    return max(MISSED_INTERVALS * interval, MIN_STALL_SECONDS)
 
 
 class Liveness:

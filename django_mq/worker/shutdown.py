@@ -15,7 +15,7 @@ from django_mq.worker.worker_options import WorkerOptions
 #: Seconds, in a drain, between two renewals of the ordered queues whose messages still run.
 RENEW_INTERVAL = 0.5
 #: Seconds that the end of a drain waits for the recovery of dead siblings.
-LAST_RECOVERY = 5.0
+FINISH_RECOVERY_SECONDS = 5.0
 #: Seconds that the server has to answer a statement once the worker drains, and once the drain is
 #: over. A message that is released too late runs again when its lease lapses.
 STATEMENT_SECONDS, LAST_STATEMENT_SECONDS = 5.0, 1.0
@@ -82,7 +82,7 @@ class Shutdown:
         threads = (*parts.executors, parts.runner)
         self.done = not (parts.runner.cut_off or any(thread.is_alive() for thread in threads))
         if self.done:
-            parts.recovery.finish(LAST_RECOVERY)
+            parts.recovery.finish(FINISH_RECOVERY_SECONDS)
 
     def _give_up(self) -> None:
         """Stop waiting, both for handlers and for a lost database."""

@@ -146,7 +146,7 @@ def test_a_day_is_dropped_when_its_last_row_may_go() -> None:
 
 def test_a_row_that_outlives_its_time_among_others_is_deleted() -> None:
     now = datetime.now(UTC)
-    late = history_days.GRACE + timedelta(minutes=1)
+    late = history_days.PARTITION_GRACE + timedelta(minutes=1)
     create((now - 3 * DAY).date())
     keep(1, now - 3 * DAY, keep_until=now - late)
     keep(2, now - 3 * DAY, keep_until=now + DAY)

@@ -267,7 +267,7 @@ def test_a_drain_ends_whatever_the_link_does(
 def test_a_loop_that_stands_still_is_seen(
     start: Start, said: Said, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    monkeypatch.setattr(liveness, "STILL", 1.0)
+    monkeypatch.setattr(liveness, "MIN_STALL_SECONDS", 1.0)
     settings.DJANGO_MQ = {"POLL_INTERVAL": 0.1, "LEASE": 1.0}
     board = Scoreboard(200)
     running = start(scoreboard=board)
