@@ -10,18 +10,24 @@ from time import monotonic
 from typing import Any
 
 import psycopg
-from django.db import connections
 from psycopg import sql
 
 from django_mq.conf import get_settings
-from django_mq.executor.connections import LOST
+from django_mq.executor.connections import LOST, plain_connection
+from django_mq.executor.statements import RepeatingCursor
+from django_mq.executor.watchdog import STALL_MARGIN, Link
+from django_mq.requests.timed_link import TimedLink
 from django_mq.store import results
+from django_mq.store.limits import Limits, set_for_session
 from django_mq.store.results import ReplyState
+from django_mq.store.session_facts import is_pooled
 
-#: Makes the system give up a silent network link after seconds instead of minutes.
-CONNECT_OPTIONS = {"connect_timeout": 10, "tcp_user_timeout": 10_000}
-#: Seconds until LISTEN is tried again after it failed.
-LISTEN_RETRY_SECONDS = 10.0
+#: The server's limits of a query. With STALL_MARGIN they are below the default timeout of `ask()`,
+#: so that a reply still arrives in time when the connection stalls.
+LIMITS = Limits(statement=5.0, lock=5.0)
+#: Seconds until LISTEN is tried again after it failed, and between two LISTENs on a connection that
+#: has no other use: each shows whether the connection still answers.
+LISTEN_INTERVAL = 10.0
 
 
 class SleepBreaker:
@@ -45,9 +51,10 @@ class SleepBreaker:
 class ServerLink:
     """A waiter's link to the server, for one thread.
 
-    Any method may raise an error in LOST; call `close()` then. One connection queries and
-    listens, unless WAKEUP names another alias to listen on. If that is lost, or WAKEUP is "poll",
-    the link only queries.
+    Any method may raise an error in LOST; call `close()` then, unless the server refused the
+    query. One connection queries and listens, unless WAKEUP names another alias to listen on. If
+    that is lost, or WAKEUP is "poll", the link only queries. No method waits for the server without
+    a bound.
     """
 
     def __init__(self, alias: str, poke: SleepBreaker) -> None:
@@ -55,18 +62,21 @@ class ServerLink:
         self._poke = poke
         self._rang = False
         self._query_connection: psycopg.Connection[Any] | None = None
+        self._cursor: RepeatingCursor | None = None
         self._listen_connection: psycopg.Connection[Any] | None = None
         self._tried_at = float("-inf")
 
     def query(self, ids: Sequence[int]) -> list[ReplyState]:
         """Return the states of the requests `ids`; LISTEN comes first, so no reply is missed."""
-        if self._query_connection is None:
-            self._query_connection = _connect(self._alias)
-        if self._listen_connection is None and monotonic() - self._tried_at > LISTEN_RETRY_SECONDS:
-            self._tried_at = monotonic()
-            self._listen(get_settings().wakeup)
-        with self._query_connection.cursor() as cursor:
-            return results.reply_states(cursor, ids)
+        if self._cursor is None:
+            self._cursor = self._connect()
+        listens_apart = self._listen_connection is not self._query_connection
+        if listens_apart and monotonic() - self._tried_at > LISTEN_INTERVAL:
+            try:
+                self._listen(get_settings().wakeup)
+            finally:
+                self._tried_at = monotonic()
+        return results.reply_states(self._cursor, ids)
 
     def is_listening(self) -> bool:
         return self._listen_connection is not None
@@ -92,17 +102,29 @@ class ServerLink:
     def close(self) -> None:
         _close(self._query_connection)
         _close(self._listen_connection)
-        self._query_connection = self._listen_connection = None
+        self._query_connection = self._listen_connection = self._cursor = None
         self._tried_at = float("-inf")
         self._rang = True  # a notification may be lost with the connection
+
+    def _connect(self) -> RepeatingCursor:
+        link = TimedLink(LIMITS.statement + STALL_MARGIN)
+        self._query_connection = connection = _connect(self._alias, link)
+        # Through a pooler the limits go along with each query, which takes 0.6 ms instead of 0.2:
+        # the session may be the application's, too. An alias does not always say so.
+        pooled = is_pooled(connection)
+        if not pooled:
+            version = connection.info.server_version
+            connection.execute(set_for_session(LIMITS, server_version=version))
+        return RepeatingCursor(connection, LIMITS, limited=pooled)
 
     def _listen(self, wakeup: str) -> None:
         if wakeup == "poll":
             return
         shared = wakeup in ("notify", self._alias) and self._query_connection
         try:
-            self._listen_connection = shared or _connect(wakeup)
-            self._listen_connection.add_notify_handler(self._on_notify)
+            if self._listen_connection is None:
+                self._listen_connection = shared or _connect(wakeup, _listen_link())
+                self._listen_connection.add_notify_handler(self._on_notify)
             self._listen_connection.execute(results.LISTEN)
         except LOST:
             if shared:
@@ -120,11 +142,25 @@ def _close(connection: psycopg.Connection[Any] | None) -> None:
             connection.close()
 
 
-def _connect(alias: str) -> psycopg.Connection[Any]:
-    """Return a plain connection in autocommit mode, not from Django's pool."""
-    wrapper = connections[alias]
-    params = {**CONNECT_OPTIONS, **wrapper.get_connection_params(), "autocommit": True}
-    connection: psycopg.Connection[Any] = psycopg.connect(**params)
-    if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):
-        connection.execute(sql.SQL("set role {}").format(sql.Identifier(role)))
+def _listen_link() -> Link:
+    """Return the link of a connection that only listens, and delays queries while it stalls."""
+    link = TimedLink(STALL_MARGIN)
+    link.max_wait = STALL_MARGIN
+    return link
+
+
+def _connect(alias: str, link: Link) -> psycopg.Connection[Any]:
+    """Return a plain connection in autocommit mode; `link` bounds its waits.
+
+    Receivers of `connection_created` are not called: one that fails would fail all waits.
+    """
+    wrapper = plain_connection(alias, link)
+    params = {**wrapper.get_connection_params(), "autocommit": True}
+    connection: psycopg.Connection[Any] = wrapper.get_new_connection(params)
+    try:
+        if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):
+            connection.execute(sql.SQL("set role {}").format(sql.Identifier(role)))
+    except BaseException:
+        connection.close()
+        raise
     return connection

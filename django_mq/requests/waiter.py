@@ -18,7 +18,7 @@ from time import monotonic
 
 from django.core import mail
 
-from django_mq.executor.connections import LOST, reason_of
+from django_mq.executor.connections import LOST, reason_of, was_refused
 from django_mq.requests.connection import ServerLink, SleepBreaker
 from django_mq.store.results import ReplyState
 
@@ -99,13 +99,9 @@ class Waiter:
                         self._deliver(link.query(ids))
                         wait = RECONNECT_WAIT
                 except LOST as error:
-                    link.close()
-                    logger.warning(
-                        "waiting for replies: database lost (%s); trying again in %.2g s",
-                        reason_of(error),
-                        wait,
-                        extra={"event": "database_lost"},
-                    )
+                    if not was_refused(error):
+                        link.close()
+                    _log_outage(error, wait)
                     time.sleep(wait)
                     wait = min(wait * 2, MAX_RECONNECT_WAIT)
         except BaseException as error:
@@ -159,6 +155,17 @@ class Waiter:
         for future in failed:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
+
+
+def _log_outage(error: BaseException, wait: float) -> None:
+    refused = was_refused(error)
+    logger.warning(
+        "waiting for replies: %s (%s); trying again in %.2g s",
+        "the database refused a statement" if refused else "database lost",
+        reason_of(error),
+        wait,
+        extra={"event": "statement_refused" if refused else "database_lost"},
+    )
 
 
 _waiters: dict[str, Waiter] = {}

@@ -28,6 +28,7 @@ class Proxy:
         self._held_at: bytes | None = None
         self._flows = threading.Event()
         self._flows.set()
+        self._frozen: list[threading.Event] = []
         self._links: list[socket.socket] = []
         self.cuts = 0
         threading.Thread(target=self._accept, daemon=True).start()
@@ -55,12 +56,20 @@ class Proxy:
             self._held_at = None
             self._flows.set()
 
+    def freeze(self) -> None:
+        """Pass no more data on the links that are open now, nor close them; new ones work."""
+        self._frozen.append(self._flows)
+        self._flows.clear()
+        self._flows = threading.Event()
+        self._flows.set()
+
     def hold_at(self, word: str) -> None:
         """Start holding when a client message contains `word`; it does not arrive until later."""
         self._held_at = word.encode()
 
     def close(self) -> None:
-        self._flows.set()
+        for flows in (self._flows, *self._frozen):
+            flows.set()
         _close(self._server)
         for link in self._links:
             _close(link)
@@ -74,8 +83,10 @@ class Proxy:
                     continue
                 server = self._connect()
                 self._links += [client, server]
-                threading.Thread(target=self._up, args=(client, server), daemon=True).start()
-                threading.Thread(target=self._down, args=(client, server), daemon=True).start()
+                for passes in (self._up, self._down):
+                    threading.Thread(
+                        target=passes, args=(client, server, self._flows), daemon=True
+                    ).start()
 
     def _connect(self) -> socket.socket:
         if isinstance(self._target, tuple):
@@ -84,12 +95,12 @@ class Proxy:
         link.connect(self._target)
         return link
 
-    def _up(self, client: socket.socket, server: socket.socket) -> None:
+    def _up(self, client: socket.socket, server: socket.socket, flows: threading.Event) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(65536):
                 if self._held_at is not None and self._held_at in data:
-                    self._flows.clear()
-                self._flows.wait()
+                    flows.clear()
+                flows.wait()
                 if self._word is not None and self._word in data:
                     self._word = None
                     self.cuts += 1
@@ -102,10 +113,10 @@ class Proxy:
         _close(client)
         _close(server)
 
-    def _down(self, client: socket.socket, server: socket.socket) -> None:
+    def _down(self, client: socket.socket, server: socket.socket, flows: threading.Event) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(65536):
-                self._flows.wait()
+                flows.wait()
                 if client in self._mute:
                     break
                 client.sendall(data)

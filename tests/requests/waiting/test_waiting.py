@@ -132,11 +132,11 @@ def test_a_poll_is_enough(
     connected: list[str] = []
     connect, listen = link._connect, link.ServerLink._listen
 
-    def connect_to(alias: str) -> Any:
+    def connect_to(alias: str, *options: Any) -> Any:
         connected.append(alias)
         if alias == "nowhere":
             raise psycopg.OperationalError("no such server")
-        return connect("default")
+        return connect("default", *options)
 
     monkeypatch.setattr(link, "_connect", connect_to)
     if how == "poll":
