@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -17,7 +17,7 @@ from django_mq.queues.arguments import queue_names
 from django_mq.queues.fleet import timings, workers
 from django_mq.queues.totals import read_names
 from django_mq.queues.transactions import reading
-from django_mq.store import read_figures
+from django_mq.store import Cursor, read_figures
 from django_mq.store import types as store
 from django_mq.store.readers import prepare_to_read
 
@@ -99,7 +99,7 @@ def topology(*, only: str | Collection[str] | None = None, using: str | None = N
         prepare_to_read(cursor)
         counted = store.newest(cursor, limit=NEWEST, queues=queues)
         asked = [name for name in read_names(cursor) if queues is None or name in queues]
-        held = store.held(cursor, queues=asked, limit=HELD_PER_LANE, maximum=MAX_HELD)
+        held = held_types(cursor, queues=asked)
         calls = read_figures.calls(cursor, since=PERIOD.total_seconds())
     names = {type for type in counted.keys() | held if not type.startswith(TASKS)}
     names.update(text for each in found for text in each.patterns if Pattern(text).is_plain)
@@ -122,6 +122,11 @@ def topology(*, only: str | Collection[str] | None = None, using: str | None = N
     )
     observed = bool(calls) or any(each.alive for each in workers(using=alias))
     return Topology(types, subscribers, observed)
+
+
+def held_types(cursor: Cursor, *, queues: Sequence[str]) -> dict[str, store.HeldMessages]:
+    """Return the types of held messages of `queues`; call it after `prepare_to_read()`."""
+    return store.held(cursor, queues=queues, limit=HELD_PER_LANE, maximum=MAX_HELD)
 
 
 def _subscriber(

@@ -124,26 +124,3 @@ def idle_slots(cursor: Cursor, *, kept: int, limit: int) -> list[tuple[str, int]
     """
     cursor.execute(IDLE_SLOTS, {"kept": kept, "limit": limit})
     return [(name, size) for name, size in cursor.fetchall()]
-
-
-HELD_TYPES = """
-select m.type, count(*), min(m.id)
-  from (
-    select m.type, m.id
-      from django_mq_queuedmessage m
-     where m.queue = any(%(queues)s::text[]) and m.held_since is not null
-       and m.leased_until is null and m.blocked_by is null and m.dead_at is null
-     limit %(limit)s
-  ) m
- group by m.type
- order by 2 desc, 1
-"""
-
-
-def held_types(cursor: Cursor, *, queues: Sequence[str], limit: int) -> list[tuple[str, int, int]]:
-    """Return type, count and lowest id of the held messages of `queues`.
-
-    Only the first `limit` messages that are found are counted.
-    """
-    cursor.execute(HELD_TYPES, {"queues": list(queues), "limit": limit})
-    return cursor.fetchall()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from django_mq.store import Cursor
 from django_mq.store.queue_names import LANES
@@ -34,15 +35,15 @@ def newest(cursor: Cursor, *, limit: int, queues: Collection[str] | None) -> dic
 
 # Held messages are claimed again and again, so they lie anywhere in the order of the claim: among
 # those due for longest or last, where a backlog is long, or due next. The limits bound the rows
-# read of each queue and priority, and of all.
+# read of each queue and priority, and of all. Where few are due, one may be read twice.
 HELD = f"""
 with recursive {LANES}
-select distinct looked.type
+select looked.type, count(distinct looked.id), min(looked.id)
   from (
-    select near.type, near.held_since
+    select near.id, near.type, near.held_since
       from lane
      cross join lateral (
-        (select m.type, m.held_since
+        (select m.id, m.type, m.held_since
            from django_mq_queuedmessage m
           where m.queue = lane.queue and m.priority = lane.priority
             and m.leased_until is null and m.blocked_by is null and m.dead_at is null
@@ -50,7 +51,7 @@ select distinct looked.type
           order by m.processable_after
           limit %(limit)s)
         union all
-        (select m.type, m.held_since
+        (select m.id, m.type, m.held_since
            from django_mq_queuedmessage m
           where m.queue = lane.queue and m.priority = lane.priority
             and m.leased_until is null and m.blocked_by is null and m.dead_at is null
@@ -58,7 +59,7 @@ select distinct looked.type
           order by m.processable_after desc
           limit %(limit)s)
         union all
-        (select m.type, m.held_since
+        (select m.id, m.type, m.held_since
            from django_mq_queuedmessage m
           where m.queue = lane.queue and m.priority = lane.priority
             and m.leased_until is null and m.blocked_by is null and m.dead_at is null
@@ -69,14 +70,25 @@ select distinct looked.type
      limit %(maximum)s
   ) looked
  where looked.held_since is not null
+ group by looked.type
+ order by 2 desc, 1
 """
 
 
-def held(cursor: Cursor, *, queues: Sequence[str], limit: int, maximum: int) -> set[str]:
-    """Return the types of held messages, reading about `maximum` rows of `queues`.
+class HeldMessages(NamedTuple):
+    """The number of held messages that were read, and the lowest of their ids."""
+
+    messages: int
+    first_id: int
+
+
+def held(
+    cursor: Cursor, *, queues: Sequence[str], limit: int, maximum: int
+) -> dict[str, HeldMessages]:
+    """Return the held messages by type, most first, reading about `maximum` rows of `queues`.
 
     Of each queue and priority it reads the `limit` messages that have been due for longest, those
     that became due last, and those that are due next. Call it after `prepare_to_read()`.
     """
     cursor.execute(HELD, {"queues": list(queues), "limit": limit, "maximum": maximum})
-    return {type for (type,) in cursor.fetchall()}
+    return {type: HeldMessages(messages, first) for type, messages, first in cursor.fetchall()}

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import DEFAULT_DB_ALIAS, connection
 
 from django_mq import cancel, queues
 from django_mq.models import QueuedMessage
 from django_mq.queues import totals
+from django_mq.queues.doctor import subscriptions
 from tests.pages_read import pages_read
-from tests.rows import beat
+from tests.rows import add, beat
 
 pytestmark = [pytest.mark.django_db, pytest.mark.thorough]
 
@@ -156,6 +157,31 @@ def test_no_call_costs_more_among_many_messages(
         name: (few[name], pages) for name, pages in many.items() if pages > 2 * few[name] + 100
     }
     assert grown == {}
+
+
+def test_the_doctor_looks_for_held_messages_among_a_bounded_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No index has `held_since`: a limit on the matches alone let it read the whole table."""
+    monkeypatch.setattr(totals, "MAX_COUNT", 1000)
+    add(type="nobody.hears", held=-600, after=-7200)
+
+    def pages(first: int, last: int) -> int:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "insert into django_mq_queuedmessage (queue, type, payload, processable_after)"
+                " select 'mail', 't', '{}', now() - interval '1 hour' + n * interval '1 ms'"
+                " from generate_series(%s, %s) n",
+                (first, last),
+            )
+            cursor.execute("analyze django_mq_queuedmessage")
+        with pages_read() as read:
+            (finding,) = subscriptions.unheard(DEFAULT_DB_ALIAS)
+        assert "of type nobody.hears" in finding.text
+        return read.total
+
+    few = pages(1, FEW)
+    assert pages(FEW + 1, MANY) < 2 * few + 100
 
 
 def test_counts_are_linear_in_the_queues() -> None:

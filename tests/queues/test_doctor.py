@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from importlib import import_module
 from io import StringIO
 from typing import Any
 
@@ -294,6 +295,31 @@ class TestQueuesAndTypes:
         assert "2 messages of type shop.orders.placed are held: no worker" in finding.text
         assert "from their queue" in finding.text
         assert f"manage.py mq_why {first}" in finding.hint
+
+    def test_d014_counts_each_message_once_and_names_the_first(self) -> None:
+        """Where few are due, the ones due for longest are also those due last."""
+        beat()
+        first = add(type="one.lost", held=-9, after=-60).pk
+        add(type="one.lost", held=-9, after=-900)
+        add(type="two.lost", held=-9, after=60)
+        add()
+        one, two = [each for each in examine() if each.id == "D014"]
+        assert one.text.startswith("2 messages of type one.lost are held")
+        assert f"mq_why {first} " in one.hint
+        assert two.text.startswith("1 message of type two.lost is held")
+
+    def test_d014_in_the_middle_of_a_backlog(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The rows that are read are bounded, so the doctor says what it has not seen."""
+        monkeypatch.setattr(import_module("django_mq.queues.topology"), "HELD_PER_LANE", 1)
+        beat()
+        for after in (-90, -10):
+            add(after=after)
+        add(type="shop.lost", held=-9, after=-60)
+        (text,) = found("D014")
+        assert text.startswith("1 message in the queue mail is held: no worker has a handler")
+        add(type="shop.found", held=-9, after=-900)
+        (text,) = found("D014")
+        assert text.startswith("1+ messages of type shop.found are held: no worker has a handler")
 
     def test_d015_handlers_without_a_worker(self) -> None:
         handler("a.b", queue="reports", name="sums")(print)

@@ -13,11 +13,9 @@ from django_mq.models import Schedule
 from django_mq.policy.estimated import counted
 from django_mq.queues.doctor.findings import Finding, short_cursor
 from django_mq.queues.fleet import workers
+from django_mq.queues.topology import held_types
 from django_mq.queues.totals import counts
-from django_mq.store import server_facts
-
-#: The number of held messages that are examined.
-MAX_EXAMINED = 1000
+from django_mq.store.readers import prepare_to_read
 
 
 def workerless(alias: str) -> Iterator[Finding]:
@@ -90,20 +88,39 @@ def unserved(alias: str) -> Iterator[Finding]:
 
 def unheard(alias: str) -> Iterator[Finding]:
     """D014: messages are held because no worker can handle them."""
-    held = [queue for queue, found in counts(using=alias).items() if found.held]
+    held = {queue: found for queue, found in counts(using=alias).items() if found.held}
     if not held:
         return
     with short_cursor(alias) as cursor:
-        types = server_facts.held_types(cursor, queues=held, limit=MAX_EXAMINED)
-    for type, count, first in types:
+        prepare_to_read(cursor)
+        types = held_types(cursor, queues=list(held))
+    total = sum(found.held for found in held.values())
+    is_capped = any(found.is_capped("held") for found in held.values())
+    stopped = is_capped or total > sum(each.messages for each in types.values())
+    for type, (messages, first_id) in types.items():
         meant = probable_types(type)
-        yield Finding(
-            id="D014",
-            level="warning",
-            text=f"{count:,} message{'' if count == 1 else 's'} of type {type}"
-            f" {'is' if count == 1 else 'are'} held: no worker has a handler that takes the"
-            " type, in its schema version, from their queue.",
+        yield _held(
+            counted(messages, 0, stopped=stopped),
+            f"of type {type}",
             hint=(f"Did you mean {' or '.join(meant)}? " if meant else "")
-            + f"manage.py mq_why {first} gives the reason; deploy the handler, or drop the"
+            + f"manage.py mq_why {first_id} gives the reason; deploy the handler, or drop the"
             " messages with mq_purge.",
         )
+    if not types:  # they lie in the middle of a long backlog
+        yield _held(
+            counted(total, 0, stopped=is_capped),
+            f"in the queue{'' if len(held) == 1 else 's'} {', '.join(sorted(held)[:3])}",
+            hint="In the admin, filter the messages by the state held; manage.py mq_why ID gives"
+            " the reason for one.",
+        )
+
+
+def _held(count: str, which: str, *, hint: str) -> Finding:
+    return Finding(
+        id="D014",
+        level="warning",
+        text=f"{count} message{'' if count == '1' else 's'} {which}"
+        f" {'is' if count == '1' else 'are'} held: no worker has a handler that takes the type, in"
+        " its schema version, from their queue.",
+        hint=hint,
+    )
