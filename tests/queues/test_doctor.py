@@ -9,19 +9,24 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from io import StringIO
 from typing import Any
 
 import pytest
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import connection, connections
 from django.db.migrations.recorder import MigrationRecorder
 
 from django_mq import handler
-from django_mq.queues.doctor import examine, links, schema, upkeep
+from django_mq.queues import doctor
+from django_mq.queues.doctor import Finding, examine, links, schedules, schema, upkeep
+from django_mq.queues.transactions import reading
 from django_mq.store import session_facts
+from django_mq.store.limits import Limits
 from tests.database import second_connection
 from tests.queues.pooler import Pooler
 from tests.roles import acting_as, documented, make_role, skip_unless_able
@@ -106,7 +111,42 @@ def test_d001_a_server_that_is_away() -> None:
     command = [sys.executable, "manage.py", "mq_doctor", "--json"]
     ended = subprocess.run(command, cwd=settings.BASE_DIR, env=away, stdout=subprocess.PIPE)
     assert ended.returncode == 2
-    assert [each["id"] for each in json.loads(ended.stdout)["findings"]] == ["D001"]
+    (finding,) = json.loads(ended.stdout)["findings"]
+    assert finding["id"] == "D001"
+    assert finding["text"].startswith("Could not look at migrations: ")
+    assert "HOST, PORT" in finding["hint"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason", "hint"),
+    [
+        (Limits(5.0, 0.02), "lock timeout", "Another session holds a lock"),
+        (Limits(0.1, 5.0), "statement timeout", "The server is busy"),
+    ],
+)
+def test_d001_a_limit(
+    monkeypatch: pytest.MonkeyPatch, limits: Limits, reason: str, hint: str
+) -> None:
+    """The server was reached, so the finding does not blame the settings of the connection."""
+    beat()
+    monkeypatch.setattr(schedules, "short_cursor", partial(reading, limits=limits))
+    with second_connection() as other, other.transaction():
+        other.execute("lock table django_mq_schedule")
+        (late, failing) = [each for each in examine() if each.id == "D001"]
+    text = f"Could not look at overdue schedules: canceling statement due to {reason}"
+    assert late.text.startswith(text)
+    assert failing.text.startswith("Could not look at failed schedules: ")
+    assert late.hint.startswith(hint)
+
+
+def test_d001_an_error_that_is_no_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(alias: str) -> Iterator[Finding]:
+        raise ImproperlyConfigured("SOME_SETTING is missing")
+
+    monkeypatch.setattr(doctor, "EXAMINATIONS", (("the clocks", broken),))
+    (finding,) = examine()
+    assert finding.text == "Could not look at the clocks: SOME_SETTING is missing."
+    assert "HOST" not in finding.hint
 
 
 def test_settings_with_errors_are_errors(settings: Any) -> None:

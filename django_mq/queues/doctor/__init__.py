@@ -9,34 +9,40 @@ from collections.abc import Callable, Iterator
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError, connections, transaction
-from psycopg.errors import InsufficientPrivilege, UndefinedColumn, UndefinedTable
+from psycopg.errors import (
+    InsufficientPrivilege,
+    LockNotAvailable,
+    QueryCanceled,
+    UndefinedColumn,
+    UndefinedTable,
+)
 
 from django_mq.conf import alias_of
-from django_mq.executor.connections import LOST
+from django_mq.executor.connections import LOST, was_refused
 from django_mq.policy.error_text import one_line
 from django_mq.queues.doctor import links, schedules, schema, subscriptions, upkeep
 from django_mq.queues.doctor.findings import Finding
 
 __all__ = ["Finding", "examine"]
 
-#: In the order of the report.
-EXAMINATIONS: tuple[Callable[[str], Iterator[Finding]], ...] = (
-    schema.migrations,
-    schema.indexes,
-    schema.rights,
-    upkeep.snapshots,
-    upkeep.slots,
-    upkeep.autovacuum,
-    upkeep.vacuum_behind,
-    links.listening,
-    links.pooler,
-    links.clock,
-    subscriptions.workerless,
-    subscriptions.unserved,
-    subscriptions.unheard,
-    schedules.late_schedules,
-    schedules.failing_schedules,
-    links.limits,
+#: What each looks at, in the order of the report.
+EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
+    ("migrations", schema.migrations),
+    ("indexes", schema.indexes),
+    ("rights", schema.rights),
+    ("open snapshots", upkeep.snapshots),
+    ("replication slots", upkeep.slots),
+    ("autovacuum", upkeep.autovacuum),
+    ("dead row versions", upkeep.vacuum_behind),
+    ("notifications", links.listening),
+    ("the pooler", links.pooler),
+    ("the clocks", links.clock),
+    ("live workers", subscriptions.workerless),
+    ("queues without a worker", subscriptions.unserved),
+    ("held messages", subscriptions.unheard),
+    ("overdue schedules", schedules.late_schedules),
+    ("failed schedules", schedules.failing_schedules),
+    ("limits of the login", links.limits),
 )
 #: D002 or D004 explains why a statement raised these.
 EXPLAINED_ERRORS = (InsufficientPrivilege, UndefinedColumn, UndefinedTable)
@@ -50,28 +56,43 @@ def examine(*, using: str | None = None) -> list[Finding]:
     """
     alias = alias_of(using)
     found: list[Finding] = []
-    for examination in EXAMINATIONS:
+    for subject, examination in EXAMINATIONS:
         try:
             with transaction.atomic(using=alias):
                 found.extend(examination(alias))
         except (DatabaseError, InterfaceError, ImproperlyConfigured, *LOST) as error:
             if isinstance(error.__cause__, EXPLAINED_ERRORS):
                 continue
-            found.append(_check_failed(examination.__name__, error))
+            found.append(_check_failed(subject, error))
             if not _answers(alias):
                 break
     return found
 
 
-def _check_failed(name: str, error: Exception) -> Finding:
+def _check_failed(subject: str, error: Exception) -> Finding:
     return Finding(
         id="D001",
         level="error",
-        text=f"Could not look at {name.replace('_', ' ')}:"
-        f" {one_line(str(error)) or type(error).__name__}.",
-        hint="Check that the server runs and that HOST, PORT, USER and PASSWORD of the alias are"
-        " right.",
+        text=f"Could not look at {subject}: {one_line(str(error)) or type(error).__name__}.",
+        hint=_hint_of(error),
     )
+
+
+def _hint_of(error: Exception) -> str:
+    cause = error.__cause__ or error  # Django's errors have the driver's as their cause
+    if isinstance(cause, LockNotAvailable):
+        return (
+            "Another session holds a lock, such as that of a migration or of VACUUM FULL: run"
+            " mq_doctor again when it has ended."
+        )
+    if isinstance(cause, QueryCanceled):
+        return "The server is busy, or the statement reads too much: run mq_doctor again later."
+    if isinstance(error, LOST) and not was_refused(error):
+        return (
+            "Check that the server runs and that HOST, PORT, USER and PASSWORD of the alias are"
+            " right."
+        )
+    return "Correct what the text names, and run mq_doctor again."
 
 
 def _answers(alias: str) -> bool:
