@@ -22,9 +22,11 @@ def test_it_refuses_to_start_inside_a_transaction(arguments: tuple[str, ...]) ->
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_command_that_starts_workers_may_give_the_health_port_as_a_number() -> None:
+@pytest.mark.parametrize("option", ["health_port", "metrics_port"])
+def test_a_command_that_starts_workers_may_give_a_port_as_a_number(option: str) -> None:
     """`call_command()` hands over keyword arguments as they are."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(CommandError, match=str(port)):
-            call_command("mq_worker", health_port=port, verbosity=0)
+        for given in (port, (port, "127.0.0.1")):
+            with pytest.raises(CommandError, match=f"port {port} cannot be opened"):
+                call_command("mq_worker", **{option: given}, verbosity=0)

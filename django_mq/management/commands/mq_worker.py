@@ -124,9 +124,6 @@ class Command(BaseCommand):
     ) -> Supervisor:
         """Return the supervisor of processes that each run a worker like `worker`."""
         shares = _shares(options["max_messages"], options["processes"] or settings.processes)
-        health = options["health_port"] or settings.health_port
-        if isinstance(health, int):  # of the settings, or of call_command(): it reads no argument
-            health = (health,)
         deadline = Deadline(options["max_seconds"])
         return Supervisor(
             lambda number, id, scoreboard: self._worker(
@@ -145,10 +142,8 @@ class Command(BaseCommand):
             until_empty=options["until_empty"],
             max_rss=max_rss,
             reporter=Reporter(
-                health=_endpoint("health", *health) if health else None,
-                metrics=_endpoint("metrics", *options["metrics_port"])
-                if options["metrics_port"]
-                else None,
+                health=_endpoint("health", options["health_port"] or settings.health_port),
+                metrics=_endpoint("metrics", options["metrics_port"]),
                 service=Service.of_environment(),
             ),
         )
@@ -287,7 +282,14 @@ def _shares(messages: int | None, processes: int) -> list[int | None]:
     return [share for share in shares if share]
 
 
-def _endpoint(what: str, port: int, address: str = "127.0.0.1") -> Endpoint:
+def _endpoint(what: str, where: int | tuple[int, str] | None) -> Endpoint | None:
+    """Listen at `where`: a port, or a port and an address.
+
+    The settings have a number, and so may callers of `call_command()`, which reads no argument.
+    """
+    if not where:
+        return None
+    port, address = (where, "127.0.0.1") if isinstance(where, int) else where
     try:
         return Endpoint(port, address)
     except (OSError, OverflowError) as error:
