@@ -53,15 +53,15 @@ select 0, 1, backoff_until from added
 
 
 def raise_level(
-    cursor: Cursor, *, queue: str, claimed_at: datetime, waits: Sequence[float]
+    cursor: Cursor, *, queue: str, claimed_at: datetime, wait: float
 ) -> LevelChange | None:
-    """Let `queue` back off, because a message claimed at `claimed_at` failed.
+    """Let `queue` back off for `wait` seconds, because a message claimed at `claimed_at` failed.
 
-    Changes nothing and returns None if the queue backs off already (then only its probe moves
-    the level), or if the message was claimed before the last change of the level. `waits` are
-    the seconds of the levels from 1 to the top.
+    Raises the level from 0 to 1. Changes nothing and returns None if the queue backs off already
+    (then only its probe moves the level), or if the message was claimed before the last change of
+    the level.
     """
-    cursor.execute(RAISE_LEVEL, {"queue": queue, "claimed_at": claimed_at, "wait": waits[0]})
+    cursor.execute(RAISE_LEVEL, {"queue": queue, "claimed_at": claimed_at, "wait": wait})
     row = cursor.fetchone()
     return None if row is None else LevelChange._make(row)
 

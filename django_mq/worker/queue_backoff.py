@@ -122,9 +122,9 @@ class BackoffLevels:
                 )
                 _announce(queue, moved)
             for queue, claimed_at in failed.items():
-                waits = self._waits(queue)
+                wait = self._waits(queue)[0]
                 moved = queue_backoff.raise_level(
-                    cursor, queue=queue, claimed_at=claimed_at, waits=waits
+                    cursor, queue=queue, claimed_at=claimed_at, wait=wait
                 )
                 _announce(queue, moved)
             found = queue_backoff.backoff_states(cursor, {*failed, *ended_probes})

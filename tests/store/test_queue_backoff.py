@@ -32,7 +32,7 @@ def now(cursor: Cursor) -> datetime:
 
 def fail(cursor: Cursor, claimed_at: datetime | None = None) -> LevelChange | None:
     at = claimed_at or now(cursor)
-    return store.raise_level(cursor, queue="mail", claimed_at=at, waits=WAITS)
+    return store.raise_level(cursor, queue="mail", claimed_at=at, wait=WAITS[0])
 
 
 def end(cursor: Cursor, step: int, claimer: str = "worker:1") -> LevelChange | None:
