@@ -19,16 +19,22 @@ with old as ({_PRUNE_OLD}), asked as (
       from django_mq_queuedmessage m
       join django_mq_workerheartbeat w on w.id = split_part(m.claimed_by, ':', 1)
      where m.id = any(%(ids)s::bigint[]) and m.leased_until is not null
-       and w.last_seen > statement_timestamp() - interval '30 s'
+       and w.last_seen > statement_timestamp() - make_interval(secs => %(gone_after)s)
     returning message_id
 )
 select message_id from asked
 """
 
 
-def ask(cursor: Cursor, *, ids: Sequence[int], action: str, by: str) -> list[int]:
-    """Ask the live workers that have `ids` for `action`; return the ids that such a worker has."""
-    cursor.execute(ASK, {"ids": list(ids), "action": action, "by": by})
+def ask(
+    cursor: Cursor, *, ids: Sequence[int], action: str, by: str, gone_after: float
+) -> list[int]:
+    """Ask the live workers that have `ids` for `action`; return the ids that such a worker has.
+
+    A worker that has been silent for `gone_after` seconds does not count as alive.
+    """
+    values = {"ids": list(ids), "action": action, "by": by, "gone_after": gone_after}
+    cursor.execute(ASK, values)
     return [row[0] for row in cursor.fetchall()]
 
 
@@ -38,16 +44,22 @@ with old as ({_PRUNE_OLD}), asked as (
     select w.id, %(action)s, %(by)s
       from django_mq_workerheartbeat w
      where w.id = any(%(workers)s::text[])
-       and w.last_seen > statement_timestamp() - interval '30 s'
+       and w.last_seen > statement_timestamp() - make_interval(secs => %(gone_after)s)
     returning worker
 )
 select worker from asked order by worker
 """
 
 
-def order(cursor: Cursor, *, workers: Sequence[str], action: str, by: str) -> list[str]:
-    """Order those of `workers` that are alive to do `action`; return their ids."""
-    cursor.execute(ORDER, {"workers": list(workers), "action": action, "by": by})
+def order(
+    cursor: Cursor, *, workers: Sequence[str], action: str, by: str, gone_after: float
+) -> list[str]:
+    """Order those of `workers` that are alive to do `action`; return their ids.
+
+    A worker that has been silent for `gone_after` seconds does not count as alive.
+    """
+    values = {"workers": list(workers), "action": action, "by": by, "gone_after": gone_after}
+    cursor.execute(ORDER, values)
     return [row[0] for row in cursor.fetchall()]
 
 
