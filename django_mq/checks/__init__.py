@@ -19,7 +19,7 @@ from django.utils.version import get_version_tuple
 
 from django_mq.checks import misspelt  # noqa: F401  (importing it registers its checks)
 from django_mq.checks.registering import TAG, CheckMessages, check
-from django_mq.conf import Settings, alias_of, find_errors
+from django_mq.conf import Settings, alias_of, find_errors, is_postgresql
 from django_mq.handlers import all_handlers, allowed_queues
 from django_mq.handlers.periodic import problems
 from django_mq.handlers.typed import annotation_errors
@@ -70,7 +70,7 @@ def check_aliases(settings: Settings, databases: Collection[str]) -> CheckMessag
 def check_versions(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """E003: a server or driver that is too old. Runs only with `--database`."""
     alias = alias_of()
-    if alias not in databases or not _is_postgresql(alias):
+    if alias not in databases or not is_postgresql(alias):
         return
     driver = _driver_version()
     if get_version_tuple(driver) < MIN_DRIVER_VERSION:
@@ -168,7 +168,7 @@ def check_wakeup(settings: Settings, databases: Collection[str]) -> CheckMessage
         )
         return
     alias = alias_of() if settings.wakeup == "notify" else settings.wakeup
-    if not _is_postgresql(alias):
+    if not is_postgresql(alias):
         return
     if connections[alias].settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
         yield checks.Warning(
@@ -183,7 +183,7 @@ def check_wakeup(settings: Settings, databases: Collection[str]) -> CheckMessage
 def check_pooler(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """W007: a pooler without its settings. Runs only with `--database`."""
     alias = alias_of()
-    if alias not in databases or not _is_postgresql(alias) or not may_prepare(connections[alias]):
+    if alias not in databases or not is_postgresql(alias) or not may_prepare(connections[alias]):
         return
     connections[alias].ensure_connection()
     with connections[alias].wrap_database_errors:
@@ -273,10 +273,6 @@ def check_slice(settings: Settings, databases: Collection[str]) -> CheckMessages
                 hint=f"Set SLICE_SECONDS to a third of the lease or less: {lease / RENEWALS:g} s.",
                 id="django_mq.W006",
             )
-
-
-def _is_postgresql(alias: str) -> bool:
-    return alias in connections and connections[alias].vendor == "postgresql"
 
 
 def _driver_version() -> str:

@@ -18,7 +18,7 @@ from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
-from django.db import router
+from django.db import connections, router
 from django.utils.module_loading import import_string
 
 from django_mq.conf import readers
@@ -205,6 +205,11 @@ def alias_of(using: str | None = None) -> str:
         return using
     alias = get_settings().database
     return alias or router.db_for_write(apps.get_model("django_mq", "QueuedMessage"))
+
+
+def is_postgresql(alias: str) -> bool:
+    """Return whether `alias` exists and is PostgreSQL."""
+    return alias in connections and connections[alias].vendor == "postgresql"
 
 
 def find_errors(raw: object) -> list[SettingError]:

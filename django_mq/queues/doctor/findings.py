@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import psycopg
 from django.apps import apps
-from django.db import connections
 
 from django_mq.executor.connections import plain_connection
 from django_mq.queues.transactions import reading
@@ -53,8 +52,3 @@ def session(alias: str) -> Iterator[psycopg.Connection[Any]]:
 def own_tables() -> list[str]:
     """Return the names of the tables of django_mq."""
     return [model._meta.db_table for model in apps.get_app_config("django_mq").get_models()]
-
-
-def is_postgresql(alias: str) -> bool:
-    """Return whether `alias` exists and is PostgreSQL."""
-    return alias in connections and connections[alias].vendor == "postgresql"

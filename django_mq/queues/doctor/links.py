@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from django.db import connections
 
-from django_mq.conf import get_settings
+from django_mq.conf import get_settings, is_postgresql
 from django_mq.executor.connections import LOST, reason_of
 from django_mq.handlers import all_handlers, timeout_of
-from django_mq.queues.doctor.findings import Finding, is_postgresql, session
+from django_mq.queues.doctor.findings import Finding, session
 from django_mq.queues.fleet import workers
 from django_mq.store import session_facts
 from django_mq.store.driver import may_prepare
