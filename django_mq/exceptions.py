@@ -8,6 +8,8 @@ import reprlib
 from datetime import datetime, timedelta
 from decimal import Decimal
 
+#: A duration.
+Seconds = float | timedelta
 #: A wait or a moment: seconds, a timedelta, or an aware datetime.
 When = float | timedelta | datetime
 

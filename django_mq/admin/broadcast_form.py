@@ -11,9 +11,9 @@ from django.core.validators import MinValueValidator
 from django_mq.admin.checked_forms import CheckedForm, CheckedTextField, JSONTextField, checked
 from django_mq.conf import get_settings
 from django_mq.exceptions import InvalidName, InvalidOption, InvalidPayload, RoutingError
-from django_mq.handlers.periodic import check_metadata
 from django_mq.messages.classes import class_of_type
 from django_mq.outbox.build import HIGHEST, LOWEST
+from django_mq.policy.metadata import check_metadata
 from django_mq.policy.routing import check_key, check_name
 
 

@@ -13,8 +13,9 @@ from django_mq.admin.checked_forms import checked
 from django_mq.conf import get_settings
 from django_mq.exceptions import MQError
 from django_mq.handlers.cron import times_of
-from django_mq.handlers.periodic import check_metadata, check_type
+from django_mq.handlers.periodic import check_type
 from django_mq.models import Schedule
+from django_mq.policy.metadata import check_metadata
 from django_mq.policy.routing import check_name
 
 if TYPE_CHECKING:

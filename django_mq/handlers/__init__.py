@@ -8,7 +8,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from django_mq.exceptions import BroadcastError, InvalidHandler
+from django_mq.exceptions import BroadcastError, InvalidHandler, Seconds
 from django_mq.handlers.callables import check_function, name_of, source_of
 from django_mq.handlers.options import (
     check_flags,
@@ -24,7 +24,7 @@ from django_mq.handlers.options import (
     scheduled_type,
     timeout_seconds,
 )
-from django_mq.handlers.periodic import Seconds, declaration, periodic
+from django_mq.handlers.periodic import declaration, periodic
 from django_mq.handlers.registry import (
     REPLAY,
     Declaration,

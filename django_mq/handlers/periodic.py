@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_mq.exceptions import InvalidName, InvalidOption, MQError, as_seconds
+from django_mq.exceptions import InvalidName, InvalidOption, MQError, Seconds, as_seconds
 from django_mq.handlers import registry
 from django_mq.handlers.callables import is_django_task, shown
 from django_mq.handlers.cron import times_of
@@ -20,12 +20,11 @@ from django_mq.handlers.registry import Declaration
 from django_mq.messages.classes import class_of, message_class
 from django_mq.policy.column_bounds import MAX_SPAN_SECONDS
 from django_mq.policy.due_times import CATCH_UP, OVERLAP, CatchUp, Overlap
+from django_mq.policy.metadata import check_metadata
 from django_mq.policy.routing import TASKS, check_name
 
 if TYPE_CHECKING:
     from django_mq.conf import Settings
-
-Seconds = float | timedelta
 
 #: The example in the errors of schedules that are refused.
 CLOCK = '@handler("shop.reports.due", cron="0 6 * * *")'
@@ -117,19 +116,6 @@ def check_type(type: str) -> str:
             f" {CLOCK} whose function calls the task's enqueue()"
         )
     return name
-
-
-def check_metadata(metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return the metadata of a schedule; raise InvalidOption for what `broadcast()` refuses."""
-    if metadata is None:
-        return {}
-    if not (isinstance(metadata, Mapping) and all(isinstance(key, str) for key in metadata)):
-        raise InvalidOption("metadata must be a dict whose keys are text")
-    if reserved := [key for key in metadata if key.startswith("mq.")]:
-        raise InvalidOption(
-            f"metadata has the key {reserved[0]!r}: keys that begin with mq. are reserved"
-        )
-    return dict(metadata)
 
 
 def problems(settings: Settings) -> Iterable[tuple[str, str]]:

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_mq import handlers
-from django_mq.exceptions import InvalidName, InvalidOption, RoutingError, short_repr
+from django_mq.exceptions import InvalidName, RoutingError
 from django_mq.messages import Message
 from django_mq.outbox.options import check_integer, check_retry, check_unique, moments
 from django_mq.outbox.origin import merged_json, origin_metadata
 from django_mq.outbox.write import CallQueues
-from django_mq.policy.column_bounds import MAX_INTEGER, MAX_NAME
+from django_mq.policy.column_bounds import MAX_INTEGER
+from django_mq.policy.metadata import check_metadata
 from django_mq.policy.routing import TASKS, check_key, check_name
 from django_mq.store.rows import NewRow, Rows
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from django_mq.conf import Settings
 
-#: The prefix of metadata keys that only django_mq writes.
-RESERVED = "mq."
 LOWEST, HIGHEST = -100, 100
 MAX_CACHED = 1024
 
@@ -179,17 +178,7 @@ class RowBuilder:
     def _encode_metadata(self, metadata: object) -> str:
         if metadata is None:
             return "{}"
-        if not isinstance(metadata, Mapping):
-            raise InvalidOption(f"metadata must be a dict, not {type(metadata).__name__}")
-        for key in metadata:
-            if not isinstance(key, str):
-                raise InvalidOption(f"metadata has the key {short_repr(key)}: use only str keys")
-            if key.startswith(RESERVED):
-                raise InvalidOption(
-                    f"metadata has the key {key[:MAX_NAME]!r}: keys that begin with"
-                    f" {RESERVED} are reserved; omit them when you pass on a delivery's metadata"
-                )
-        return self._encode(dict(metadata), "metadata")
+        return self._encode(check_metadata(metadata), "metadata")
 
 
 def _cache_key(message: Message, metadata: str) -> CacheKey | None:

@@ -10,14 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from typing import Any, ClassVar, Literal, cast
 
-from django_mq.exceptions import InvalidOption, as_seconds, short_repr
+from django_mq.exceptions import InvalidOption, Seconds, as_seconds, short_repr
 
 #: Returns a number in [0, 1), as `random.random` does; passed in, so that tests choose it.
 Random = Callable[[], float]
-Seconds = float | timedelta
 Jitter = Literal["equal", "full", "none"]
 
 #: The longest wait, in seconds: a mistaken unit must not park a message until the year 9999.
@@ -137,6 +135,7 @@ def intervals(*seconds: Seconds) -> Intervals:
 
     Give 1 to 100, each seconds or a timedelta of at most 366 days. Raises ValueError for others.
 
+    >>> from datetime import timedelta
     >>> policy = RetryPolicy(backoff=intervals(15, 30, timedelta(minutes=1)))
     >>> [policy.delay(attempt, random=lambda: 0.5) for attempt in (1, 2, 3, 4)]
     [15.0, 30.0, 60.0, 60.0]

@@ -1,0 +1,33 @@
+"""The rule for metadata that producers give: a dict of texts, without the keys of django_mq."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django_mq.exceptions import InvalidOption, short_repr
+from django_mq.policy.column_bounds import MAX_NAME
+
+#: The prefix of metadata keys that only django_mq writes.
+RESERVED = "mq."
+
+
+def check_metadata(metadata: object) -> dict[str, Any]:
+    """Return a copy of `metadata`, empty for None; raise InvalidOption if its keys are not allowed.
+
+    >>> check_metadata(None), check_metadata({"tier": "gold"})
+    ({}, {'tier': 'gold'})
+    """
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping):
+        raise InvalidOption(f"metadata must be a dict, not {type(metadata).__name__}")
+    for key in metadata:
+        if not isinstance(key, str):
+            raise InvalidOption(f"metadata has the key {short_repr(key)}: use only str keys")
+        if key.startswith(RESERVED):
+            raise InvalidOption(
+                f"metadata has the key {key[:MAX_NAME]!r}: keys that begin with {RESERVED} are"
+                " reserved, so omit them, also when you pass on a delivery's metadata"
+            )
+    return dict(metadata)
