@@ -17,7 +17,6 @@ from django_mq.handlers.options import (
     check_mode,
     check_patterns,
     check_retry,
-    check_version,
     check_where,
     name_tuple,
     optional_name,
@@ -48,6 +47,7 @@ from django_mq.handlers.registry import (
 )
 from django_mq.handlers.typed import refusal, typed
 from django_mq.policy.backoff import RetryPolicy
+from django_mq.policy.column_bounds import check_version
 
 __all__ = [
     "REPLAY",
@@ -141,7 +141,7 @@ def handler(
         queues=name_tuple(queues, "queues"),
         where=check_where(where, match),
         match=match,
-        schema_version=check_version(schema_version),
+        schema_version=check_version(schema_version, "schema_version", InvalidHandler),
         retry=check_retry(retry),
         batch=batch,
         timeout=timeout_seconds(timeout),

@@ -98,15 +98,6 @@ def _is_json(value: object) -> bool:
         return False
 
 
-def check_version(schema_version: int) -> int:
-    """Return `schema_version`; raises InvalidHandler unless it is a whole number from 1."""
-    if type(schema_version) is not int or schema_version < 1:
-        raise InvalidHandler(
-            f"schema_version= must be a whole number from 1, not {schema_version!r}"
-        )
-    return schema_version
-
-
 def check_retry(retry: RetryPolicy | None) -> RetryPolicy | None:
     """Return `retry`; raises InvalidHandler unless it is None or a RetryPolicy."""
     if retry is not None and not isinstance(retry, RetryPolicy):

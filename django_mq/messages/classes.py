@@ -11,6 +11,7 @@ from django_mq.exceptions import InvalidMessage, InvalidName, InvalidPayload
 from django_mq.messages.adapters import codec_of, is_supported
 from django_mq.messages.codecs import Codec
 from django_mq.messages.scalars import Mismatch
+from django_mq.policy.column_bounds import check_version
 from django_mq.policy.routing import check_name
 
 C = TypeVar("C", bound=type)
@@ -97,7 +98,7 @@ def message(type: str, *, version: int = 1) -> Callable[[C], C]:
         type = check_name(type, "type")
     except InvalidName as error:
         raise InvalidMessage(f"{error}; write @message('shop.orders.placed')") from error
-    _check_version(version, "version")
+    check_version(version, "version", InvalidMessage)
 
     def register(cls: C) -> C:
         if not isinstance(cls, _Type) or not is_supported(cls):
@@ -129,7 +130,7 @@ def upcast(type: str, from_version: int) -> Callable[[U], U]:
         type = check_name(type, "type")
     except InvalidName as error:
         raise InvalidMessage(f"{error}; write @upcast('shop.orders.placed', 1)") from error
-    _check_version(from_version, "from_version")
+    check_version(from_version, "from_version", InvalidMessage)
 
     def register(function: U) -> U:
         if not callable(function):
@@ -189,8 +190,3 @@ def _invalid(text: str, *, redacted_text: str = "") -> InvalidPayload:
 def _full_name(thing: Any) -> tuple[str, str]:
     """Return the identity of a class or function; it survives a reload of the module."""
     return thing.__module__, thing.__qualname__
-
-
-def _check_version(version: object, what: str) -> None:
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise InvalidMessage(f"{what}= must be a whole number from 1, not {version!r}")

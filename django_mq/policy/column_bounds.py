@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from django_mq.exceptions import InvalidHandler, InvalidMessage, short_repr
+
 # The rule for names, as a CHECK. The column's type limits the length: {1,128} in the expression
 # costs 8.6 us per name, this 0.2 us.
 NAME = r"^[A-Za-z0-9_.:/-]+$"
@@ -35,3 +37,14 @@ def id_of(text: str) -> int | None:
         return None
     found = int(text)
     return found if 0 < found <= MAX_BIGINT else None
+
+
+def check_version(version: object, what: str, error: type[InvalidHandler | InvalidMessage]) -> int:
+    """Return `version`; raise `error` unless it is a whole number from 1.
+
+    >>> check_version(2, "version", InvalidMessage)
+    2
+    """
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise error(f"{what}= must be a whole number from 1, not {short_repr(version)}")
+    return version

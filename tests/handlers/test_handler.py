@@ -224,6 +224,7 @@ def test_a_task_of_django_itself_is_refused() -> None:
         pytest.param({"where": {1: "gold"}}, "where= must be a dict", id="where-key"),
         pytest.param({"match": "some"}, 'match= must be "all" or "any"', id="match"),
         pytest.param({"schema_version": 0}, "a whole number from 1", id="version-0"),
+        pytest.param({"schema_version": -(10**5000)}, "a value of type int", id="version-huge"),
         pytest.param({"schema_version": True}, "a whole number from 1", id="version-bool"),
         pytest.param({"retry": 3}, "retry= must be a RetryPolicy", id="retry"),
         pytest.param({"timeout": 0}, "timeout= must be seconds above zero", id="timeout-0"),
