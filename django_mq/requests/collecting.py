@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from threading import TIMEOUT_MAX
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asgiref.sync import sync_to_async
 from django.utils.asyncio import async_unsafe
 
 from django_mq.exceptions import as_seconds
+from django_mq.executor.deadline import Deadline
 
 if TYPE_CHECKING:
     from django_mq.exceptions import ReplyTimeout
@@ -51,9 +50,11 @@ def collect(
     return_exceptions: bool = False,
 ) -> list[Any]:
     """Return the replies in order; raise the first error, or return errors in their places."""
-    deadline = _Deadline(timeout)
+    deadline = Deadline(seconds_of(timeout))
     replies = []
-    with _futures(pendings, lambda each: deadline.is_zero or each._is_answered_here()) as futures:
+    with _futures(
+        pendings, lambda each: deadline.seconds == 0 or each._is_answered_here()
+    ) as futures:
         for pending, future in zip(pendings, futures, strict=True):
             found = (
                 pending._query_here() if future is None else _result(future, deadline.remaining())
@@ -70,9 +71,11 @@ async def acollect(
     return_exceptions: bool = False,
 ) -> list[Any]:
     """Like `collect()`, on an event loop."""
-    deadline = _Deadline(timeout)
+    deadline = Deadline(seconds_of(timeout))
     replies = []
-    with _futures(pendings, lambda each: deadline.is_zero or each._was_born_in_test()) as futures:
+    with _futures(
+        pendings, lambda each: deadline.seconds == 0 or each._was_born_in_test()
+    ) as futures:
         for pending, future in zip(pendings, futures, strict=True):
             if future is None:
                 found: ReplyState | None = await sync_to_async(pending._query_here)()
@@ -89,18 +92,6 @@ def seconds_of(timeout: float | timedelta | None) -> float | None:
     if seconds is None and timeout is not None:
         raise ValueError(f"timeout must be seconds, a timedelta or None, not {timeout!r}")
     return seconds
-
-
-class _Deadline:
-    """The end of the timeout that all replies share."""
-
-    def __init__(self, timeout: float | timedelta | None) -> None:
-        self.seconds = seconds_of(timeout)
-        self.is_zero = self.seconds == 0
-        self._end = None if self.seconds is None else monotonic() + self.seconds
-
-    def remaining(self) -> float | None:
-        return None if self._end is None else min(max(0.0, self._end - monotonic()), TIMEOUT_MAX)
 
 
 @contextmanager
@@ -143,7 +134,7 @@ async def _aresult(future: Future[ReplyState], seconds: float | None) -> ReplySt
 def _reply(
     pending: AwaitedReply,
     found: ReplyState | None,
-    deadline: _Deadline,
+    deadline: Deadline,
     *,
     is_here: bool,
     raises: bool,
@@ -152,7 +143,7 @@ def _reply(
     if found is not None and (found.answered or not found.stored):
         reply = pending._read(found)
     else:
-        reply = pending._late(None if is_here and not deadline.is_zero else deadline.seconds)
+        reply = pending._late(None if is_here and deadline.seconds != 0 else deadline.seconds)
     if raises and isinstance(reply, Exception):
         raise reply
     return reply

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable
 from time import monotonic
 
+from django_mq.executor.deadline import Deadline
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.supervisor import child as child_process
 from django_mq.supervisor import output
@@ -24,7 +25,6 @@ from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.stop_signals import STOP_SIGNALS, StopSignals, leave_by, signals_held
 from django_mq.worker import Worker
 from django_mq.worker.recovery import DeadWorker
-from django_mq.worker.wakeup import Deadline
 
 logger = logging.getLogger("django_mq")
 

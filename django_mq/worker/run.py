@@ -14,6 +14,7 @@ import secrets
 import threading
 
 from django_mq.executor.connections import LOST, was_refused
+from django_mq.executor.deadline import Deadline
 from django_mq.executor.thread_connections import remembering_sessions
 from django_mq.signals import announce_worker, log_failure, worker_started, worker_stopped
 from django_mq.store import Cursor, poll
@@ -21,7 +22,6 @@ from django_mq.worker.orders import LEAVE
 from django_mq.worker.parts import Parts
 from django_mq.worker.shutdown import Shutdown
 from django_mq.worker.unstarted import Unstarted
-from django_mq.worker.wakeup import Deadline
 from django_mq.worker.worker_options import WorkerOptions
 
 #: Seconds until a backoff level is written again after another session had its row locked.

@@ -6,10 +6,10 @@ import threading
 from contextlib import ExitStack
 
 from django_mq.executor.connections import LOST
+from django_mq.executor.deadline import Deadline
 from django_mq.store import notify
 from django_mq.worker.parts import Parts
 from django_mq.worker.unstarted import Unstarted
-from django_mq.worker.wakeup import Deadline
 from django_mq.worker.worker_options import WorkerOptions
 
 #: Seconds, in a drain, between two renewals of the ordered queues whose messages still run.

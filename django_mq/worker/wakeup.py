@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from time import monotonic
 
 
 class Wakeup:
@@ -39,21 +38,3 @@ class Wakeup:
         """Return whether it rang since the last call."""
         rung, self._rung = self._rung, False
         return rung
-
-
-class Deadline:
-    """A moment by this process's clock: for waiting, never for stored times.
-
-    >>> Deadline(None).passed(), Deadline(0).passed()
-    (False, True)
-    """
-
-    def __init__(self, seconds: float | None) -> None:
-        self._at = None if seconds is None else monotonic() + seconds
-
-    def remaining(self) -> float | None:
-        """Return the seconds until then, at least zero; None for never."""
-        return None if self._at is None else max(0.0, self._at - monotonic())
-
-    def passed(self) -> bool:
-        return self._at is not None and monotonic() >= self._at

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from time import monotonic
 
-from django_mq.worker.wakeup import Deadline, Wakeup
+from django_mq.worker.wakeup import Wakeup
 
 
 def test_pokes_are_kept_until_seen_and_many_are_as_good_as_one() -> None:
@@ -45,11 +45,3 @@ def test_a_sleeper_is_woken_by_another_thread() -> None:
 
 def test_a_time_that_is_past_is_no_sleep() -> None:
     Wakeup().sleep(-5)
-
-
-def test_a_deadline() -> None:
-    assert Deadline(None).remaining() is None
-    assert Deadline(-1).remaining() == 0.0
-    left = Deadline(60).remaining()
-    assert left is not None
-    assert 59 < left <= 60

@@ -19,6 +19,7 @@ from django_mq import queues
 from django_mq.conf import Settings, get_settings
 from django_mq.exceptions import InvalidName
 from django_mq.executor.connections import plain_connection_as
+from django_mq.executor.deadline import Deadline
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.management.arguments import port_and_address, positive, seconds
 from django_mq.management.base import chosen_database, must_be_migrated
@@ -35,7 +36,6 @@ from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.service import Service
 from django_mq.supervisor.supervisor import Supervisor
 from django_mq.worker import Worker, entries_needed
-from django_mq.worker.wakeup import Deadline
 
 logger = logging.getLogger("django_mq")
 
