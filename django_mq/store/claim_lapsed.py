@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 #: A `leased_until`, in seconds since 1970, and an id.
 Mark = tuple[float, int]
 
+# A handler that holds a lock on its row keeps the lease from being renewed. When its process is
+# ended for a timeout, or by an operator, the lock is free before a sibling has settled the message
+# with that cause; so for the length of a lease, the last heartbeat of a process counts as one.
+_NOT_RUNNING = """to_jsonb(m.id) <> all(array(
+                   select jsonb_path_query(w.running, '$[*]')
+                     from django_mq_workerheartbeat w
+                    where w.last_seen > statement_timestamp()
+                                        - make_interval(secs => %(lease)s)))"""
+
 # The claim that takes over a lapsed row records the attempt that vanished with its worker, and
 # dead-letters the message if that was its last. `suspect` is returned as it was before: a message
 # that lapses a second time runs alone. Only the first message of a line (an order key, an ordered
@@ -40,6 +49,7 @@ with found as materialized (
               from django_mq_queuedmessage m
              where m.queue = asked.queue and m.leased_until <= statement_timestamp()
                and (m.leased_until, m.id) > (to_timestamp(asked.at), asked.id) {EXCLUDED}
+               and {_NOT_RUNNING}
              order by m.leased_until, m.id
              limit %(window)s
                for no key update of m skip locked
@@ -158,7 +168,8 @@ def claim_lapsed(
     that of `claim()`. The scan of a queue begins behind its mark, if it has one; rows that were
     locked at an earlier scan lie before it.
 
-    A row that its worker still has locked is running, however old its lease, and is skipped.
+    A row that its worker still has locked is running, however old its lease, and is skipped; so is
+    one that the worker was running at its last heartbeat, if that is not older than `lease`.
     Nothing is taken from a queue that is paused or backs off: its messages may be killing the
     workers. `admitted`: the caller holds the gate of the queue, which may then back off or be
     limited. Only the first message of a line is taken (with `skip_dead`, the first that is not

@@ -117,7 +117,8 @@ class LeaseKeeper(threading.Thread):
         due = {self._renew: 0.0, self._write_heartbeat: 0.0, self._write_figures: 0.0}
         every = {
             self._renew: self.renew_interval,
-            self._write_heartbeat: HEARTBEAT_SECONDS,
+            # As often as a renewal, at least: it keeps messages whose rows handlers have locked.
+            self._write_heartbeat: min(self.renew_interval, HEARTBEAT_SECONDS),
             self._write_figures: HEARTBEAT_SECONDS,
         }
         wait = RECONNECT_WAIT

@@ -12,7 +12,7 @@ from django.utils import timezone
 from django_mq.executor.statements import ONE_PLAN
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.store.claim_lapsed import CLAIM_LAPSED, NOTHING
-from tests.rows import add, stored
+from tests.rows import add, beat, stored
 from tests.store.conftest import lock, take_lapsed
 from tests.store.plans import plan
 
@@ -127,3 +127,26 @@ def test_the_first_of_a_line_is_not_looked_for_along_the_primary_key(cursor: Cur
     text = plan(cursor, CLAIM_LAPSED, **params, bytes=4 << 20, skip_dead=False, admitted=False)
     assert "using mq_lease on django_mq_queuedmessage e\n" in text
     assert "using django_mq_queuedmessage_pkey on django_mq_queuedmessage e\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("heartbeat", "taken"),
+    [
+        (None, True),
+        ({"seen": -31}, True),
+        ({"seen": -29}, False),
+        ({"seen": -1, "running": []}, True),
+        ({"seen": -1, "running": ["odd", 10**30, None]}, True),
+    ],
+)
+def test_what_a_worker_ran_a_moment_ago_is_not_taken_from_it(
+    cursor: Cursor, heartbeat: dict[str, Any] | None, taken: bool
+) -> None:
+    """Guarantee 25: when its process is ended for a timeout, a sibling settles the message.
+
+    The handler had locked the row for longer than the lease, which was not renewed.
+    """
+    message = add(leased=-1, attempts=1)
+    if heartbeat is not None:
+        beat(**{"running": [message.pk + 1, message.pk], **heartbeat})
+    assert [row.id for row in take_lapsed(cursor).taken] == ([message.pk] if taken else [])
