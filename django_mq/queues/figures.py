@@ -51,7 +51,9 @@ class Rate:
     at_least: bool = False
 
     def empty_in(self, depth: int) -> timedelta | None:
-        """Return when a queue of `depth` messages will be empty; None if it does not shrink.
+        """Return how long a queue of `depth` messages takes to empty; None if it does not shrink.
+
+        None also beyond a year.
 
         >>> Rate(incoming=2.0, outgoing=12.0).empty_in(600)
         datetime.timedelta(seconds=60)

@@ -15,6 +15,7 @@ from django.core.management import load_command_class
 from django.db import connection
 
 import django_mq
+from django_mq import queues
 from django_mq.conf import QueueOptions, Settings, _read_settings, find_errors
 from django_mq.handlers import all_handlers
 from tests.docs.pages import DOCS, story
@@ -133,6 +134,22 @@ def test_the_reference_has_every_option(section: str, function: Callable[..., An
     parameters = inspect.signature(function).parameters.values()
     options = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
     assert options_in_the_reference(section) == options
+
+
+#: Parameters that the reference explains once for all functions, or that only the admin passes.
+UNLISTED = {"using", "wanted", "user_id", "matched"}
+
+
+def test_the_reference_has_every_parameter_of_what_operators_call() -> None:
+    text = (DOCS / "reference.md").read_text()
+    listed = dict(re.findall(r"^\| `(\w+)\(([^`]*)\)` \|", text, re.MULTILINE))
+    functions = {
+        name: found for name in listed if inspect.isfunction(found := getattr(queues, name, None))
+    }
+    assert {"edit", "errors", "operate"} <= functions.keys()
+    for name, function in functions.items():
+        parameters = set(inspect.signature(function).parameters) - UNLISTED
+        assert parameters - set(re.findall(r"\w+", listed[name])) == set(), name
 
 
 @pytest.mark.django_db

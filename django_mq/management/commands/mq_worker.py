@@ -283,10 +283,7 @@ def _shares(messages: int | None, processes: int) -> list[int | None]:
 
 
 def _endpoint(what: str, where: int | tuple[int, str] | None) -> Endpoint | None:
-    """Listen at `where`: a port, or a port and an address.
-
-    The settings have a number, and so may callers of `call_command()`, which reads no argument.
-    """
+    """Listen on a port and an address; settings and `call_command()` may have the port alone."""
     if not where:
         return None
     port, address = (where, "127.0.0.1") if isinstance(where, int) else where
