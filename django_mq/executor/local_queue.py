@@ -129,6 +129,15 @@ class LocalQueue:
             self._notify_when_free = stuck and bool(self._running)
             return self._notify_when_free
 
+    def held_up(self, *, coroutines: bool) -> bool:
+        """Return whether nothing starts since a suspect has waited to run alone for a while.
+
+        Coroutines are not claimed from the moment at which it waits.
+        """
+        with self._lock:
+            since = self._waiting.suspect_waits_since()
+        return monotonic() - since > (STUCK_AFTER if coroutines else SUSPECT_WAIT_SECONDS)
+
     def take_waiting(self) -> list[Task]:
         """Remove and return everything that waits: the worker releases it to other workers."""
         with self._lock:

@@ -110,7 +110,9 @@ class OrderedQueues:
             ordered_queues.disown(
                 cursor, worker=self._worker, queues=None if queues is None else sorted(queues)
             )
-            self._remove(sorted(self.owned if queues is None else self.owned & set(queues)))
+            left = sorted(self.owned if queues is None else self.owned & set(queues))
+            self._passed_over.update(left)  # to take them as soon as it can, not at the next turn
+            self._remove(left)
 
     def _may_take(self, queue: str) -> bool:
         return not (self.draining or self._busy(queue))

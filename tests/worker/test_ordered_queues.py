@@ -11,6 +11,7 @@ import pytest
 from django.db import connection
 
 from django_mq import RetryPolicy, fixed, handler
+from django_mq.executor import local_queue
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
@@ -21,6 +22,7 @@ from django_mq.worker.claim_options import ClaimOptions
 from django_mq.worker.claims import MAX_BATCHES, ClaimRouter
 from tests.database import second_connection
 from tests.rows import add, decide, stored
+from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Said, Start, proxied
 from tests.worker.proxy import Proxy
 
@@ -71,17 +73,31 @@ def test_an_owner_that_is_told_nothing_keeps_its_line(
     assert said.count("queue_unassigned") == 0
 
 
-@pytest.mark.parametrize("busy_with", ["a message", "a suspect", "coroutines"])
+@pytest.mark.parametrize(
+    ("busy_with", "threads"),
+    [
+        (["long"], 1),
+        (["suspect"], 2),
+        (["long", "suspect"], 2),
+        (["coroutine"], 1),
+        (["coroutine of several", "suspect"], 2),
+    ],
+)
 def test_an_owner_that_is_busy_lets_its_line_go(
-    start: Start, settings: Any, said: Said, busy_with: str
+    start: Start,
+    settings: Any,
+    said: Said,
+    monkeypatch: pytest.MonkeyPatch,
+    busy_with: list[str],
+    threads: int,
 ) -> None:
     """PMQ-44: a line does not wait for a long message of another queue.
 
-    A suspect keeps all executors busy, since nothing starts beside it; coroutines fill the slots.
+    Nothing starts beside a suspect, nor when one has waited for long; coroutines fill the slots.
     """
     settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"line": {"ordered": True}}}
-    gate, done = threading.Event(), threading.Event()
-    started = threading.Event()
+    monkeypatch.setattr(local_queue, "SUSPECT_WAIT_SECONDS", 0.5)
+    gate, done, started = threading.Event(), threading.Event(), threading.Event()
 
     @handler("#", queue="mail", name="long", timeout=PATIENCE * 2)
     def long(delivery: Delivery) -> None:
@@ -94,7 +110,7 @@ def test_an_owner_that_is_busy_lets_its_line_go(
         while not gate.is_set():
             await asyncio.sleep(0.01)
 
-    if busy_with == "coroutines":
+    if "coroutine" in busy_with[0]:
 
         @handler("#", queue="line", name="h")
         async def ah(delivery: Delivery) -> None:
@@ -107,14 +123,14 @@ def test_an_owner_that_is_busy_lets_its_line_go(
             done.set()
 
     try:
-        start(threads=2 if busy_with == "a suspect" else 1, async_slots=1)
+        start(threads=threads, async_slots=1 if busy_with == ["coroutine"] else 5)
         said.wait("queue_assigned")
-        add(
-            handler="coroutine" if busy_with == "coroutines" else "long",
-            suspect=busy_with == "a suspect",
-        )
         with second_connection() as other:
-            other.execute("notify django_mq")
+            for kind in busy_with:
+                name = "coroutine" if "coroutine" in kind else "long"
+                message = add(handler=name, suspect=kind == "suspect")
+                other.execute("notify django_mq")
+                until(lambda: stored(message).leased_until is not None)  # noqa: B023
             assert started.wait(PATIENCE)
             start(queues=["line"])
             other.execute("select pg_sleep(1.2)")
@@ -123,6 +139,24 @@ def test_an_owner_that_is_busy_lets_its_line_go(
         assert done.wait(PATIENCE)  # while the long one runs
     finally:
         gate.set()
+
+
+def test_a_worker_that_left_a_line_takes_it_back_as_soon_as_it_can(db: None) -> None:
+    """Not at its next turn: until then, messages of other queues might keep it busy again."""
+    busy = False
+    owner = ordered_queues.OrderedQueues(
+        "w", ["line"], on_owned=lambda: None, busy=lambda queue: busy
+    )
+    with connection.cursor() as cursor:
+        owner.maintain(cursor)
+        assert owner.owned == {"line"}
+        busy = True
+        owner.disown(cursor, ["line"])
+        owner.maintain(cursor)
+        assert owner.owned == set()
+        busy = False
+        owner.maintain(cursor)
+        assert owner.owned == {"line"}
 
 
 def test_busy_executors_keep_a_worker_from_no_line_of_coroutines(
