@@ -10,6 +10,8 @@ from datetime import UTC, datetime, timedelta
 from inspect import iscoroutinefunction
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
+
 from django_mq.conf import get_settings
 from django_mq.conf.local_time import aware
 from django_mq.conf.readers import (
@@ -136,10 +138,12 @@ def _check_unique(task: Task[..., Any]) -> None:
         raise ValueError(f"on_duplicate must be one of {', '.join(DUPLICATE_OPTIONS)}, not {way!r}")
     if unique_id is not None:
         stored = "any" if callable(unique_id) else unique_id
-        unique_for = option(task, "unique_for")
-        check_unique(
-            Message("task", unique_id=stored, unique_for=unique_for), get_settings().max_delay
-        )
+        message = Message("task", unique_id=stored, unique_for=option(task, "unique_for"))
+        try:
+            max_delay = get_settings().max_delay
+        except ImproperlyConfigured:  # E001 says so: an error here would keep checks from running
+            return
+        check_unique(message, max_delay)
 
 
 def policy_of(task: Task[..., Any], default: RetryPolicy) -> RetryPolicy:

@@ -126,6 +126,12 @@ def test_keys_are_texts_or_functions_of_the_arguments() -> None:
     ]
 
 
+def test_a_wrong_setting_is_told_by_the_checks_not_by_the_decorator(settings: Any) -> None:
+    """It runs while Django sets up: an error there would end every command."""
+    settings.DJANGO_MQ = {"LEESE": 5}
+    jobs.note.using(unique_id=lambda *args: None, unique_for=60)
+
+
 def test_a_function_that_returns_none_gives_no_id() -> None:
     task = jobs.note.using(unique_id=lambda *args: None, on_duplicate="raise", unique_for=60)
     assert task.enqueue().id != task.enqueue().id
