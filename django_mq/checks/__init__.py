@@ -14,7 +14,7 @@ from django.apps import apps
 from django.conf import settings as django_settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, router
+from django.db import DatabaseError, connections, router
 from django.utils.version import get_version_tuple
 
 from django_mq.checks import misspelt  # noqa: F401  (importing it registers its checks)
@@ -25,6 +25,7 @@ from django_mq.handlers.periodic import problems
 from django_mq.handlers.typed import annotation_errors
 from django_mq.messages.classes import message_classes
 from django_mq.messages.codecs import Unsupported
+from django_mq.policy.error_text import one_line
 from django_mq.store.driver import may_prepare
 from django_mq.store.session_facts import is_pooled
 
@@ -185,7 +186,16 @@ def check_pooler(settings: Settings, databases: Collection[str]) -> CheckMessage
     alias = alias_of()
     if alias not in databases or not is_postgresql(alias) or not may_prepare(connections[alias]):
         return
-    connections[alias].ensure_connection()
+    try:
+        connections[alias].ensure_connection()
+    except DatabaseError as error:
+        yield checks.Warning(
+            f"Cannot find out whether {alias!r} connects through a pooler:"
+            f" {one_line(str(error), 200)}.",
+            hint="Check that the server runs and that HOST, PORT, USER and PASSWORD are right.",
+            id="django_mq.W007",
+        )
+        return
     with connections[alias].wrap_database_errors:
         pooled = is_pooled(connections[alias].connection)
     if pooled:

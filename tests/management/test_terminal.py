@@ -153,6 +153,16 @@ def test_a_pooler_is_found_by_check(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
+def test_check_says_that_it_could_not_look_for_a_pooler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results of the other checks are not lost with the connection."""
+    monkeypatch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
+    monkeypatch.setitem(connection.settings_dict, "PORT", 1)
+    connection.close()
+    found = checks.run_checks(tags=["database"], databases=["default"])
+    assert [each.msg[:15] for each in found if each.id == "django_mq.W007"] == ["Cannot find out"]
+
+
+@pytest.mark.django_db(transaction=True)
 class TestProcesses:
     """Real processes, started as users start them."""
 
