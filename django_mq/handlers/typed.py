@@ -16,6 +16,7 @@ from django_mq.handlers.callables import layers_of, shown
 from django_mq.messages import Delivery
 from django_mq.messages.adapters import is_supported
 from django_mq.messages.classes import MessageClass, message_class
+from django_mq.policy.routing import Pattern
 
 if TYPE_CHECKING:
     from django_mq.handlers.registry import Handler
@@ -147,7 +148,7 @@ def annotation_errors(handler: Handler) -> Iterator[str]:
             f" annotated with the class of {', '.join(classes)} alone"
         )
     for type in classes:
-        if type not in handler.patterns:
+        if not any(Pattern(each).matches(type) for each in handler.patterns):
             yield (
                 f"the argument of the handler {handler.name} is annotated with the class of"
                 f" {type}, to which it does not subscribe"

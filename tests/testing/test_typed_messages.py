@@ -292,6 +292,7 @@ def narrow(event: Placed) -> None: ...
         (nameless, ["a.b"], "name 'Nowhere' is not defined"),
         (unregistered, ["a.b"], "Unregistered, which has no @message"),
         (narrow, ["shop.orders.placed", "shop.#"], "subscribes to shop.#"),
+        (narrow, ["shop.#"], "subscribes to shop.#"),
         (narrow, ["shop.orders.cancelled"], "to which it does not subscribe"),
     ],
 )
@@ -303,6 +304,8 @@ def test_annotations_that_no_message_can_follow(
     found = problems()
     assert {id for id, _ in found} == {"django_mq.E012"}
     assert any(text in each for _, each in found)
+    elsewhere = any("does not subscribe" in each for _, each in found)
+    assert elsewhere == (patterns == ["shop.orders.cancelled"])
 
 
 @pytest.mark.parametrize(
