@@ -20,7 +20,7 @@ from django_mq.conf import get_settings
 from django_mq.exceptions import Reject, Retry, Snooze
 from django_mq.messages import Delivery
 from django_mq.policy.error_text import describe, source_line
-from django_mq.policy.redacted_error import redacted
+from django_mq.policy.redacted_error import HIDDEN, HIDDEN_EVERYWHERE, redacted
 
 logger = logging.getLogger("django_mq")
 
@@ -66,15 +66,15 @@ def named(error: BaseException) -> str:
     return f"{failure.error_class} at {where}" if where else failure.error_class
 
 
-def traced(error: BaseException | None) -> BaseException | None:
+def traced(error: BaseException | None, text: str = HIDDEN) -> BaseException | None:
     """Return the `exc_info` of a log line, so that log handlers and error trackers have the stack.
 
-    Without LOG_ERROR_TEXTS it has no exception text. None for the exceptions that a handler raises
-    on purpose: Retry, Snooze and Reject.
+    Without LOG_ERROR_TEXTS it has `text` instead of its own. None for the exceptions that a handler
+    raises on purpose: Retry, Snooze and Reject.
     """
     if error is None or isinstance(error, Retry | Snooze | Reject):
         return None
-    return error if get_settings().log_error_texts else redacted(error)
+    return error if get_settings().log_error_texts else redacted(error, text)
 
 
 def log_failure(
@@ -85,7 +85,7 @@ def log_failure(
         f"{text}: %s",
         *args,
         named(error),
-        exc_info=traced(error),
+        exc_info=traced(error, HIDDEN_EVERYWHERE),
         extra={"event": event, **extra},
     )
 

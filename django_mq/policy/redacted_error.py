@@ -10,14 +10,15 @@ from functools import lru_cache
 from django_mq.exceptions import UnexpectedPayload
 from django_mq.policy.error_text import describe
 
-#: The replacement for the text.
+#: The replacement for the text of an error that a failed attempt has, and of others.
 HIDDEN = "(its text is hidden: see the failed attempt, or LOG_ERROR_TEXTS)"
+HIDDEN_EVERYWHERE = "(its text is hidden: set LOG_ERROR_TEXTS to see it)"
 
 _get_traceback = BaseException.__dict__["__traceback__"].__get__
 
 
-def redacted(error: BaseException) -> Exception:
-    """Return an exception with the class name and the stack of `error`, and none of its texts.
+def redacted(error: BaseException, text: str = HIDDEN) -> Exception:
+    """Return an exception with the class name and the stack of `error`, and `text` for its own.
 
     That of content that does not fit a message class is there, as far as it has no value.
     Its causes and notes are left out, since they also have texts.
@@ -30,7 +31,7 @@ def redacted(error: BaseException) -> Exception:
     ('ValueError', True, True)
     """
     module, _, name = describe(error).error_class.rpartition(".")
-    found = _bare_class(module, name)(loggable_text(error) or HIDDEN)
+    found = _bare_class(module, name)(loggable_text(error) or text)
     return found.with_traceback(_get_traceback(error))
 
 

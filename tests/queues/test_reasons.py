@@ -112,7 +112,7 @@ def test_running():
 def test_running_past_its_lease():
     message = add(leased=-1)
     beat(running=[message.pk])
-    why(message, "running", f"Its lease lapsed at {shown(message.leased_until)}")
+    why(message, "running", f"it lapsed at {shown(message.leased_until)}, and the worker keeps")
 
 
 def test_lapsed():
