@@ -23,7 +23,7 @@ from django_mq.conf import Settings, alias_of, find_errors, is_postgresql
 from django_mq.handlers import all_handlers, allowed_queues
 from django_mq.handlers.periodic import problems
 from django_mq.handlers.typed import annotation_errors
-from django_mq.messages.classes import message_classes
+from django_mq.messages.classes import message_classes, upcasts_without_class
 from django_mq.messages.codecs import Unsupported
 from django_mq.policy.error_text import one_line
 from django_mq.store.driver import may_prepare
@@ -229,7 +229,12 @@ def check_handlers(settings: Settings, databases: Collection[str]) -> CheckMessa
 
 @check(TAG)
 def check_message_classes(settings: Settings, databases: Collection[str]) -> CheckMessages:
-    """E011: a gap in a chain of upcasts. E012: an annotation that no message can follow."""
+    """E011: a gap in a chain of upcasts, or a stray one. E012: an annotation that cannot be met."""
+    for type, version in upcasts_without_class():
+        yield checks.Error(
+            f"Version {version} of {type} has an upcast, but the type has no message class.",
+            id="django_mq.E011",
+        )
     for each in message_classes():
         gap = each.gap(each.oldest)
         if gap is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -124,7 +125,8 @@ def upcast(type: str, from_version: int) -> Callable[[U], U]:
 
     It gets the payload as a dict and returns a dict. A chain of upcasts leads from the version of
     a stored message to that of its class. A message whose upcast raises has wrong content and is
-    dead at once. Raises InvalidMessage if there is one already.
+    dead at once. Raises InvalidMessage if there is one already, or if the function does not take
+    one argument.
     """
     try:
         type = check_name(type, "type")
@@ -135,6 +137,14 @@ def upcast(type: str, from_version: int) -> Callable[[U], U]:
     def register(function: U) -> U:
         if not callable(function):
             raise InvalidMessage(f"{function!r} is not a function: put @upcast above one")
+        with suppress(ValueError):  # some builtins do not say what they take
+            try:
+                inspect.signature(function).bind({})
+            except TypeError as error:
+                raise InvalidMessage(
+                    f"{_full_name(function)} cannot be called with one argument, the payload:"
+                    f" {error}"
+                ) from error
         known = _upcasts.get((type, from_version))
         if known is not None and _full_name(known) != _full_name(function):
             raise InvalidMessage(f"version {from_version} of {type} already has an upcast")
@@ -142,6 +152,11 @@ def upcast(type: str, from_version: int) -> Callable[[U], U]:
         return function
 
     return register
+
+
+def upcasts_without_class() -> list[tuple[str, int]]:
+    """Return the types and versions of upcasts whose type has no message class: typos."""
+    return sorted(each for each in _upcasts if each[0] not in _by_type)
 
 
 def class_of(value: object) -> MessageClass | None:

@@ -31,6 +31,7 @@ from django_mq import (
     upcast,
 )
 from django_mq.checks import check_message_classes
+from django_mq.exceptions import InvalidMessage
 from django_mq.messages import classes
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.testing import answering, assert_broadcast, deliver, drain
@@ -284,6 +285,20 @@ def unregistered(event: Unregistered) -> None: ...
 
 
 def narrow(event: Placed) -> None: ...
+
+
+def test_an_upcast_of_a_type_without_a_class_is_an_error_of_check() -> None:
+    upcast("shop.orders.placed", 1)(lambda payload: payload)
+    upcast("shop.orders.plcaed", 1)(lambda payload: payload)
+    [(id, text)] = problems()
+    assert id == "django_mq.E011"
+    assert "Version 1 of shop.orders.plcaed" in text
+
+
+@pytest.mark.parametrize("function", [lambda: {}, lambda payload, version: payload])
+def test_an_upcast_that_does_not_take_one_argument_is_refused(function: Any) -> None:
+    with pytest.raises(InvalidMessage, match="cannot be called with one argument, the payload"):
+        upcast("shop.orders.placed", 1)(function)
 
 
 @pytest.mark.parametrize(
