@@ -201,7 +201,7 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
         """Return the rows, without queues and messages that the user may not see."""
         workers = list(workers)
         allowed = self.get_queues(request)
-        listed = {id for worker in workers for id in worker.running[:LISTED]}
+        listed = {id for worker in workers for id in worker.running[:LISTED] if id > 0}
         messages = self.scoped_messages(request).filter(pk__in=listed)
         ran = {each.id: each.ran_for for each in queues.running(ids=listed, using=self.alias)}
         types = dict(messages.values_list("pk", "type") if listed else ())
