@@ -163,13 +163,18 @@ PATCHES = {
         ("none",),
     ),
     "no-renewal": Patch(
-        "leases are not renewed",
+        "leases are not renewed, and no heartbeat stands in for one",
         (
             Code(
                 "django_mq.worker.lease_keeper",
                 "LeaseKeeper._renew",
                 "skip_refused_rows(",
                 "(lambda *a, **k: set())(",
+            ),
+            Text(
+                "django_mq.store.claim_lapsed",
+                "w.last_seen > statement_timestamp()",
+                "w.last_seen > statement_timestamp() + interval '1 day'",
             ),
         ),
         ("long",),
