@@ -8,7 +8,7 @@ from django_mq.executor.connections import Outage
 from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
 from django_mq.executor.watchdog import Link, Watchdog
 
-#: A part is stalled after so many missed intervals, and after so many seconds at the earliest: a
+#: A part is stalled after this many missed intervals, but no sooner than this many seconds: a
 #: reconnect takes less. A part that waits for the server counts as moving, within the limit of its
 #: link.
 MISSED_INTERVALS, MIN_STALL_SECONDS = 3, 20.0

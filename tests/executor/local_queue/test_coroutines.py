@@ -72,7 +72,7 @@ def test_a_coroutine_that_goes_first_starts_unless_its_line_is_busy(
 
 
 def test_a_task_that_must_not_run_here_is_announced(local_queue: LocalQueue, told: Told) -> None:
-    """Whoever adds it: the claiming thread, or the executor whose row was locked."""
+    """Both the claiming thread and an executor whose row was locked may add one."""
     local_queue.stop_queue("mail")
     assert told.count == 0
     local_queue.put([task(1), task(2, "coroutine")])
