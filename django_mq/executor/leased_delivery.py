@@ -70,7 +70,7 @@ class LeasedDelivery(Delivery):
                 if not self._ack(cursor):
                     raise self._lost()
                 xid = open_transaction.current_transaction(cursor)
-            # First, since a hook of the handler that raises does so when the ack is committed.
+            # Before the handler's hooks: if one of them raises, the ack is committed all the same.
             transaction.on_commit(self._note_finished, using=self._alias)
             with forks.ForkBarrier():  # the transaction is that of the parent
                 yield

@@ -157,7 +157,7 @@ def _running(case: _Case) -> Reason:
     text = f"runs now, attempt {message.attempts} of {message.max_attempts}, {case.holder()}"
     if message.leased_until is not None and message.leased_until <= case.now:
         text += (
-            f". Its lease is not renewed while the handler has the row locked: it lapsed at"
+            ". Its lease is not renewed while the handler has the row locked: it lapsed at"
             f" {shown(message.leased_until)}, and the worker keeps the message"
         )
     return text, ""

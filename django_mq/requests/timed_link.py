@@ -29,8 +29,8 @@ class TimedLink(Link):
     def _timed(self, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
         """Yield the events that `generator` waits for; shut the link once it has waited too long.
 
-        While no event comes, the driver resumes a generator every 0.1 s. What it sends then does
-        not tell: before psycopg 3.2.11 its C code claims that data came.
+        The driver resumes a generator at least every 0.1 s. The value that it sends does not tell
+        whether an event came: before psycopg 3.2.11 its C code always says so.
         """
         ends_at = monotonic() + min(self.seconds, self.max_wait)
         try:

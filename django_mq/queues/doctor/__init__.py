@@ -25,7 +25,7 @@ from django_mq.queues.doctor.findings import Finding
 
 __all__ = ["Finding", "examine"]
 
-#: What each looks at, in the order of the report.
+#: The examinations, in the order of the report, each with its subject for the error if it fails.
 EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
     ("migrations", schema.migrations),
     ("indexes", schema.indexes),

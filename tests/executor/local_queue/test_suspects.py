@@ -80,3 +80,17 @@ def test_async_handlers_may_start_again_after_a_suspect(
     local_queue.put([task(1, suspect=True)])
     assert take(local_queue) == [1]
     assert told.count >= 1
+
+
+def test_a_suspect_that_waits_holds_up_coroutines_first(
+    local_queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not claimed from the start of its wait, others may start for ten more seconds."""
+    local_queue.begin_calls()
+    monkeypatch.setattr(local_queue_module, "STUCK_AFTER", -1.0)
+    assert not local_queue.held_up(coroutines=True)
+    local_queue.put([task(1, suspect=True)])
+    assert local_queue.held_up(coroutines=True)
+    assert not local_queue.held_up(coroutines=False)
+    monkeypatch.setattr(local_queue_module, "SUSPECT_WAIT_SECONDS", -1.0)
+    assert local_queue.held_up(coroutines=False)
