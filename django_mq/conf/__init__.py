@@ -40,6 +40,8 @@ from django_mq.policy.encoding import encode
 DAY = 86400.0
 #: Deeper JSON comes close to the recursion limit of Python's own encoder.
 MAX_NESTING = 500
+#: Each process has a socket of its own to the supervisor, whose select() takes 1,024 of them.
+MAX_PROCESSES = 1000
 #: Each thread has a connection of its own.
 MAX_THREADS = 1000
 #: A worker sets memory aside for each message that it may hold.
@@ -116,7 +118,7 @@ class Settings:
     batch_size: int = _setting(integer(1, MAX_BATCH_SIZE), 100)
     batch_bytes: int = _setting(integer(1), 4 * 1024 * 1024)
     slice_seconds: float = _setting(duration(), 0.1)
-    processes: int = _setting(integer(1), 1)
+    processes: int = _setting(integer(1, MAX_PROCESSES), 1)
     threads: int = _setting(integer(1, MAX_THREADS), 1)
     async_slots: int = _setting(integer(1, MAX_ASYNC_SLOTS), 100)
     timeout: float = _setting(duration(), 300.0)

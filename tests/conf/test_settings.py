@@ -233,7 +233,7 @@ BAD = [
     ("BATCH_SIZE", [0, -1, 1.0, "100", None, True, 10_001, 2**31]),
     ("BATCH_BYTES", [0, None]),
     ("SLICE_SECONDS", [0, None]),
-    ("PROCESSES", [0, 1.5, None]),
+    ("PROCESSES", [0, 1.5, None, 1001]),
     ("THREADS", [0, "2", 1001]),
     ("ASYNC_SLOTS", [0, 100_001]),
     ("TIMEOUT", [0, None]),

@@ -30,3 +30,25 @@ def test_a_command_that_starts_workers_may_give_a_port_as_a_number(option: str) 
         for given in (port, (port, "127.0.0.1")):
             with pytest.raises(CommandError, match=f"port {port} cannot be opened"):
                 call_command("mq_worker", **{option: given}, verbosity=0)
+
+
+class TestMoreThanTheServerGives:
+    """A typo such as `--processes 5000` takes a host down if it is obeyed."""
+
+    def test_more_processes_than_any_host_runs(self) -> None:
+        with pytest.raises(CommandError, match="processes is 5000; it must be a whole number"):
+            run("mq_worker", "--processes", "5000")
+
+    @pytest.mark.django_db(transaction=True)
+    def test_fewer_connections_than_the_processes_need_at_least(self) -> None:
+        with pytest.raises(CommandError, match="900 processes need at least 2700 connections, and"):
+            run("mq_worker", "--processes", "900")
+
+    @pytest.mark.django_db(transaction=True)
+    def test_fewer_connections_than_it_may_open(self, caplog: pytest.LogCaptureFixture) -> None:
+        """It may never open them all, so it starts. (Without the port it would run.)"""
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(CommandError, match="cannot be opened"):
+                call_command("mq_worker", threads=1000, health_port=port, verbosity=0)
+        assert "opens up to 1005 connections, and this login may have" in caplog.text

@@ -23,6 +23,7 @@ from django_mq.executor.deadline import Deadline
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.management.arguments import port_and_address, positive, seconds
 from django_mq.management.base import chosen_database, must_be_migrated
+from django_mq.management.capacity import check_connections, check_max_rss, process_count
 from django_mq.management.reloading import is_reloaded, run_reloading
 from django_mq.management.serving import separated, served, unmatched
 from django_mq.policy.error_text import one_line
@@ -31,7 +32,6 @@ from django_mq.store.driver import may_prepare
 from django_mq.store.session_facts import is_pooled
 from django_mq.supervisor import output
 from django_mq.supervisor.health import Endpoint
-from django_mq.supervisor.process_slot import MEGABYTE, resident_bytes
 from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.service import Service
 from django_mq.supervisor.supervisor import Supervisor
@@ -88,24 +88,25 @@ class Command(BaseCommand):
             settings = get_settings()
             options["database"] = chosen_database(options["database"])
             worker = self._worker(options, max_messages=options["max_messages"])
+            processes = process_count(options["processes"], settings)
         except (ImproperlyConfigured, InvalidName, ValueError) as error:
             raise CommandError(f"{error}{separated(options['queue'])}") from error
         try:
             worker.refuse_transaction()  # before a fork: the supervisor would restart its processes
         except RuntimeError as error:
             raise CommandError(str(error)) from error
-        known = self._check_database(worker.alias, named=bool(options["queue"]))
+        known = self._check_database(worker, processes, named=bool(options["queue"]))
         if not _will_start_again(options):
             _warn_of_typos(options["queue"], known)
             if options["verbosity"]:
                 self._show(served(worker.queues, settings))
         max_rss = options["max_rss"] or settings.max_rss
-        _check_max_rss(max_rss)
+        check_max_rss(max_rss)
         if options["reload"]:
             _check_reloadable(options)
             run_reloading(_run_reloadable, worker)
             return
-        supervisor = self._supervisor(options, settings, worker, max_rss)
+        supervisor = self._supervisor(options, settings, worker, processes, max_rss)
         _warn_of_surroundings()
         code = supervisor.run()
         output.flush(last=True)
@@ -120,10 +121,15 @@ class Command(BaseCommand):
             output.flush()
 
     def _supervisor(
-        self, options: dict[str, Any], settings: Settings, worker: Worker, max_rss: int | None
+        self,
+        options: dict[str, Any],
+        settings: Settings,
+        worker: Worker,
+        processes: int,
+        max_rss: int | None,
     ) -> Supervisor:
         """Return the supervisor of processes that each run a worker like `worker`."""
-        shares = _shares(options["max_messages"], options["processes"] or settings.processes)
+        shares = _shares(options["max_messages"], processes)
         deadline = Deadline(options["max_seconds"])
         return Supervisor(
             lambda number, id, scoreboard: self._worker(
@@ -168,18 +174,21 @@ class Command(BaseCommand):
             scoreboard=scoreboard,
         )
 
-    def _check_database(self, alias: str, *, named: bool) -> list[str]:
+    def _check_database(self, worker: Worker, processes: int, *, named: bool) -> list[str]:
         """Raise CommandError if the database is not usable; leave no connection or pool open.
 
         Returns the names of the known queues, if queues are named.
         """
+        alias = worker.alias
         try:
             with plain_connection_as(alias) as connection:
                 must_be_migrated(connection)
+                driver = connection.connection
                 with connection.wrap_database_errors:
-                    pooled = may_prepare(connection) and is_pooled(connection.connection)
-                if pooled:
-                    logger.warning(POOLED, alias, extra={"event": "pooler_without_settings"})
+                    if not is_pooled(driver):
+                        check_connections(driver, processes=processes, threads=worker.threads)
+                    elif may_prepare(connection):
+                        logger.warning(POOLED, alias, extra={"event": "pooler_without_settings"})
                 return queues.names(using=alias) if named else []
         except (DatabaseError, InterfaceError, ImproperlyConfigured) as error:
             text = f"database {alias!r} cannot be used: {one_line(str(error))}"
@@ -231,15 +240,6 @@ def _configure_logging(verbosity: int) -> None:
 
 def _is_no_start(record: logging.LogRecord) -> bool:
     return getattr(record, "event", "") != message_started.name
-
-
-def _check_max_rss(max_rss: int | None) -> None:
-    rss = resident_bytes(os.getpid()) // MEGABYTE
-    if max_rss is not None and rss >= max_rss:
-        raise CommandError(
-            f"--max-rss {max_rss} is too low: this process already uses {rss} MB, so every worker"
-            " process would be replaced at once"
-        )
 
 
 def _check_reloadable(options: dict[str, Any]) -> None:

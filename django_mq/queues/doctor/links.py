@@ -110,7 +110,7 @@ def limits(alias: str) -> Iterator[Finding]:
             hint="Raise it for the login of the workers (ALTER ROLE ... SET statement_timeout), or"
             " set a shorter timeout on the handlers, so that the failure names the handler.",
         )
-    needed = settings.processes * (settings.threads + BESIDE_THREADS)
+    needed = connections_needed(settings.processes, settings.threads)
     if found.connections is not None and needed > found.connections:
         yield Finding(
             id="D017",
@@ -120,3 +120,12 @@ def limits(alias: str) -> Iterator[Finding]:
             hint="Raise max_connections or the CONNECTION LIMIT of the role, or lower PROCESSES and"
             " THREADS.",
         )
+
+
+def connections_needed(processes: int, threads: int) -> int:
+    """Return how many connections one `mq_worker` opens at most.
+
+    >>> connections_needed(2, 4)
+    18
+    """
+    return processes * (threads + BESIDE_THREADS)
