@@ -91,6 +91,18 @@ def plain_connection_as(alias: str, link: Link | None = None) -> Iterator[BaseDa
         plain.close()
 
 
+def without_pool(alias: str) -> contextlib.AbstractContextManager[object]:
+    """Return a block in which `connections[alias]` is not from Django's pool.
+
+    The pool hides why it cannot connect, and says so only after 30 s. A connection that is already
+    open, as in a test, stays.
+    """
+    connection = connections[alias]
+    if connection.connection is None and connection.settings_dict["OPTIONS"].get("pool"):
+        return plain_connection_as(alias)
+    return contextlib.nullcontext()
+
+
 def statement_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
     """Return a cursor for our own statements on an open connection.
 

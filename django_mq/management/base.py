@@ -16,6 +16,7 @@ from psycopg.errors import InsufficientPrivilege, UndefinedColumn, UndefinedTabl
 from django_mq import handlers, queues
 from django_mq.conf import alias_of
 from django_mq.exceptions import MQError
+from django_mq.executor.connections import without_pool
 from django_mq.handlers.nearest import has_subscriber, nearest_handlers, nearest_types
 from django_mq.management.arguments import message_id, wrong_arguments
 from django_mq.management.output import as_json
@@ -75,7 +76,8 @@ class OperatorCommand(BaseCommand):
         try:
             if self.needs_queue:
                 check_name(options["queue"], "queue")
-            self.operate(**options)
+            with without_pool(alias):
+                self.operate(**options)
         except Declined:
             self.stdout.write("Nothing was changed.")
         except (MQError, ValueError, DatabaseError, *UNUSABLE) as error:

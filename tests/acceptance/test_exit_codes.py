@@ -100,6 +100,9 @@ def test_operators_without_tables_are_told_to_migrate(empty_database: str, comma
     ("url", "words"),
     [
         pytest.param("postgresql://nobody@127.0.0.1:1/nothing", "port 1 failed", id="away"),
+        pytest.param(
+            "postgresql://nobody@127.0.0.1:1/nothing?pool=True", "port 1 failed", id="pooled"
+        ),
         pytest.param("postgresql://nobody@127.0.0.1:1", "supply the NAME", id="nameless"),
     ],
 )
