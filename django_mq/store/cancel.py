@@ -38,19 +38,20 @@ with matching as materialized (
            and {IS_KEPT}
            for update skip locked
      ) m
-), gone as (
+), removed as (
     delete from django_mq_queuedmessage
      where id = any(array(select id from waiting))
     returning id, queue, handler, key, type, unique_id, wants_result
 ), unanswered as (
     insert into django_mq_result (message_id, handler, error_class, error_text)
-    select id, handler, 'Unanswered', 'cancelled' from gone where wants_result
+    select id, handler, 'Unanswered', 'cancelled' from removed where wants_result
         on conflict (message_id) do nothing
 )
-select matched.count, gone.id, gone.queue, gone.handler, gone.key, gone.type, gone.unique_id
+select matched.count, removed.id, removed.queue, removed.handler, removed.key, removed.type,
+       removed.unique_id
   from (select count(*) from matching) matched
-  left join gone on true
- order by gone.id
+  left join removed on true
+ order by removed.id
 """
 
 

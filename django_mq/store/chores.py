@@ -230,7 +230,7 @@ with walked as materialized (
      where w.id > %(after)s::text
      order by w.id
      limit %(limit)s
-), gone as (
+), removed as (
     delete from django_mq_workerheartbeat
      where id = any(array(
         select w.id

@@ -72,9 +72,9 @@ OPEN_LANES = f"""
             select lane.queue, lane.priority, to_timestamp(lane.at) as at, lane.id
               from unnest(%(queues)s::text[], %(priorities)s::smallint[],
                           %(ats)s::float8[], %(ids)s::bigint[])
-                   with ordinality as lane (queue, priority, at, id, place)
+                   with ordinality as lane (queue, priority, at, id, ordinal)
              where {is_open("lane.queue")}
-             order by lane.place
+             order by lane.ordinal
 """
 
 CLAIM = f"""

@@ -97,7 +97,7 @@ CLAIM_LINES = f"""
 with seen as materialized ({_WINDOW}), line as materialized (
     select line.*
       from unnest(%(line_queues)s::text[], %(line_handlers)s::text[], %(line_keys)s::text[],
-                  %(line_places)s::bigint[]) as line (queue, handler, key, n)
+                  %(line_numbers)s::bigint[]) as line (queue, handler, key, n)
      where {_NONE_LEASED}
 ), room as materialized (
     select greatest(
@@ -105,7 +105,7 @@ with seen as materialized ({_WINDOW}), line as materialized (
             / greatest((select count(*) from line), 1) + 1,
         1) as each
 ), run as (
-    select row_.id, row_.n, row_number() over run as place, bool_and(row_.ok) over run as unbroken
+    select row_.id, row_.n, row_number() over run as ordinal, bool_and(row_.ok) over run as unbroken
       from (
         select m.id, line.n, m.ok
           from line
@@ -123,12 +123,12 @@ with seen as materialized ({_WINDOW}), line as materialized (
       ) row_
     window run as (partition by row_.n order by row_.id)
 ), chosen as materialized (
-    select run.id, run.n, run.place, true as lined from run where run.unbroken
+    select run.id, run.n, run.ordinal, true as lined from run where run.unbroken
     union all
     select seen.id, seen.n, 1, false from seen where seen.key is null
 ), locked as materialized (
-    select m.id, m.payload::text as payload, chosen.n, chosen.place, chosen.lined
-      from (select * from chosen order by place, n) chosen
+    select m.id, m.payload::text as payload, chosen.n, chosen.ordinal, chosen.lined
+      from (select * from chosen order by ordinal, n) chosen
      cross join lateral (
         select m.id, m.payload
           from django_mq_queuedmessage m
@@ -143,11 +143,11 @@ with seen as materialized ({_WINDOW}), line as materialized (
         select locked.*, row_number() over turns as turn,
                sum(octet_length(payload)) over turns as total
           from (
-            select locked.*, row_number() over (partition by lined, n order by place) as nth
+            select locked.*, row_number() over (partition by lined, n order by ordinal) as nth
               from locked
           ) locked
-         where nth = place
-        window turns as (order by place, n)
+         where nth = ordinal
+        window turns as (order by ordinal, n)
       ) locked
      where turn = 1 or total <= %(bytes)s
 ), looked as materialized (
@@ -233,7 +233,7 @@ select claimed.*, further.found, case when row_number() over () = 1 then further
   from (
     select exists (select from parked)
            and ((select count(*) from seen) >= %(window)s
-                or cardinality(%(line_places)s::bigint[]) >= %(limit)s) as found,
+                or cardinality(%(line_numbers)s::bigint[]) >= %(limit)s) as found,
            (select json_agg(json_build_array(queue, priority, date_part('epoch', at), id))::text
               from passed) as marks
   ) further
@@ -294,6 +294,6 @@ def claim(
 
 
 def _line_columns(lines: Sequence[Sequence[Any]]) -> dict[str, object]:
-    *names, places = zip(*lines, strict=True) if lines else ((),) * 4
+    *names, numbers = zip(*lines, strict=True) if lines else ((),) * 4
     columns = zip(("line_queues", "line_handlers", "line_keys"), map(texts, names), strict=True)
-    return {**dict(columns), "line_places": array(places)}
+    return {**dict(columns), "line_numbers": array(numbers)}

@@ -152,7 +152,7 @@ with aside as materialized (
       from next
      order by queue, handler, type, unique_id
         {if_as_seen("next", "message_id")}
-), gone as (
+), removed as (
     delete from django_mq_uniquekey
      where id = any(array(select next.id from next join taken using (message_id)))
 ), added as (

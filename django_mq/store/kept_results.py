@@ -184,7 +184,7 @@ _STARTED = f"""(
                         where f.message_id = m.id and f.ended_at > began))"""
 
 FIND = f"""
-select 0 as place, m.handler, m.queue, m.priority, m.payload::text, m.metadata::text,
+select 0 as ordinal, m.handler, m.queue, m.priority, m.payload::text, m.metadata::text,
        extract(epoch from m.created_at)::float8, {_failed("m.id")}::text, m.attempts,
        extract(epoch from m.dead_at)::float8, null,
        case when m.dead_at is null then ''
@@ -204,7 +204,7 @@ select 1, r.handler, r.queue, r.priority, r.payload::text, r.metadata::text,
        null, null, null
   from django_mq_result r
  where r.message_id = %(id)s and r.payload is not null
- order by place
+ order by ordinal
  limit 1
 """
 

@@ -138,7 +138,7 @@ with walked as materialized (
      where o.id > %(after)s
      order by o.id
      limit %(limit)s
-), gone as (
+), removed as (
     delete from django_mq_operation
      where id = any(array(
         select walked.id

@@ -42,7 +42,7 @@ def restore_waits(cursor: Cursor, before: str) -> None:
 
 # A dead letter has its answer already; it is not replaced.
 REMOVE = f"""
-with gone as (
+with removed as (
     delete from django_mq_queuedmessage
      where id = any(array(
         select m.id
@@ -54,10 +54,10 @@ with gone as (
     returning id, queue, handler, key, type, unique_id, wants_result
 ), unanswered as (
     insert into django_mq_result (message_id, handler, error_class, error_text)
-    select id, handler, 'Unanswered', %(reason)s from gone where wants_result
+    select id, handler, 'Unanswered', %(reason)s from removed where wants_result
         on conflict (message_id) do nothing
 )
-select id, queue, handler, key, type, unique_id from gone
+select id, queue, handler, key, type, unique_id from removed
 """
 
 

@@ -77,11 +77,11 @@ with recursive {LANES}, due as materialized (
      order by m.leased_until
      limit 1
 ), overdue as materialized (
-    select count(*) filter (where not first.expired) as n, max(first.place) as most
+    select count(*) filter (where not first.expired) as n, max(first.ordinal) as most
       from lane
      cross join lateral (
         select coalesce(m.expires_at <= statement_timestamp(), false) as expired,
-               row_number() over (order by m.processable_after) as place
+               row_number() over (order by m.processable_after) as ordinal
           from django_mq_queuedmessage m
          where m.queue = %(queue)s and m.priority = lane.priority
            and m.leased_until is null and m.blocked_by is null and m.dead_at is null

@@ -9,7 +9,7 @@ from django_mq.store import Cursor
 # One microsecond apart, all in the past, so that they keep their order.
 MAKE_DUE = """
 with later as materialized (
-    select m.id, row_number() over (order by m.processable_after desc, m.id desc) as place
+    select m.id, row_number() over (order by m.processable_after desc, m.id desc) as ordinal
       from django_mq_queuedmessage m
      where m.processable_after > statement_timestamp()
        and m.leased_until is null and m.dead_at is null
@@ -17,7 +17,7 @@ with later as materialized (
        and (%(until)s::timestamptz is null or m.processable_after <= %(until)s::timestamptz)
 )
 update django_mq_queuedmessage m
-   set processable_after = statement_timestamp() - later.place * interval '1 microsecond'
+   set processable_after = statement_timestamp() - later.ordinal * interval '1 microsecond'
   from later
  where m.id = later.id
 returning m.id

@@ -75,7 +75,7 @@ READ_STATES = f"""
 select u.message_id, u.quiet_until::text, m.id is not null, m.leased_until is not null,
        coalesce(u.quiet_until > statement_timestamp(), false), aside.id is not null, u.version
   from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[], %(unique_ids)s::text[])
-       with ordinality as wanted (queue, handler, type, unique_id, place)
+       with ordinality as wanted (queue, handler, type, unique_id, ordinal)
   left join {holder_of("wanted")} on true
   left join lateral (
     select m.id, m.leased_until
@@ -90,7 +90,7 @@ select u.message_id, u.quiet_until::text, m.id is not null, m.leased_until is no
        and a.unique_id = wanted.unique_id and a.put_aside is not null
      limit 1
   ) aside on true
- order by wanted.place
+ order by wanted.ordinal
 """
 
 

@@ -108,7 +108,7 @@ def test_the_plans_of_a_claim_name_their_indexes(
             "line_queues": ["mail"] * 3,
             "line_handlers": ["h"] * 3,
             "line_keys": ["k1", "k2", "long"],
-            "line_places": [1, 2, 3],
+            "line_numbers": [1, 2, 3],
             "claimers": ["me:1"],
             "each": 100,
             "lease": 30.0,
@@ -129,7 +129,7 @@ def touched(cursor: Cursor) -> int:
     with cursor.connection.transaction(force_rollback=True):
         for statement in (LOCK_LINES, CLAIM_LINES):
             params = given_for(
-                line_queues=[], line_handlers=[], line_keys=[], line_places=[],
+                line_queues=[], line_handlers=[], line_keys=[], line_numbers=[],
                 claimers=["me:1"], each=100, lease=30.0, bytes=1 << 20, with_marks=True,
             )  # fmt: skip
             cursor.execute("explain (analyze, buffers, format json) " + statement, params)

@@ -73,7 +73,7 @@ def test_a_line_that_is_locked_is_seen_as_it_is_then(
             "line_queues": [line[0]],
             "line_handlers": [line[1]],
             "line_keys": [line[2]],
-            "line_places": [line[3]],
+            "line_numbers": [line[3]],
             "claimers": ["me:1"],
             "each": 100,
             "lease": 30.0,
@@ -95,7 +95,7 @@ def claimed_by(statement: str) -> list[int]:
         "line_queues": ["mail"],
         "line_handlers": ["h"],
         "line_keys": ["k"],
-        "line_places": [1],
+        "line_numbers": [1],
         "claimers": ["me:1"],
         "each": 100,
         "lease": 30.0,
@@ -119,8 +119,8 @@ def test_a_head_that_changes_between_snapshot_and_lock_is_taken_all_the_same(
         "), locked as materialized (",
         "), stop as materialized (select pg_advisory_xact_lock(4711)), locked as materialized (",
     ).replace(
-        "      from (select * from chosen order by place, n) chosen\n",
-        "      from stop cross join (select * from chosen order by place, n) chosen\n",
+        "      from (select * from chosen order by ordinal, n) chosen\n",
+        "      from stop cross join (select * from chosen order by ordinal, n) chosen\n",
     )
     assert "from stop cross join (select" in slow
     other.execute("select pg_advisory_xact_lock(4711)")

@@ -100,7 +100,7 @@ def test_a_held_snapshot_costs_a_busy_key_few_walks(cursor: Cursor) -> None:
             claiming |= lane_columns([Lane("mail", 0)])
             lock = pages(LOCK_LINES, claiming)
             claiming |= dict(zip(names, line, strict=True)) | {
-                "line_places": "{1}",
+                "line_numbers": "{1}",
                 "with_marks": False,
             }
             claiming |= {"claimers": "{me:1}", "each": LIMIT, "lease": 30.0, "bytes": 1 << 20}

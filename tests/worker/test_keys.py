@@ -150,7 +150,7 @@ def test_a_line_is_not_mixed_up_with_a_message_that_came_meanwhile() -> None:
                     "line_queues": ["mail"],
                     "line_handlers": ["h"],
                     "line_keys": ["k"],
-                    "line_places": [1],
+                    "line_numbers": [1],
                     "claimers": ["me:1"],
                     "each": 100,
                     "lease": 30.0,
