@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import reprlib
-from datetime import datetime, timedelta
+from datetime import MINYEAR, UTC, datetime, timedelta
 from decimal import Decimal
 
 #: A duration.
@@ -207,7 +207,7 @@ def as_seconds(value: object) -> float | None:
 
 
 def moment(after: When) -> float | datetime:
-    """Return `after` as seconds from now, or unchanged if it is an aware datetime.
+    """Return `after` as seconds from now, or in UTC if it is an aware datetime.
 
     Raises ValueError if it is naive, or neither a datetime nor a duration as of `as_seconds()`.
 
@@ -217,7 +217,7 @@ def moment(after: When) -> float | datetime:
     if isinstance(after, datetime):
         if after.tzinfo is None or after.utcoffset() is None:
             raise ValueError(f"{short_repr(after)} is naive; give an aware datetime or seconds")
-        return after
+        return in_utc(after)
     seconds = as_seconds(after)
     if seconds is None:
         raise ValueError(
@@ -225,3 +225,15 @@ def moment(after: When) -> float | datetime:
             " an aware datetime"
         )
     return seconds
+
+
+def in_utc(at: datetime) -> datetime:
+    """Return an aware datetime in UTC; where Python has no such year, its first or last moment.
+
+    PostgreSQL refuses text with an offset of 16 hours or more, or with a fraction of a second in
+    the offset; Python's datetimes may have both.
+    """
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        return (datetime.min if at.year == MINYEAR else datetime.max).replace(tzinfo=UTC)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Coroutine
-from datetime import MINYEAR, UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, ParamSpec, TypeVar, get_args
 
 from django_mq.exceptions import InvalidOption, When, as_seconds, moment, short_repr
@@ -56,7 +56,7 @@ def _moment(
         found = moment(value)
     except ValueError as error:
         raise InvalidOption(f"{what}: {error}") from error
-    at = _in_utc(found, now)
+    at = _as_moment(found, now)
     if at - now > timedelta(seconds=max_delay):
         raise InvalidOption(f"{what} ({value}) is more than {max_delay:,.0f} s ahead (MAX_DELAY)")
     if not FIRST_TIME <= at <= LAST_TIME:
@@ -66,15 +66,14 @@ def _moment(
     return (at, None, at) if isinstance(found, datetime) else (None, found, at)
 
 
-def _in_utc(found: float | datetime, now: datetime) -> datetime:
-    """Return a moment in UTC; where Python has no such year, the first or last that it has."""
+def _as_moment(found: float | datetime, now: datetime) -> datetime:
+    """Return the moment that a result of `moment()` means; beyond Python's years, the last one."""
+    if isinstance(found, datetime):
+        return found
     try:
-        if isinstance(found, datetime):
-            return found.astimezone(UTC)
         return now + timedelta(seconds=found)
     except OverflowError:
-        is_early = isinstance(found, datetime) and found.year == MINYEAR
-        return (datetime.min if is_early else datetime.max).replace(tzinfo=UTC)
+        return datetime.max.replace(tzinfo=UTC)
 
 
 def check_integer(value: object, what: str, low: int, high: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -70,6 +71,29 @@ def test_its_errors_count(
     stored(message)
     assert (message.attempts, message.dead_at is not None) == (attempts, dead)
     assert message.claimed_by is None
+
+
+@pytest.mark.parametrize(
+    "zone",
+    [timezone(timedelta(hours=23)), timezone(timedelta(seconds=0.5))],
+    ids=["16 hours or more", "part of a second"],
+)
+@pytest.mark.parametrize("error", [Retry, Snooze])
+def test_a_moment_may_have_an_offset_that_the_server_refuses(
+    nonatomic: NonAtomicBench, error: type[Retry | Snooze], zone: timezone
+) -> None:
+    """Otherwise the settle would fail, and the message would stay leased until its lease lapses."""
+    at = datetime.now(zone) + timedelta(hours=1)
+
+    @on()
+    def h(delivery: Any) -> None:
+        raise error(at)
+
+    message = add(handler="h")
+    nonatomic.go()
+    left = stored(message)
+    assert (left.processable_after, left.leased_until) == (at, None)
+    assert left.attempts == (error is Retry)
 
 
 def test_expired_or_taken_messages_do_not_start(nonatomic: NonAtomicBench, said: Said) -> None:
