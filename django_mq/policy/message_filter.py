@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
+from django_mq.exceptions import in_utc
 from django_mq.policy.column_bounds import MAX_BIGINT
 
 #: Both states in which a worker has a message.
@@ -132,7 +133,7 @@ def _is_text(value: object) -> bool:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
-        return value.isoformat()
+        return in_utc(value).isoformat()
     if isinstance(value, tuple):
         return list(value)
     return dict(value) if isinstance(value, Mapping) else value

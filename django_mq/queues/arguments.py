@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from django.db import connections
 
-from django_mq.exceptions import as_seconds
+from django_mq.exceptions import as_seconds, in_utc
 from django_mq.policy.column_bounds import FIRST_TIME, MAX_BIGINT
 from django_mq.policy.error_text import one_line
 from django_mq.policy.message_filter import FINGERPRINT
@@ -97,7 +97,7 @@ def past_moment(alias: str, at: Moment, what: str) -> datetime:
     """
     check_moment(at, what)
     if isinstance(at, datetime):
-        return at
+        return in_utc(at)
     ago = timedelta(seconds=seconds(at, what))
     with connections[alias].cursor() as cursor:
         now = schedules.now(cursor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from functools import partial
 
@@ -13,6 +13,7 @@ from django_mq import PendingReply, ask, broadcast, queues
 from django_mq.exceptions import InvalidName, InvalidOption, InvalidPayload
 from django_mq.models import Operation
 from django_mq.policy.message_filter import MessageFilter
+from django_mq.testing import due
 from tests.rows import add, beat, stored
 
 pytestmark = pytest.mark.django_db
@@ -158,6 +159,28 @@ def test_an_operation_that_cannot_be_stored_is_refused(django_assert_num_queries
     """A caller's transaction would be aborted by the database's own error."""
     with django_assert_num_queries(0), pytest.raises(ValueError, match=r"."):
         queues.operate(**{"action": "discard", **bad})
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda at: queues.errors(since=at),
+        lambda at: queues.history(since=at, until=at),
+        lambda at: queues.replay(since=at, until=at),
+        lambda at: queues.pause("mail", until=at),
+        lambda at: due(until=at),
+    ],
+    ids=["errors", "history", "replay", "pause", "due"],
+)
+def test_a_moment_may_have_an_offset_that_the_server_refuses(ask):
+    """The database's own error would abort a caller's transaction."""
+    ask(datetime.now(timezone(timedelta(hours=23))) + timedelta(hours=1))
+
+
+def test_an_operation_stores_moments_in_utc():
+    at = datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=23)))
+    made = queues.operate("discard", since=at)
+    assert stored(made).filter == {"since": "2025-12-31T01:00:00+00:00"}
 
 
 def test_an_operation_compares_metadata_as_it_is_stored():
