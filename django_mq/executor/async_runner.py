@@ -88,7 +88,6 @@ class AsyncRunner(threading.Thread):
     def submit(self, tasks: list[Task]) -> None:
         """Start `tasks`, for which there is room. Called by the thread that claims."""
         self._slots.take(len(tasks))
-        self._local_queue.begin_calls(len(tasks))
         self._loop.call_soon_threadsafe(self._start, tasks)
 
     def stop(self, id: int, by: str) -> bool:

@@ -62,16 +62,24 @@ class LocalQueue:
     def put(self, tasks: Iterable[Task]) -> list[Task]:
         """Add tasks behind the others; return coroutines among them that are to start now."""
         with self._lock:
-            coroutines = self._waiting.add(tasks)
+            coroutines = self._begin(self._waiting.add(tasks))
             self._lock.notify_all()
             return coroutines
 
     def put_first(self, tasks: Iterable[Task]) -> list[Task]:
         """Add tasks before all others; return coroutines among them that are to start now."""
         with self._lock:
-            coroutines = self._waiting.add_first(tasks)
+            coroutines = self._begin(self._waiting.add_first(tasks))
             self._lock.notify_all()
             return coroutines
+
+    def _begin(self, coroutines: list[Task]) -> list[Task]:
+        """Return `coroutines` as running, although they start later; none beside a suspect."""
+        if self._alone:
+            self._waiting.ordering.coroutines += coroutines
+            return []
+        self._running += len(coroutines)
+        return coroutines
 
     def take(self) -> Slice | None:
         """Wait for the next slice; None after `close()`. Each slice ends with `done()`."""
@@ -178,12 +186,12 @@ class LocalQueue:
             )
 
     def take_coroutines(self) -> list[Task]:
-        """Return coroutines that waited for their line and may start; none beside a suspect."""
+        """Return coroutines that waited for their line or a suspect, and are to start now."""
         with self._lock:
-            return [] if self._alone else self._waiting.ordering.take_coroutines()
+            return self._begin(self._waiting.ordering.take_coroutines())
 
     def coroutines(self) -> int:
-        """The number of coroutines that wait for their line: each will need a slot."""
+        """The number of coroutines that wait here: each will need a slot."""
         with self._lock:
             return self._waiting.count_coroutines()
 
@@ -201,13 +209,8 @@ class LocalQueue:
             self._on_room()  # async handlers may start again
         self._notify_if_idle()
 
-    def begin_calls(self, count: int = 1) -> None:
-        """Count async handlers, which run without `take()`."""
-        with self._lock:
-            self._running += count
-
     def end_calls(self, *lines: Line | None) -> None:
-        """Undo `begin_calls()` for the handlers that ended, one for each of `lines`."""
+        """Note that coroutines have ended, one for each of `lines`."""
         with self._lock:
             self._running -= len(lines)
             for line in lines:

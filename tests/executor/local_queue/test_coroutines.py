@@ -14,8 +14,6 @@ def test_coroutines_of_a_line_run_one_after_another(local_queue: LocalQueue, tol
     tasks = lined("a", "b", "a", "-", "a", handler="coroutine")
     assert ids(local_queue.put(tasks)) == [1, 2, 4]
     assert local_queue.coroutines() == 2
-    for _ in range(3):
-        local_queue.begin_calls()
     local_queue.end_calls(("b",))
     assert local_queue.take_coroutines() == []
     before = told.count
@@ -24,7 +22,6 @@ def test_coroutines_of_a_line_run_one_after_another(local_queue: LocalQueue, tol
     assert local_queue.coroutines() == 2  # one may start, the other waits for it
     assert ids(local_queue.take_coroutines()) == [3]
     assert local_queue.coroutines() == 1
-    local_queue.begin_calls()
     local_queue.end_calls(("a",))
     assert ids(local_queue.take_coroutines()) == [5]
     assert local_queue.coroutines() == 0
@@ -63,10 +60,8 @@ def test_a_coroutine_that_goes_first_starts_unless_its_line_is_busy(
     first = [task(4, "coroutine", line="a"), task(5, "coroutine")]
     first += [task(n, "coroutine", line="b") for n in (6, 7)]
     assert ids(local_queue.put_first(first)) == [5, 6]
-    local_queue.begin_calls(2)
     local_queue.done(running)
     assert ids(local_queue.take_coroutines()) == [4]
-    local_queue.begin_calls()
     local_queue.end_calls(("b",))
     assert ids(local_queue.take_coroutines()) == [7]
 
@@ -94,7 +89,6 @@ def run_all(local_queue: LocalQueue, count: int) -> list[int]:
             thread.join(0.001)
         if coroutines:
             order += ids(coroutines)
-            local_queue.begin_calls()
             local_queue.end_calls(coroutines[0].line)
             if len(order) == count:
                 break
@@ -131,7 +125,6 @@ def test_a_suspect_coroutine_runs_alone_in_a_thread(local_queue: LocalQueue) -> 
 def test_a_broken_line_gives_its_coroutines_back(local_queue: LocalQueue) -> None:
     tasks = lined("a", "a", "a", handler="coroutine")
     assert ids(local_queue.put(tasks)) == [1]
-    local_queue.begin_calls()
     local_queue.break_line(("a",))
     assert ids(local_queue.take_to_release()) == [2, 3]
     local_queue.end_calls(("a",))

@@ -128,7 +128,6 @@ def test_a_suspect_that_could_not_start_goes_first_in_its_line_again(
 
 def test_everything_is_given_back_and_lines_are_free_again(local_queue: LocalQueue) -> None:
     """Whatever a task waits for: its line, its turn to be alone, a slot."""
-    local_queue.begin_calls()
     local_queue.put([*lined("a", "a", "-"), task(4, line="s", suspect=True), task(5, line="s")])
     first, second = start(local_queue), start(local_queue)
     assert [ids(first.tasks), ids(second.tasks)] == [[1], [3]]
@@ -157,7 +156,7 @@ def test_a_queue_that_is_shut_gives_back_what_waits_for_its_line(local_queue: Lo
 
 def test_dropping_a_suspect_frees_what_is_behind_it(local_queue: LocalQueue) -> None:
     """Only unwanted tasks are dropped: the others of the line are not forgotten."""
-    local_queue.begin_calls()
+    local_queue.put([task(9, "coroutine")])
     local_queue.put([task(1, line="a", suspect=True), task(2, line="a", claim=2), task(3)])
     slice_ = start(local_queue)
     assert ids(slice_.tasks) == [3]

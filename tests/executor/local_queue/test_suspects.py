@@ -33,7 +33,7 @@ def test_a_suspect_runs_alone(local_queue: LocalQueue) -> None:
 def test_a_suspect_waits_until_nothing_runs_and_others_go_on_meanwhile(
     local_queue: LocalQueue,
 ) -> None:
-    local_queue.begin_calls()
+    local_queue.put([task(9, "coroutine")])
     local_queue.put([task(1, suspect=True), task(2)])
     slice_ = local_queue.take()
     assert slice_ is not None
@@ -43,11 +43,43 @@ def test_a_suspect_waits_until_nothing_runs_and_others_go_on_meanwhile(
     assert take(local_queue) == [1]
 
 
+def test_a_coroutine_that_is_to_start_runs_already_for_a_suspect(local_queue: LocalQueue) -> None:
+    """One of the same claim, too: if the suspect kills the process, it must not be charged."""
+    coroutine, suspect = task(1, "coroutine"), task(2, suspect=True)
+    assert local_queue.put([coroutine, suspect]) == [coroutine]
+    got: list[int] = []
+    thread = threading.Thread(target=lambda: got.extend(take(local_queue)), daemon=True)
+    thread.start()
+    thread.join(0.05)
+    assert got == []
+    local_queue.end_calls(None)
+    thread.join(10)
+    assert got == [2]
+
+
+def test_no_coroutine_starts_beside_a_suspect(local_queue: LocalQueue, told: Told) -> None:
+    """Its claim was under way when the suspect's turn came."""
+    local_queue.put([task(1, suspect=True)])
+    suspect = local_queue.take()
+    assert suspect is not None
+    assert suspect.alone
+    first, second = task(2, "coroutine"), task(3, "coroutine", line="a")
+    assert local_queue.put([first]) == []
+    assert local_queue.put_first([second]) == []
+    assert local_queue.take_coroutines() == []
+    assert local_queue.coroutines() == 2
+    before = told.count
+    local_queue.done(suspect)
+    assert told.count > before
+    assert local_queue.take_coroutines() == [first, second]
+    assert local_queue.coroutines() == 0
+
+
 def test_a_suspect_that_waited_long_stops_the_others(
     local_queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_queue_module, "SUSPECT_WAIT_SECONDS", -1.0)
-    local_queue.begin_calls()
+    local_queue.put([task(9, "coroutine")])
     local_queue.put([task(1, suspect=True), task(2)])
     got: list[int] = []
     thread = threading.Thread(target=lambda: got.extend(take(local_queue)), daemon=True)
@@ -86,7 +118,7 @@ def test_a_suspect_that_waits_holds_up_coroutines_first(
     local_queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are not claimed from the start of its wait, others may start for ten more seconds."""
-    local_queue.begin_calls()
+    local_queue.put([task(9, "coroutine")])
     monkeypatch.setattr(local_queue_module, "STUCK_AFTER", -1.0)
     assert not local_queue.held_up(coroutines=True)
     local_queue.put([task(1, suspect=True)])
