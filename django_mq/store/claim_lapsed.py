@@ -21,11 +21,14 @@ Mark = tuple[float, int]
 # A handler that holds a lock on its row keeps the lease from being renewed. When its process is
 # ended for a timeout, or by an operator, the lock is free before a sibling has settled the message
 # with that cause; so for the length of a lease, the last heartbeat of a process counts as one.
-_NOT_RUNNING = """to_jsonb(m.id) <> all(array(
-                   select jsonb_path_query(w.running, '$[*]')
+# Only that of the claimer: an earlier one may have been frozen, and still run the message. One row
+# is looked up per message: against the lists of the whole fleet, 100 messages took 130 ms.
+_NOT_RUNNING = """not coalesce((
+                   select w.running @> to_jsonb(m.id)
                      from django_mq_workerheartbeat w
-                    where w.last_seen > statement_timestamp()
-                                        - make_interval(secs => %(lease)s)))"""
+                    where w.id = split_part(m.claimed_by, ':', 1)
+                      and w.last_seen > statement_timestamp()
+                                        - make_interval(secs => %(lease)s)), false)"""
 
 # The claim that takes over a lapsed row records the attempt that vanished with its worker, and
 # dead-letters the message if that was its last. `suspect` is returned as it was before: a message

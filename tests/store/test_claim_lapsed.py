@@ -150,3 +150,10 @@ def test_what_a_worker_ran_a_moment_ago_is_not_taken_from_it(
     if heartbeat is not None:
         beat(**{"running": [message.pk + 1, message.pk], **heartbeat})
     assert [row.id for row in take_lapsed(cursor).taken] == ([message.pk] if taken else [])
+
+
+def test_what_another_worker_runs_is_taken_from_one_that_vanished(cursor: Cursor) -> None:
+    """Guarantee 6: the other was frozen, lost the message, and goes on with it for minutes."""
+    message = add(leased=-1, attempts=2, claimed_by="gone:1")
+    beat("frozen", running=[message.pk])
+    assert [row.id for row in take_lapsed(cursor).taken] == [message.pk]
