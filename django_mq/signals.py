@@ -72,7 +72,8 @@ def traced(error: BaseException | None, text: str = HIDDEN) -> BaseException | N
     Without LOG_ERROR_TEXTS it has `text` instead of its own. None for the exceptions that a handler
     raises on purpose: Retry, Snooze and Reject.
     """
-    if error is None or isinstance(error, Retry | Snooze | Reject):
+    # Not isinstance(): it reads `__class__`, and an exception of a handler's may refuse that.
+    if error is None or issubclass(type(error), Retry | Snooze | Reject):
         return None
     return error if get_settings().log_error_texts else redacted(error, text)
 

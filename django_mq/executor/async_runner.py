@@ -241,9 +241,10 @@ class AsyncRunner(threading.Thread):
             async with limit:
                 result = await result_of(tasks[0].handler.call, call)
         except BaseException as raised:
-            if isinstance(raised, asyncio.CancelledError) and self._cancelling:
+            kind = type(raised)  # not isinstance(), which reads the error's own `__class__`
+            if issubclass(kind, asyncio.CancelledError) and self._cancelling:
                 raise  # cancelled by the drain, not by the handler itself
-            late = isinstance(raised, TimeoutError) and limit.expired()
+            late = issubclass(kind, TimeoutError) and limit.expired()
             error = self._ended(tasks, raised) if late else raised
             if late:  # its call cannot be cancelled: the supervisor ends the process if it goes on
                 await self._thread.wait_for_calls(call.deliveries[0])

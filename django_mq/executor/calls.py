@@ -110,8 +110,15 @@ def is_conflict(error: BaseException | None) -> bool:
 
     That is a deadlock, a serialization failure, a lock timeout, or a partition of the history that
     was attached meanwhile. False if the handler caught it and raised Retry, Snooze or Reject
-    instead.
+    instead, or if an exception of the handler's cannot be read.
     """
+    try:
+        return _is_conflict(error)
+    except Exception:  # such as a `__getattr__` that calls itself: an error like any other
+        return False
+
+
+def _is_conflict(error: BaseException | None) -> bool:
     for _ in range(10):
         if error is None or isinstance(error, Retry | Snooze | Reject):
             return False

@@ -68,7 +68,8 @@ def failure_end(
     delivery: Delivery, policy: RetryPolicy, error: BaseException, *, seconds: float
 ) -> Ended:
     """Decide what becomes of a delivery whose handler raised `error` after `seconds`."""
-    if isinstance(error, UnreadablePayload):
+    # Not isinstance(): it reads `__class__`, and an exception of a handler's may refuse that.
+    if issubclass(type(error), UnreadablePayload):
         return Ended(delivery, Settled.HELD, seconds=seconds, reason=one_line(str(error)))
     outcome = decide(
         error,

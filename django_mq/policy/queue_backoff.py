@@ -37,11 +37,12 @@ def step_of(outcome: Outcome | None, error: BaseException | None) -> Step:
         return Step.UP if outcome.backoff else Step.STAY
     if not isinstance(outcome, DeadLettered) or error is None:
         return Step.STAY
-    if isinstance(error, Reject):
+    kind = type(error)  # not isinstance(), which reads the error's own `__class__`
+    if issubclass(kind, Reject):
         return Step.DOWN
-    if isinstance(error, AttemptEnded | UnexpectedPayload):
+    if issubclass(kind, AttemptEnded | UnexpectedPayload):
         return Step.STAY
-    if isinstance(error, Retry):  # on its last attempt; without its attributes it is an error
+    if issubclass(kind, Retry):  # on its last attempt; without its attributes it is an error
         return Step.UP if vars(error).get("backoff", True) else Step.STAY
     return Step.UP
 

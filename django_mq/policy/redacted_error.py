@@ -6,6 +6,7 @@ Log handlers and error trackers print or send `exc_info`: the stack helps, and h
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import cast
 
 from django_mq.exceptions import UnexpectedPayload
 from django_mq.policy.error_text import describe
@@ -37,7 +38,9 @@ def redacted(error: BaseException, text: str = HIDDEN) -> Exception:
 
 def loggable_text(error: BaseException | None) -> str:
     """Return the text of content that does not fit, without any value; empty for other errors."""
-    return error._redacted_text if isinstance(error, UnexpectedPayload) else ""
+    if not issubclass(type(error), UnexpectedPayload):  # isinstance() would read `__class__`
+        return ""
+    return cast(UnexpectedPayload, error)._redacted_text
 
 
 @lru_cache(maxsize=256)
