@@ -127,10 +127,10 @@ class ServerLink:
                 self._listen_connection.add_notify_handler(self._on_notify)
             self._listen_connection.execute(results.LISTEN)
         except LOST:
+            refused, self._listen_connection = self._listen_connection, None
             if shared:
                 raise
-            _close(self._listen_connection)
-            self._listen_connection = None
+            _close(refused)
 
     def _on_notify(self, notification: object) -> None:
         self._rang = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -173,7 +174,8 @@ def direct(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[None]:
     monkeypatch.setitem(connections.settings, "direct", connections.settings["default"])
     settings.DJANGO_MQ = {"WAKEUP": "direct"}
     yield
-    del connections["direct"]
+    with contextlib.suppress(AttributeError):  # a test may not have opened it
+        del connections["direct"]
 
 
 def test_a_connection_that_may_not_listen_is_closed(
@@ -198,6 +200,26 @@ def test_a_connection_that_is_lost_as_it_listens_stops_no_query(
     try:
         assert [each.id for each in opened.query([1])] == [1]
         assert not opened.is_listening()
+    finally:
+        opened.close()
+
+
+@pytest.mark.parametrize("wakeup", ["notify", "direct"])
+def test_a_listen_that_the_server_refused_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, direct: None, settings: Any, wakeup: str
+) -> None:
+    settings.DJANGO_MQ = {"WAKEUP": wakeup}
+    monkeypatch.setattr(link, "LISTEN_INTERVAL", 0.0)
+    opened = link.ServerLink("default", link.SleepBreaker())
+    try:
+        with monkeypatch.context() as patch:
+            canceled = "do $$ begin raise exception 'canceled' using errcode = '57014'; end $$"
+            patch.setattr(results, "LISTEN", canceled)
+            with contextlib.suppress(psycopg.errors.QueryCanceled):
+                opened.query([1])
+            assert not opened.is_listening()
+        opened.query([1])
+        assert opened.is_listening()
     finally:
         opened.close()
 
