@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -80,6 +81,17 @@ def _nothing_is_left() -> Iterator[None]:
         empty_the_tables()
         pytest.fail(f"rows are left: {found}")
     CLEANER.shrink()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _the_log_level_stays() -> Iterator[None]:
+    """Fail the file that changes it: a later one would miss the lines it waits for."""
+    logger = logging.getLogger("django_mq")
+    before = logger.level
+    yield
+    after = logger.level
+    logger.setLevel(before)
+    assert after == before, "the level of the logger django_mq was changed"
 
 
 def pytest_collection(session: pytest.Session) -> None:

@@ -29,7 +29,7 @@ def test_a_command_that_starts_workers_may_give_a_port_as_a_number(option: str) 
         port = taken.getsockname()[1]
         for given in (port, (port, "127.0.0.1")):
             with pytest.raises(CommandError, match=f"port {port} cannot be opened"):
-                call_command("mq_worker", **{option: given}, verbosity=0)
+                call_command("mq_worker", **{option: given})
 
 
 class TestMoreThanTheServerGives:
@@ -50,5 +50,5 @@ class TestMoreThanTheServerGives:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             with pytest.raises(CommandError, match="cannot be opened"):
-                call_command("mq_worker", threads=1000, health_port=port, verbosity=0)
+                call_command("mq_worker", threads=1000, health_port=port)
         assert "opens up to 1005 connections, and this login may have" in caplog.text
