@@ -28,6 +28,7 @@ class Service:
     def __init__(self) -> None:
         self.error: BaseException | None = None
         self._breaks_at: tuple[int, BaseException] | None = None
+        self._recovers_at: int | None = None
         self.gate = threading.Event()
         self.gate.set()
         self.pause = 0.0
@@ -67,6 +68,10 @@ class Service:
         """Raise `error` from the call of that number on; the first is 1."""
         self._breaks_at = call, error
 
+    def recover_at(self, failure: int) -> None:
+        """Raise nothing more after the failure of that number; the first is 1."""
+        self._recovers_at = failure
+
     @property
     def ids(self) -> list[int]:
         """The ids of the messages that ran, in order."""
@@ -90,10 +95,13 @@ class Service:
             self.in_flight.append(cursor.fetchone()[0])
 
     def _answer(self) -> None:
-        if (error := self.error) is not None:
-            with self._lock:
-                self.failed += 1
-            raise error
+        with self._lock:
+            if (error := self.error) is None:
+                return
+            self.failed += 1
+            if self.failed == self._recovers_at:
+                self.error = None
+        raise error.with_traceback(None)  # else it grows with each failure
 
     def _leave(self) -> None:
         with self._lock:
