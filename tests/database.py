@@ -13,6 +13,7 @@ from django.db import connection
 from django_mq.executor.connections import simple_query
 from django_mq.store import row_locks
 from django_mq.store.limits import set_each
+from tests.waiting import until
 
 
 def open_second(**more: str) -> psycopg.Connection[Any]:
@@ -27,6 +28,23 @@ def second_connection(**more: str) -> Iterator[psycopg.Connection[Any]]:
     """Open a connection of the bare driver, in autocommit mode, for the length of the block."""
     with open_second(**more) as other:
         yield other
+
+
+def until_blocked(pid: int) -> None:
+    """Return once the session of this backend waits for a lock of another session."""
+    is_blocked = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
+    with second_connection() as other:
+        until(lambda: other.execute(is_blocked, [pid]).fetchone() == (True,), "it is blocked")
+
+
+def until_any_blocked(event: str | None = None) -> None:
+    """Return once a session of this database waits for a lock, of the kind `event` if given."""
+    blocked = (
+        "select 1 from pg_stat_activity where datname = current_database()"
+        " and wait_event_type = 'Lock' and wait_event = coalesce(%s, wait_event)"
+    )
+    with second_connection() as other:
+        until(lambda: other.execute(blocked, [event]).fetchone(), "one is blocked")
 
 
 class Listener:

@@ -21,7 +21,7 @@ from django_mq.executor import slice_state
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
 from testproject.shop.models import Product
-from tests.database import second_connection
+from tests.database import second_connection, until_blocked
 from tests.rows import add, stored
 from tests.worker.conftest import (
     Bench,
@@ -52,7 +52,7 @@ def test_deadlock_victims_run_again_alone_uncharged(bench: Bench) -> None:
     first, second = (Product.objects.create(name=f"stock {n}", price=1) for n in (1, 2))
     lock = "select from shop_product where id = %s for update"
     attempts: list[tuple[str, int]] = []
-    with second_connection() as other, second_connection() as watcher:
+    with second_connection() as other:
         other.execute("set deadlock_timeout = '60s'")  # the slice is the victim
         other.autocommit = False
         other.execute(lock, [second.pk])
@@ -65,9 +65,7 @@ def test_deadlock_victims_run_again_alone_uncharged(bench: Bench) -> None:
             if delivery.payload == "victim" and not blocked.ident:
                 Product.objects.select_for_update().get(pk=first.pk)
                 blocked.start()
-                pid = other.info.backend_pid
-                while not watcher.execute("select pg_blocking_pids(%s)", [pid]).fetchone()[0]:
-                    pass
+                until_blocked(other.info.backend_pid)
                 connection.cursor().execute("set local deadlock_timeout = '10ms'")
                 Product.objects.select_for_update().get(pk=second.pk)
 

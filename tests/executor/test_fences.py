@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from django_mq.executor import slice_body
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
-from tests.database import second_connection
+from tests.database import second_connection, until_blocked
 from tests.rows import add, stored
 from tests.worker.conftest import (
     Bench,
@@ -278,10 +277,7 @@ def test_the_time_of_a_handler_does_not_run_while_its_row_is_not_locked(bench: B
     def wait_for_it() -> None:
         other.execute("begin; lock table django_mq_queuedmessage")
         locked.set()
-        is_waiting = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
-        deadline = monotonic() + 30
-        while monotonic() < deadline and not other.execute(is_waiting, [pid]).fetchone()[0]:
-            other.execute("select pg_sleep(0.01)")
+        until_blocked(pid)
         seen.append(bench.scoreboard.running())
         held.append(driver.lock.locked())
         other.execute("commit")

@@ -18,9 +18,9 @@ from django_mq.executor.settlement import Settlement
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.signals import message_started
-from tests.database import second_connection
+from tests.database import second_connection, until_blocked
 from tests.executor.test_lazy_transaction import Sent
-from tests.executor.test_locked_rows import row_locked, until_it_waits
+from tests.executor.test_locked_rows import row_locked
 from tests.rows import add, stored
 from tests.store.keyed import take
 from tests.worker.conftest import (
@@ -272,7 +272,7 @@ def test_a_batch_waits_for_a_renewal_that_has_its_rows(
             effect(each)
 
     def let_go() -> None:
-        until_it_waits(pid)
+        until_blocked(pid)
         deadlines.append({entry.deadline for entry in bench.scoreboard.read("bench")})
         held.rollback()
 
@@ -375,7 +375,7 @@ def test_a_commit_without_an_answer_after_a_wait_for_the_lock(
     with second_connection() as held:
         held.execute("begin")
         held.execute("select from django_mq_queuedmessage for no key update")
-        waiter = threading.Thread(target=lambda: (until_it_waits(pid), held.rollback()))
+        waiter = threading.Thread(target=lambda: (until_blocked(pid), held.rollback()))
         waiter.start()
         proxy.cut_at("COMMIT", arrives=True)
         remainder = bench.run(tasks)

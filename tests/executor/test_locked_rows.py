@@ -14,7 +14,7 @@ from django_mq import handler
 from django_mq.executor import settlement
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
-from tests.database import second_connection
+from tests.database import second_connection, until_blocked
 from tests.rows import add, stored
 from tests.store.keyed import take_open
 from tests.worker.conftest import PATIENCE, Bench, add_many, effect, effects, pid_of, waiting
@@ -33,17 +33,6 @@ def row_locked(id: int) -> Iterator[psycopg.Connection[Any]]:
         yield other
 
 
-def until_it_waits(pid: int) -> None:
-    """Return once the backend waits for a lock."""
-    with second_connection() as other:
-        is_waiting = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
-        for _ in range(int(PATIENCE / 0.01)):
-            if other.execute(is_waiting, [pid]).fetchone()[0]:  # type: ignore[index]
-                return
-            other.execute("select pg_sleep(0.01)")
-    raise AssertionError("it does not wait")
-
-
 def test_a_user_waits_for_a_renewal_that_has_its_row(bench: Bench) -> None:
     """Otherwise a long handler would run twice in vain."""
     released = threading.Event()
@@ -55,7 +44,7 @@ def test_a_user_waits_for_a_renewal_that_has_its_row(bench: Bench) -> None:
         effect(delivery)
 
     def let_go() -> None:
-        until_it_waits(pid)
+        until_blocked(pid)
         released.set()
 
     before, message = add_many(2, handler="h")
@@ -154,7 +143,7 @@ def test_a_locked_row_of_one_that_used_nothing_is_waited_for(bench: Bench) -> No
         other.execute(
             "select from django_mq_queuedmessage where id = %s for update", [messages[1].pk]
         )
-        thread = threading.Thread(target=lambda: (until_it_waits(pid), other.execute("commit")))
+        thread = threading.Thread(target=lambda: (until_blocked(pid), other.execute("commit")))
         thread.start()
         bench.run_all(tasks)
         thread.join()
@@ -203,7 +192,7 @@ def test_an_ack_waits_for_a_claim_that_parks_what_is_behind(make_bench: Any) -> 
         other.execute("select from django_mq_queuedmessage for key share")
 
         def let_go() -> None:
-            until_it_waits(pid)
+            until_blocked(pid)
             other.execute("rollback")
 
         letting_go = threading.Thread(target=let_go)

@@ -13,7 +13,7 @@ from django.db import connection, connections, transaction
 from django_mq import BroadcastBusy, Message, broadcast, broadcast_many, handler, handlers
 from django_mq.models import QueuedMessage
 from django_mq.store.insert import MAX_INSERT_ROWS
-from tests.database import second_connection
+from tests.database import until_any_blocked
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -103,20 +103,6 @@ def send(queue: str, key: str | None = None, **options: Any) -> Callable[[], Any
     return lambda: broadcast("a.b", queue=queue, key=key, **options)
 
 
-def somebody_waits() -> None:
-    """Return once a session waits for an advisory lock."""
-    with second_connection() as other:
-        for _ in range(int(PATIENCE / 0.01)):
-            found = other.execute(
-                "select 1 from pg_stat_activity where datname = current_database()"
-                " and wait_event_type = 'Lock' and wait_event = 'advisory'"
-            ).fetchone()
-            if found:
-                return
-            other.execute("select pg_sleep(0.01)")
-    raise AssertionError("nobody waits")
-
-
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -134,7 +120,7 @@ def test_ids_rise_in_the_order_of_commits(
     """Guarantee 8: the second producer waits before its id is drawn."""
     early = Producer(pool, first).wrote()
     late = Producer(pool, send("mail"), second)
-    somebody_waits()
+    until_any_blocked(event="advisory")
     [one] = early.end()
     assert late.wrote().end()[1] > one
 

@@ -11,7 +11,7 @@ import pytest
 from django_mq.store import claim
 from django_mq.store.claim import Lane
 from django_mq.store.claim_keyed import CLAIM_LINES, LOCK_LINES
-from tests.database import second_connection
+from tests.database import second_connection, until_any_blocked
 from tests.store.keyed import Cursor, ids, keyed, pks, take, take_open
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -128,14 +128,7 @@ def test_a_head_that_changes_between_snapshot_and_lock_is_taken_all_the_same(
 
     thread = threading.Thread(target=lambda: took.extend(claimed_by(slow)))
     thread.start()
-    for _ in range(3000):
-        cursor.execute(
-            "select 1 from pg_stat_activity where wait_event = 'advisory'"
-            " and datname = current_database()"
-        )
-        if cursor.fetchone():
-            break
-        cursor.execute("select pg_sleep(0.01)")
+    until_any_blocked(event="advisory")
     cursor.execute(
         "update django_mq_queuedmessage set last_error = 'touched' where id = %s", [messages[0].pk]
     )

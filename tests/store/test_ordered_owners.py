@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from time import monotonic
 
 import pytest
 
 from django_mq.models import QueueState
 from django_mq.store import ordered_queues
 from django_mq.store.ordered_queues import OwnedQueue
-from tests.database import second_connection
+from tests.database import second_connection, until_blocked
 from tests.rows import decide, stored
 from tests.store.ordered import Cursor, own
 
@@ -23,16 +22,12 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_a_queue_is_owned_though_somebody_writes_its_first_row_just_then(cursor: Cursor) -> None:
     """The chore that warns of a deep queue does: a worker `--until-empty` would end at once."""
     owned: list[OwnedQueue | None] = []
-    pid = cursor.connection.info.backend_pid
-    waits = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
-    with second_connection() as other, second_connection() as watcher:
+    with second_connection() as other:
         other.execute("begin")
         other.execute("insert into django_mq_queuestate (queue, warned_at) values ('line', now())")
         thread = threading.Thread(target=lambda: owned.append(own(cursor)))
         thread.start()
-        deadline = monotonic() + 30
-        while monotonic() < deadline and watcher.execute(waits, [pid]).fetchone() != (True,):
-            pass
+        until_blocked(cursor.connection.info.backend_pid)
         other.execute("commit")
         thread.join(30)
     assert owned == [OwnedQueue(None)]

@@ -18,7 +18,7 @@ from django_mq.store import claim_lapsed as lapsed
 from django_mq.store import leases, open_transaction, recover, routing, settle
 from django_mq.store.settle import FailedDelivery
 from tests.database import lock as lock_all
-from tests.database import second_connection
+from tests.database import second_connection, until_blocked
 from tests.rows import add, stored
 from tests.store.conftest import lock
 
@@ -354,18 +354,7 @@ def test_what_waited_for_a_takeover_changes_nothing_of_it(
     }
     with second_connection() as waiting, ThreadPoolExecutor() as pool:
         found = pool.submit(calls[change], waiting.cursor())
-        until_blocked(cursor, waiting)
+        until_blocked(waiting.info.backend_pid)
         other.commit()
         assert set(found.result(30)) == {mine.pk}
     assert {stored(row).claimed_by for row in lapsed_rows} == {"me:8"}
-
-
-def until_blocked(cursor: Cursor, connection: psycopg.Connection[Any]) -> None:
-    for _ in range(3000):
-        cursor.execute(
-            "select cardinality(pg_blocking_pids(%s)) > 0", [connection.info.backend_pid]
-        )
-        if cursor.fetchone() == (True,):
-            return
-        cursor.execute("select pg_sleep(0.01)")
-    raise AssertionError("it does not wait")

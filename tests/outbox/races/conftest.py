@@ -42,20 +42,6 @@ def send(n: int, option: Any = "skip", **options: Any) -> Any:
         return broadcast("a.b", n, unique_id="u", on_duplicate=option, **options)
 
 
-def waits_for_a_lock(count: int = 1) -> None:
-    """Return once that number of sessions waits for a lock that another transaction holds."""
-    with second_connection() as other:
-        for _ in range(int(PATIENCE / 0.01)):
-            waiting = other.execute(
-                "select count(*) from pg_stat_activity"
-                " where datname = current_database() and wait_event_type = 'Lock'"
-            ).fetchone()
-            if waiting and waiting[0] >= count:
-                return
-            other.execute("select pg_sleep(0.01)")
-    raise AssertionError("nobody waits")
-
-
 class Holder:
     """A transaction of another producer, which stays open until it is told to end."""
 

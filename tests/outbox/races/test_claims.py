@@ -12,7 +12,7 @@ from django.db import connection
 from django_mq import Delivery, broadcast, handler
 from django_mq.models import QueuedMessage, UniqueKey
 from django_mq.testing import drain
-from tests.database import listening, second_connection
+from tests.database import listening, second_connection, until_any_blocked
 from tests.outbox.races.conftest import (
     CLAIM,
     PATIENCE,
@@ -20,7 +20,6 @@ from tests.outbox.races.conftest import (
     claimed,
     send,
     uncommitted,
-    waits_for_a_lock,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -95,7 +94,7 @@ def test_what_is_put_aside_while_the_message_ends_comes_forward(
     with second_connection() as worker, worker.transaction():
         end_message(message, worker.cursor())
         producer._end.set()
-        waits_for_a_lock()
+        until_any_blocked()
     assert producer.future.result(PATIENCE).outcome == "requeued"
     assert QueuedMessage.objects.get().payload == 2
 

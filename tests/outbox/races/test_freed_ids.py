@@ -19,14 +19,13 @@ from django_mq.store import free_unique_ids, unique_ids
 from django_mq.store.put_aside import put_aside
 from django_mq.store.rows import NewRow
 from django_mq.store.unique_ids import UniqueId, UniqueRow
-from tests.database import second_connection
+from tests.database import second_connection, until_any_blocked
 from tests.outbox.races.conftest import (
     EXPIRES,
     PATIENCE,
     Holder,
     send,
     sleep_until_expired,
-    waits_for_a_lock,
 )
 from tests.rows import add
 
@@ -43,7 +42,7 @@ def take(together: Callable[..., Future[Any]], taker: Callable[[], Any], *, roll
     holder = Holder(together, lambda: replace(row))
     sleep_until_expired()
     taking = together(taker)
-    waits_for_a_lock()
+    until_any_blocked()
     holder.end(rollback=rollback)
     return taking.result(PATIENCE)
 

@@ -13,6 +13,7 @@ from django.db import connection, transaction
 from django_mq import BroadcastBusy, Message, broadcast, broadcast_many
 from django_mq.models import QueuedMessage, UniqueKey
 from django_mq.outbox import deduplicate as deduping
+from tests.database import until_any_blocked
 from tests.outbox.races.conftest import (
     EXPIRES,
     PATIENCE,
@@ -21,7 +22,6 @@ from tests.outbox.races.conftest import (
     send,
     sleep_until_expired,
     uncommitted,
-    waits_for_a_lock,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -34,7 +34,7 @@ def test_a_producer_waits_for_the_transaction_that_adds_its_id(
     """The second producer sees the outcome: a rollback frees the id."""
     first = Holder(together, uncommitted(1))
     second = together(send, 2)
-    waits_for_a_lock()
+    until_any_blocked()
     first.end(rollback=rollback)
     receipt = second.result(PATIENCE)
     assert receipt.outcome == ("added" if rollback else "duplicate")
@@ -62,7 +62,7 @@ def test_an_expired_message_keeps_its_id_if_an_open_update_gives_it_more_time(
     first = Holder(together, uncommitted(2, "update", expires=600))
     sleep_until_expired()
     second = together(send, 3)
-    waits_for_a_lock()
+    until_any_blocked()
     first.end(rollback=rollback)
     assert second.result(PATIENCE).outcome == ("added" if rollback else "duplicate")
     live = QueuedMessage.objects.with_state().exclude(state="expired")
@@ -125,7 +125,7 @@ def test_a_producer_waits_for_the_one_that_puts_aside(
     claimed()
     first = Holder(together, uncommitted(2, "requeue"))
     second = together(send, 3, "requeue")
-    waits_for_a_lock()
+    until_any_blocked()
     first.end()
     assert second.result(PATIENCE).outcome == "requeued"
     assert UniqueKey.objects.get(put_aside__isnull=False).put_aside["payload"] == 3
