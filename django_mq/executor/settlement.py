@@ -51,7 +51,7 @@ Connection = Session | Statements
 
 
 @dataclass(slots=True)
-class SettleAttempt:
+class SettleTry:
     """One try to settle: its transaction, and the ids of the leases that it found lost."""
 
     xid: str | None = None
@@ -89,16 +89,16 @@ class Settlement:
         """
         conflicts = answers = 0
         while True:
-            attempt = SettleAttempt()
+            tried = SettleTry()
             try:
-                self._write(ended, attempt, doubtful=doubtful, careful=careful)
+                self._write(ended, tried, doubtful=doubtful, careful=careful)
                 break
             except Exception as error:  # of any kind: the delivery needs an end
                 alive = self._connection.is_alive()
                 if isinstance(error, LOST) and not is_conflict(error):
                     self._connection.close()
-                    changed = [e for e in ended if e.delivery.id not in attempt.lost]
-                    if not alive and self.was_committed(attempt.xid, changed):
+                    changed = [e for e in ended if e.delivery.id not in tried.lost]
+                    if not alive and self.was_committed(tried.xid, changed):
                         break
                     doubtful = doubtful or not alive
                     answers += alive
@@ -120,10 +120,10 @@ class Settlement:
                         )
                     return self._refused(ended[0], error)
         self.outage.end()
-        for each in ended if attempt.lost else ():
-            if each.delivery.id in attempt.lost:
+        for each in ended if tried.lost else ():
+            if each.delivery.id in tried.lost:
                 reports.lease_lost(each.delivery)
-        return ends_or_lost(ended, attempt.lost)
+        return ends_or_lost(ended, tried.lost)
 
     def _settle_singly(self, ended: Sequence[Ended], *, doubtful: bool) -> list[Ended]:
         once_after = monotonic() + LOCKED_SECONDS
@@ -153,25 +153,25 @@ class Settlement:
         return False
 
     def _write(
-        self, ended: Sequence[Ended], attempt: SettleAttempt, *, doubtful: bool, careful: bool
+        self, ended: Sequence[Ended], tried: SettleTry, *, doubtful: bool, careful: bool
     ) -> None:
         cursor = self._connection.cursor()
         acked = list(map(attrgetter("settled"), ended)).count(ACKED)
         if acked == len(ended) and not settle_effects.needing_transaction(ended):
             kept = history.handled(ended)
             if not kept or len(kept) == len(ended):
-                self._ack_alone(cursor, ended, kept, attempt, doubtful=doubtful)
+                self._ack_alone(cursor, ended, kept, tried, doubtful=doubtful)
                 return
         with self._connection.transaction():
-            attempt.xid = open_transaction.begin_with_lock_wait(cursor)
-            attempt.lost = settle_all(cursor, ended, careful=careful)
+            tried.xid = open_transaction.begin_with_lock_wait(cursor)
+            tried.lost = settle_all(cursor, ended, careful=careful)
 
     def _ack_alone(
         self,
         cursor: Cursor,
         ended: Sequence[Ended],
         kept: Sequence[HandledDelivery],
-        attempt: SettleAttempt,
+        tried: SettleTry,
         *,
         doubtful: bool,
     ) -> None:
@@ -181,13 +181,13 @@ class Settlement:
         removed = simple_results(cursor.connection, ack)
         if sum(each.ntuples for each in removed) == len(fences):
             return
-        attempt.lost = {fence[0] for fence in fences}.difference(
+        tried.lost = {fence[0] for fence in fences}.difference(
             int(id or 0) for (id,) in rows_of(removed)
         )
         if doubtful:
-            there = settle.existing(cursor, attempt.lost)
+            there = settle.existing(cursor, tried.lost)
             fresh_since = lease_clock() - self._context.shortest_lease
-            attempt.lost -= {
+            tried.lost -= {
                 each.delivery.id
                 for each in ended
                 if each.delivery.id not in there and each.delivery._leased_at > fresh_since

@@ -26,9 +26,9 @@ logger = logging.getLogger("django_mq")
 #: Seconds, in total, that a broadcast waits for transactions that hold its unique ids.
 MAX_WAIT_SECONDS = 3.0
 #: Milliseconds that one statement waits, less than the server's deadlock_timeout. Then all locks
-#: are released and the attempt is repeated, so broadcasts that wait for each other do not deadlock.
+#: are released and the call tries again, so broadcasts that wait for each other do not deadlock.
 STATEMENT_WAIT_MS = 200
-#: Seconds between two attempts.
+#: Seconds between two tries.
 RETRY_PAUSE = 0.01
 #: Milliseconds that `promote_put_aside()` waits for a session that is ending the message.
 PROMOTE_WAIT_MS = 1000
@@ -63,7 +63,7 @@ def store(
     deadline = monotonic() + MAX_WAIT_SECONDS
     while True:
         try:
-            return _attempt(connection, call, admit)
+            return _try_to_store(connection, call, admit)
         except _Changed:
             pass
         except OperationalError as error:
@@ -78,12 +78,12 @@ def store(
         sleep(RETRY_PAUSE)
 
 
-def _attempt(
+def _try_to_store(
     connection: BaseDatabaseWrapper, call: DedupeCall, admit: Callable[[list[NewRow]], None]
 ) -> StoreResult:
     """Look, decide and write. Raises _Changed if another session was first.
 
-    Then it rolls back to the savepoint: no id stays locked while the next attempt waits for one.
+    Then it rolls back to the savepoint: no id stays locked while the next try waits for one.
     """
     with connection.cursor() as cursor:
         seen = _read_states(cursor, call)
