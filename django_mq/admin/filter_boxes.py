@@ -171,7 +171,7 @@ class KeyFilter(BoxFilter):
 
 
 class WorkerFilter(BoxFilter):
-    """By the worker that has the message: its id, or the id and the thread as shown."""
+    """By the worker that has the message: its id, or the id and the number of a claim."""
 
     title = "worker"
     parameter_name = "claimed_by"
@@ -186,13 +186,10 @@ class WorkerFilter(BoxFilter):
 
 
 class AttemptWorkerFilter(BoxFilter):
-    """By the worker that made the attempt: its id, or the id and the thread as shown."""
+    """By the id of the worker that made the attempt."""
 
     title = "worker"
     parameter_name = "worker"
-
-    def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
-        return rows.filter(Q(worker=value) | Q(worker__startswith=f"{value}:"))
 
 
 class FingerprintFilter(BoxFilter):

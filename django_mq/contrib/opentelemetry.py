@@ -93,9 +93,6 @@ class _Instrumentation:
     def process(self, argument: Delivery | Sequence[Delivery]) -> Iterator[None]:
         """Trace a call of a handler with `argument`."""
         deliveries = [argument] if isinstance(argument, Delivery) else list(argument)
-        if not deliveries:  # all deliveries of the list lost their leases
-            yield
-            return
         first = deliveries[0]
         labels = {
             "messaging.system": SYSTEM,

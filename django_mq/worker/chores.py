@@ -52,7 +52,7 @@ LIMITS = Limits(lock=0.2)
 
 #: Where a walk resumes, as a JSON value. None: the walk is over.
 Position = Any
-Piece = Callable[[Cursor, "Settings", Position], Position]
+Piece = Callable[[Cursor, Settings, Position], Position]
 
 
 def run(

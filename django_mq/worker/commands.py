@@ -27,7 +27,7 @@ from django_mq.store.limits import Limits
 
 #: Asks the supervisor to end this process if the message of a fence still runs after some seconds,
 #: and names the operator who stopped it.
-EndProcess = Callable[["Fence", str, float], None]
+EndProcess = Callable[[Fence, str, float], None]
 
 HANDLER_ENDED = "Its handler had ended."
 STOPPING = "Stopping its handler."
