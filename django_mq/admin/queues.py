@@ -35,7 +35,7 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
     """All known queues, with or without a row."""
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the rows of queues, without the row that schedules the chores."""
+        """Return the rows of queues, without the row that has the turn of the chores."""
         return super().get_queryset(request).exclude(pk=CHORES)
 
     @limited

@@ -88,7 +88,7 @@ def took(start: datetime | None, end: datetime) -> str:
 
 
 def moment(at: datetime) -> str:
-    """Return a moment to the second, in the current time zone, in the format of the commands."""
+    """Return a moment to the second, in the current time zone, which it does not name."""
     return f"{local(at):%Y-%m-%d %H:%M:%S}"
 
 

@@ -28,8 +28,9 @@ class LocalQueue:
     """Holds deliveries between claim and settle. Thread-safe.
 
     A slice has up to `slice_size` messages, a batch handler gets up to `batch`. `on_room` is called
-    when few tasks wait to be taken, and when nothing is left at all. `max_linger` is the
-    maximum time, in seconds, that tasks wait for their list to fill.
+    when the worker has something to do: claim, as few tasks wait (`notify_below()`) or an executor
+    is free again (`stuck()`); start coroutines; release tasks; or stop, as nothing is left.
+    `max_linger` is the maximum time, in seconds, that tasks wait for their list to fill.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class MinuteKey(NamedTuple):
 
 
 class Minutes:
-    """Tallies by minute, and the sum of past ones.
+    """The totals of each handler by minute, and the sum of past minutes.
 
     The database's clock decides which minute it is. Until `set_clock()`, the minute is 0.
     Thread-safe, except `minute()`, `current()` and `arrived()`: these need `lock`, and so does a

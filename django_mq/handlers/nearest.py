@@ -32,7 +32,8 @@ def has_subscriber(type: str) -> bool:
 def probable_types(type: str) -> list[str]:
     """Return the types that were probably meant, the most similar first.
 
-    Returns none if `type` has a subscriber."""
+    Returns none if `type` has a subscriber.
+    """
     return [] if has_subscriber(type) else similar(type, _known_types(type))
 
 

@@ -1,4 +1,4 @@
-"""The state of queues, as set by operators and workers, and the heartbeats of workers."""
+"""Queues, as operators and workers have set them; the heartbeats of workers, and their commands."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
 """Every SQL statement and state change of the package: one function each, its SQL above it.
 
 Functions take a cursor (Django's, psycopg's or the worker's `RepeatingCursor`) and plain values,
-and open no transaction. Some take no cursor and return SQL text for the simple protocol:
+and open no transaction. Those of `session_facts` and `driver` take a connection instead. Some
+take neither, and return SQL text for the simple protocol:
 
 - `ack_alone()`, `start_alone()` and `frozen_owner.record()` are transactions of their own;
 - `limits` begins a transaction, or sets the limits of one or of a session;
 - `row_locks` locks rows in the open transaction.
 
-Other statements about the session (savepoints, LISTEN) are written where they are used.
+Savepoints, and most LISTENs, are written where they are used.
 
 A queue table is often vacuumed while it is empty. The planner then believes that it stays empty,
 and may keep a plan that reads the whole table for each row looked up: releasing 100 messages among

@@ -216,7 +216,7 @@ class StoredTask(NamedTuple):
     it waits or runs; `worker` and `leased_until` are those of a claimed message, else None, and
     `started` is when its attempt began, which is None until the worker's next heartbeat.
     `error_class` is empty, unless its result says that it failed: then it is the class of the last
-    error, or UNANSWERED with `error_text` as the reason.
+    error, or `results.UNANSWERED` with `error_text` as the reason.
     """
 
     stored: bool
