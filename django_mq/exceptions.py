@@ -177,7 +177,7 @@ class Reject(Exception):
 
 
 def short_repr(value: object) -> str:
-    """Return a value as text for an error: at most some hundred characters, whatever it is.
+    """Return a value as text for an error: a few hundred characters at most, whatever it is.
 
     >>> short_repr("5"), short_repr(10**5000)
     ("'5'", 'a value of type int')

@@ -167,9 +167,10 @@ class Settings:
         return found
 
     def encode(self, value: object, what: str, *, encoder: type[JSONEncoder] | None = None) -> str:
-        """Return a payload, a result or (`what`) metadata as JSON text within the limits.
+        """Return `value` as JSON text within the limits: those of metadata, or of a payload.
 
-        `encoder` is `encoder_class`, where that was looked up before. Raises InvalidPayload.
+        `what` is "metadata", or names the value in an error. `encoder` is `encoder_class`, if the
+        caller has looked it up. Raises InvalidPayload.
         """
         is_metadata = what == "metadata"
         return encode(

@@ -127,7 +127,7 @@ def handler(
       `history_payload`: with payload and metadata. Default: as the queue says.
     - `cron` or `every`, `tz`: also broadcast the first plain type of `patterns` on a schedule, to
       all its subscribers: short for `periodic()` with the handler's name. Not together with
-      `where`, which the message would not match, as it has no metadata of yours: use `periodic()`.
+      `where`: the message has none of your metadata, so it would not match. Use `periodic()`.
 
     Raises InvalidHandler if the decorated object, or an option, cannot make a handler.
     """

@@ -38,7 +38,7 @@ def probable_types(type: str) -> list[str]:
 
 
 def nearest_types(type: str) -> str:
-    """Return a remark: the similar types that handlers here take, and where it was looked."""
+    """Return a remark: the similar types that handlers here take, and where handlers are sought."""
     place = TASKS_PLACE if type.startswith(TASKS) else PLACE
     return _suggestion(type, _known_types(type), place)
 

@@ -61,7 +61,7 @@ class TypedCall:
             return self._function(converted) if self._is_called(argument) else None
 
     def _is_called(self, argument: Any) -> bool:
-        """Return whether any message is left to call the handler with, without wrong content."""
+        """Return whether the handler is called: not if no message of its list has valid content."""
         return not self._singly or bool(argument)
 
     @contextmanager

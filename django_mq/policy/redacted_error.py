@@ -19,10 +19,10 @@ _get_traceback = BaseException.__dict__["__traceback__"].__get__
 
 
 def redacted(error: BaseException, text: str = HIDDEN) -> Exception:
-    """Return an exception with the class name and the stack of `error`, and `text` for its own.
+    """Return an exception with the class name and stack of `error`, but with `text` as its text.
 
-    That of content that does not fit a message class is there, as far as it has no value.
-    Its causes and notes are left out, since they also have texts.
+    The text of an error about content that does not fit its message class is kept, without the
+    values in it. Causes and notes are left out, since they also have texts.
 
     >>> try:
     ...     int("secret")
@@ -37,7 +37,7 @@ def redacted(error: BaseException, text: str = HIDDEN) -> Exception:
 
 
 def loggable_text(error: BaseException | None) -> str:
-    """Return the text of content that does not fit, without any value; empty for other errors."""
+    """Return the text of an UnexpectedPayload, without any value; empty for other errors."""
     if not issubclass(type(error), UnexpectedPayload):  # isinstance() would read `__class__`
         return ""
     return cast(UnexpectedPayload, error)._redacted_text

@@ -156,9 +156,9 @@ PRUNE_HOURS = _prune("django_mq_hourfigures", "hour")
 
 
 def prune(cursor: Cursor, *, minutes: float, hours: float, limit: int) -> int:
-    """Delete figures of `minutes` and of `hours` that are older than that, in seconds.
+    """Delete figures by minute older than `minutes`, and by hour older than `hours`, in seconds.
 
-    Returns how many rows it deleted, of the table that lost more.
+    Deletes up to `limit` rows of each table; returns how many of the table that lost more.
     """
     deleted = []
     for statement, older_than in ((PRUNE_MINUTES, minutes), (PRUNE_HOURS, hours)):
