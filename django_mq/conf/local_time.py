@@ -24,3 +24,10 @@ def aware(at: datetime) -> datetime:
 def local(at: datetime) -> datetime:
     """Return `at` in the current time zone; a naive one is local already."""
     return timezone.localtime(at) if timezone.is_aware(at) else at
+
+
+def local_text(at: datetime | None) -> str:
+    """Return a moment as text, to the second, in the current time zone, which it names."""
+    if at is None:
+        return "an unknown time"
+    return f"{local(at):%Y-%m-%d %H:%M:%S %Z}".rstrip()

@@ -9,7 +9,7 @@ from typing import Any
 from django_mq import handlers
 from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.minutes import FigureSource, Minutes
-from django_mq.messages import ClaimedRow, Delivery
+from django_mq.messages import ClaimedRow, Delivery, worker_of
 from django_mq.policy.handler_stats import HandlerTotals
 from django_mq.policy.outcomes import DeadLettered, Retried
 
@@ -159,6 +159,6 @@ def count(ended: Sequence[Ended]) -> None:
     """
     if not ended:
         return
-    worker = ended[0].delivery._row.claimed_by.partition(":")[0]
+    worker = worker_of(ended[0].delivery._row.claimed_by)
     for totals in [_by_worker[worker]] if worker in _by_worker else list(_by_worker.values())[:1]:
         totals.add(ended)

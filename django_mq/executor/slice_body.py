@@ -14,7 +14,7 @@ from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.slice_state import NotLocked, SliceState
 from django_mq.executor.tasks import Task, has_expired, may_start_unlocked
-from django_mq.messages import fence_of
+from django_mq.messages import fence_of, worker_of
 from django_mq.store.row_locks import LockResult
 
 #: PostgreSQL keeps 64 open subtransactions in shared memory; more of them spill over in the
@@ -44,7 +44,7 @@ class SliceBody:
         """Run the deliveries of `state`. Raises SliceAborted if one ended the transaction."""
         savepoint, batch = self.session.savepoint, state.tasks[0].handler.batch
         if not self.nested and any(map(_ordered, state.tasks)):
-            self.session.record_session(state.tasks[0].delivery.fence.claimed_by.partition(":")[0])
+            self.session.record_session(worker_of(state.tasks[0].delivery.fence.claimed_by))
         savepoint.start(
             state.settings,
             own_session=not self.session.borrowed,

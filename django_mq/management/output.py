@@ -8,10 +8,10 @@ from dataclasses import fields, is_dataclass
 from datetime import date, timedelta
 from typing import Any
 
+from django_mq.conf.local_time import local_text
 from django_mq.policy import durations
 from django_mq.policy.error_text import one_line
 from django_mq.queues import Head, WorkerProcess
-from django_mq.queues.obstacles import shown
 
 #: Table cells are cut here; names have at most 128 characters.
 MAX_CELL_WIDTH = 200
@@ -69,7 +69,7 @@ def heads_table(heads: Iterable[Head]) -> str:
                 head.type,
                 head.state,
                 f"{head.attempts}/{head.max_attempts}",
-                shown(head.at),
+                local_text(head.at),
                 head.shown_behind,
             )
             for head in heads

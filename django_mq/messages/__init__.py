@@ -9,6 +9,7 @@ from django_mq.messages.delivery import (
     PlainFence,
     current_delivery,
     fence_of,
+    worker_of,
 )
 from django_mq.messages.message import Message
 from django_mq.messages.receipts import BulkReceipt, Cancelled, CopyReceipt, Receipt
@@ -30,4 +31,5 @@ __all__ = [
     "Receipt",
     "current_delivery",
     "fence_of",
+    "worker_of",
 ]

@@ -81,6 +81,13 @@ class Fence(NamedTuple):
 
 #: A Fence as a plain tuple.
 PlainFence = tuple[int, int, str]
+
+
+def worker_of(claimer: str | None) -> str:
+    """Return the id of the worker process of a claim; empty for None."""
+    return (claimer or "").partition(":")[0]
+
+
 _fence_columns = (ClaimedRow._fields.index(name) for name in ("id", "attempts", "claimed_by"))
 #: Returns the fence of a row as a plain tuple, at a tenth of the cost of a Fence.
 fence_of: Callable[[ClaimedRow], PlainFence] = itemgetter(*_fence_columns)

@@ -9,8 +9,9 @@ from django.db.models.functions import Now
 
 from django_mq import handlers
 from django_mq.conf import get_settings
-from django_mq.conf.local_time import local
+from django_mq.conf.local_time import local_text
 from django_mq.handlers.nearest import nearest_handlers, nearest_types
+from django_mq.messages import worker_of
 from django_mq.models import FailedAttempt, HandledMessage, QueuedMessage, QueueState, Result
 from django_mq.queues.decisions import effective_limit
 from django_mq.queues.fleet import WorkerProcess
@@ -84,18 +85,6 @@ def in_line(message: QueuedMessage, workers: Sequence[WorkerProcess], alias: str
     return f"and is behind {shown_count(n)} other message{'' if n == 1 else 's'} of its queue"
 
 
-def worker_of(claimer: str | None) -> str:
-    """Return the id of the worker process of a claim; empty for None."""
-    return (claimer or "").partition(":")[0]
-
-
-def shown(at: datetime | None) -> str:
-    """Return a moment in the current time zone, to the second."""
-    if at is None:
-        return "an unknown time"
-    return f"{local(at):%Y-%m-%d %H:%M:%S %Z}".rstrip()
-
-
 def _backing_off(queue: QueueState) -> str:
     """Say which worker probes. Until the wait is over, messages of the queue count as paused."""
     now: datetime = queue.now  # type: ignore[attr-defined]  # annotated
@@ -123,8 +112,8 @@ def _owned(
                 f" {worker.pid}), which owns its ordered queue"
             )
     return (
-        f"but worker {owner} owns its ordered queue until {shown(until)} and sends no heartbeats:"
-        " another worker takes ownership then"
+        f"but worker {owner} owns its ordered queue until {local_text(until)} and sends no"
+        " heartbeats: another worker takes ownership then"
     )
 
 
@@ -148,7 +137,7 @@ def last_known(id: int, alias: str) -> tuple[str, str]:
     columns = "handler", "error_class", "error_text", "created_at"
     reply = Result.objects.using(alias).only(*columns).filter(pk=id).first()
     if reply is not None:
-        text += f" Its reply was stored at {shown(reply.created_at)}: {_outcome(reply)}."
+        text += f" Its reply was stored at {local_text(reply.created_at)}: {_outcome(reply)}."
     last = (
         FailedAttempt.objects.using(alias).filter(message_id=id).order_by("-attempt", "-pk").first()
     )
@@ -157,7 +146,7 @@ def last_known(id: int, alias: str) -> tuple[str, str]:
     handler = f" in handler {last.handler}" if last.handler else ""
     return (
         f"{text} Its last failed attempt, number {last.attempt} ({last.type}, queue {last.queue}),"
-        f" ended{handler} at {shown(last.ended_at)}.",
+        f" ended{handler} at {local_text(last.ended_at)}.",
         f"{last.error_class}: {last.error_text}".strip(": "),
     )
 
@@ -173,7 +162,7 @@ def _acked(id: int, alias: str) -> str:
     on = f" on worker {message.worker}" if message.worker else ""
     return (
         f"Message {id} ({message.type}, queue {message.queue}) was acked at"
-        f" {shown(message.ended_at)}, after attempt {message.attempts}{by}{on}."
+        f" {local_text(message.ended_at)}, after attempt {message.attempts}{by}{on}."
         " It is in the history."
     )
 

@@ -10,11 +10,13 @@ from functools import cached_property
 from django.db.models.functions import Now
 
 from django_mq.conf import alias_of, get_settings
+from django_mq.conf.local_time import local_text
+from django_mq.messages import worker_of
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.policy.error_text import Failure
 from django_mq.queues.claim_refusals import claim_refusal
 from django_mq.queues.fleet import WorkerProcess, workers
-from django_mq.queues.obstacles import in_line, last_known, obstacle, shown, worker_of
+from django_mq.queues.obstacles import in_line, last_known, obstacle
 from django_mq.queues.stalled import shown_count, standings
 from django_mq.states import MessageState
 from django_mq.store.waiting_behind import LinePosition
@@ -127,7 +129,7 @@ class _Case:
         id = worker_of(self.message.claimed_by)
         for worker in self.workers():
             if worker.id == id:
-                seen = "" if worker.alive else f", last seen {shown(worker.last_seen)}"
+                seen = "" if worker.alive else f", last seen {local_text(worker.last_seen)}"
                 return f"by worker {id} (host {worker.host}, process {worker.pid}{seen})"
         return f"by worker {id} (no heartbeat is stored)"
 
@@ -147,7 +149,7 @@ def _died(message: QueuedMessage) -> str:
     # A reason of another kind is the text of a Reject. Another client may store none.
     other = "its handler rejected it" if message.dead_reason else "no more attempts will be made"
     return (
-        f"has been dead since {shown(message.dead_at)}: {own or other}"
+        f"has been dead since {local_text(message.dead_at)}: {own or other}"
         f" ({message.attempts} of {message.max_attempts} attempts used)"
     )
 
@@ -158,7 +160,7 @@ def _running(case: _Case) -> Reason:
     if message.leased_until is not None and message.leased_until <= case.now:
         text += (
             ". Its lease is not renewed while the handler has the row locked: it lapsed at"
-            f" {shown(message.leased_until)}, and the worker keeps the message"
+            f" {local_text(message.leased_until)}, and the worker keeps the message"
         )
     return text, ""
 
@@ -166,8 +168,8 @@ def _running(case: _Case) -> Reason:
 def _leased(case: _Case) -> Reason:
     message = case.message
     return (
-        f"is leased until {shown(message.leased_until)}, {case.holder()}: it will run there soon,"
-        " or another worker takes it over when the lease lapses",
+        f"is leased until {local_text(message.leased_until)}, {case.holder()}: it will run there"
+        " soon, or another worker takes it over when the lease lapses",
         "",
     )
 
@@ -206,16 +208,16 @@ def _behind(case: _Case) -> str:
 
 def _held(case: _Case) -> Reason:
     message = case.message
-    text = f"has been held since {shown(message.held_since)}: {obstacle(message)}"
+    text = f"has been held since {local_text(message.held_since)}: {obstacle(message)}"
     if message.processable_after > case.now:
-        text += f". Workers check it again at {shown(message.processable_after)}"
+        text += f". Workers check it again at {local_text(message.processable_after)}"
     return text, message.last_error
 
 
 def _expired(case: _Case) -> Reason:
     return (
-        f"expired at {shown(case.message.expires_at)}: no attempt will start, and the next worker"
-        " that finds it dead-letters it",
+        f"expired at {local_text(case.message.expires_at)}: no attempt will start, and the"
+        " next worker that finds it dead-letters it",
         "",
     )
 
@@ -227,10 +229,14 @@ def _paused(case: _Case) -> Reason:
     if queue.paused_at is not None and (
         queue.paused_until is None or queue.paused_until > case.now
     ):
-        end = f"until {shown(queue.paused_until)}" if queue.paused_until else "until it is resumed"
+        end = (
+            f"until {local_text(queue.paused_until)}"
+            if queue.paused_until
+            else "until it is resumed"
+        )
         return f"waits because its queue is paused {end}", ""
     return (
-        f"waits because its queue is backing off until {shown(queue.backoff_until)}"
+        f"waits because its queue is backing off until {local_text(queue.backoff_until)}"
         f" (level {queue.backoff_level})",
         "",
     )
@@ -240,13 +246,13 @@ def _retrying(case: _Case) -> Reason:
     message = case.message
     return (
         f"failed attempt {message.attempts} of {message.max_attempts} and runs again after"
-        f" {shown(message.processable_after)}",
+        f" {local_text(message.processable_after)}",
         message.last_error,
     )
 
 
 def _delayed(case: _Case) -> Reason:
-    return f"is delayed until {shown(case.message.processable_after)}", ""
+    return f"is delayed until {local_text(case.message.processable_after)}", ""
 
 
 def _processable(case: _Case) -> Reason:
@@ -260,10 +266,10 @@ def _processable(case: _Case) -> Reason:
     if message.leased_until is not None:
         text = (
             f"is due: the lease of worker {worker_of(message.claimed_by)} lapsed at"
-            f" {shown(message.leased_until)}, and the next worker that polls takes it over"
+            f" {local_text(message.leased_until)}, and the next worker that polls takes it over"
         )
         return f"{text}, {in_line(message, case.workers(), case.alias)}", ""
-    text = f"has been due since {shown(message.processable_after)}"
+    text = f"has been due since {local_text(message.processable_after)}"
     if line := _behind(case):
         return f"{text}, but {line}", ""
     return f"{text}, {in_line(message, case.workers(), case.alias)}", ""

@@ -10,12 +10,12 @@ from datetime import timedelta
 from django.db.models.functions import Now
 
 from django_mq.conf import alias_of
+from django_mq.messages import worker_of
 from django_mq.models import QueuedMessage, WorkerCommand, WorkerHeartbeat
 from django_mq.policy.column_bounds import MAX_BIGINT, MAX_SPAN_SECONDS
 from django_mq.queues.actions import Changed, Ids, checked_ids
 from django_mq.queues.arguments import operator_name
 from django_mq.queues.fleet import SILENT
-from django_mq.queues.obstacles import worker_of
 from django_mq.queues.transactions import writing
 from django_mq.states import GONE_AFTER
 from django_mq.store import commands as store

@@ -11,9 +11,9 @@ from django.core.management import CommandError
 from django.db import transaction
 
 from django_mq import BroadcastBusy, NothingKept, RoutingError, broadcast, handler, handlers, queues
+from django_mq.conf.local_time import local_text
 from django_mq.models import HandledMessage, QueuedMessage
 from django_mq.outbox import backlog
-from django_mq.queues.obstacles import shown
 from django_mq.testing import drain
 from tests.management.conftest import run, run_json
 
@@ -62,7 +62,7 @@ def test_why_says_how_a_message_in_the_history_ended() -> None:
     answer = queues.why(5)
     assert (answer.state, answer.error) == ("gone", "")
     assert answer.text == (
-        f"Message 5 (t, queue mail) was acked at {shown(kept.ended_at)}, after attempt 3, by"
+        f"Message 5 (t, queue mail) was acked at {local_text(kept.ended_at)}, after attempt 3, by"
         " handler h on worker w1. It is in the history."
     )
     keep(6, handler="", worker="")

@@ -12,6 +12,7 @@ from django_mq.contrib.tasks.registration import task_of
 from django_mq.contrib.tasks.results import TaskAttempts
 from django_mq.executor.ended import DONE, Ended, Settled
 from django_mq.executor.replies import EncodedResults
+from django_mq.messages import worker_of
 from django_mq.policy.outcomes import DeadLettered
 from django_mq.signals import log_failure
 
@@ -67,5 +68,5 @@ def _attempts(ended: Ended) -> TaskAttempts:
         )
     else:
         attempts = results.failed_attempts(delivery, delivery.attempt - 1)
-    attempts.add(results.worker_of(delivery), time() - ended.seconds)
+    attempts.add(worker_of(delivery._row.claimed_by), time() - ended.seconds)
     return attempts

@@ -24,7 +24,7 @@ from django_mq.contrib.tasks.compat import (
 )
 from django_mq.contrib.tasks.options import StoredOptions, stored_options
 from django_mq.exceptions import UnreadablePayload
-from django_mq.messages import Delivery
+from django_mq.messages import Delivery, worker_of
 from django_mq.outbox.send import queue_connection
 from django_mq.store import kept_results
 from django_mq.store.kept_results import StoredTask
@@ -71,7 +71,7 @@ def running(task: Task[..., Any], delivery: Delivery) -> TaskResult[..., Any] | 
         return None
     attempts = failed_attempts(delivery, delivery.attempt - 1)
     # By the worker's clock, but never before the claim by the database's clock.
-    attempts.add(worker_of(delivery), max(delivery._row.claimed, time()))
+    attempts.add(worker_of(delivery._row.claimed_by), max(delivery._row.claimed, time()))
     return _result(
         _as_enqueued(task, delivery.queue, delivery.priority, stored_options(delivery.metadata)),
         delivery.id,
@@ -204,11 +204,6 @@ def _as_enqueued(
     for each in fields(task):
         object.__setattr__(made, each.name, changes.get(each.name, getattr(task, each.name)))
     return made
-
-
-def worker_of(delivery: Delivery) -> str:
-    """Return the id of the worker that claimed a delivery."""
-    return delivery._row.claimed_by.partition(":")[0]
 
 
 def failed_attempts(delivery: Delivery, count: int | None) -> TaskAttempts:

@@ -9,13 +9,13 @@ from django.core.management.base import CommandParser
 
 from django_mq import queues
 from django_mq.conf import alias_of
+from django_mq.conf.local_time import local_text
 from django_mq.management.arguments import duration
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import MAX_CELL_WIDTH, as_json, table
 from django_mq.management.screen import size_of
 from django_mq.models import FailedAttempt
 from django_mq.policy.error_text import one_line
-from django_mq.queues.obstacles import shown
 
 #: With names of errors and handlers, too, a row would not fit 80 columns.
 HEADERS = ("fingerprint", "count", "dead", "waiting", "last", "message")
@@ -72,7 +72,7 @@ class Command(OperatorCommand):
 
 def _row(group: queues.ErrorGroup) -> tuple[object, ...]:
     known = (group.fingerprint, group.count, group.dead, group.waiting)
-    return (*known, shown(group.last), group.message_id)
+    return (*known, local_text(group.last), group.message_id)
 
 
 def _error(group: queues.ErrorGroup) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq import queues
+from django_mq.conf.local_time import local_text
 from django_mq.management.arguments import duration, moment
 from django_mq.management.base import OperatorCommand, add_queue_options
 from django_mq.management.output import as_json
-from django_mq.queues.obstacles import shown
 
 
 class Command(OperatorCommand):
@@ -44,4 +44,4 @@ class Command(OperatorCommand):
 
 
 def _words(end: datetime | None) -> str:
-    return "until mq_resume" if end is None else f"until {shown(end)}"
+    return "until mq_resume" if end is None else f"until {local_text(end)}"

@@ -9,6 +9,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq import queues
+from django_mq.conf.local_time import local_text
 from django_mq.management.arguments import wrong_arguments
 from django_mq.management.base import OperatorCommand, add_queue
 from django_mq.management.output import as_json, heads_table, table
@@ -16,7 +17,6 @@ from django_mq.management.serving import unknown_queue_warning
 from django_mq.models import QueuedMessage
 from django_mq.models.columns import Unreadable
 from django_mq.policy.error_text import one_line
-from django_mq.queues.obstacles import shown
 from django_mq.queues.stalled import standings
 
 #: The bytes of a payload that are shown; --json shows all of it.
@@ -82,8 +82,8 @@ class Command(OperatorCommand):
                 message.handler or "-",
                 _state(message, behind.get(message.pk)),
                 f"{message.attempts}/{message.max_attempts}",
-                shown(message.processable_after),
-                shown(message.created_at),
+                local_text(message.processable_after),
+                local_text(message.created_at),
             )
             for message in messages
         ]

@@ -9,13 +9,13 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq import queues
+from django_mq.conf.local_time import local_text
 from django_mq.exceptions import InvalidOption
 from django_mq.management.arguments import wrong_arguments
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json, table
 from django_mq.models import Schedule
 from django_mq.policy.routing import check_name
-from django_mq.queues.obstacles import shown
 from django_mq.queues.scheduling import no_schedule, state_of, timing_of
 
 ACTIONS = ("list", "run", "enable", "disable", "next")
@@ -109,7 +109,7 @@ class Command(OperatorCommand):
             self.stdout.write(as_json({**answer, "changed": changed}))
         elif enable:
             next_at = (
-                f"its next time is {shown(found.next_at)}"
+                f"its next time is {local_text(found.next_at)}"
                 if found.next_at
                 else "it has no next time"
             )
@@ -141,7 +141,7 @@ def _next_times(schedule: Schedule, database: str | None) -> tuple[list[datetime
 
 def _cells(schedule: Schedule, database: str | None) -> list[str]:
     found, problem = _next_times(schedule, database)
-    cells = [shown(at) for at in found] or [problem]
+    cells = [local_text(at) for at in found] or [problem]
     return cells + ["-"] * (TIMES - len(cells))
 
 
@@ -151,8 +151,8 @@ def _row(schedule: Schedule) -> tuple[object, ...]:
         schedule.type,
         f"{timing_of(schedule)} ({schedule.cron})" if schedule.cron else timing_of(schedule),
         state_of(schedule),
-        shown(schedule.last_at) if schedule.last_at else "-",
+        local_text(schedule.last_at) if schedule.last_at else "-",
         schedule.last_message or "-",
-        shown(schedule.next_at) if schedule.next_at else "-",
+        local_text(schedule.next_at) if schedule.next_at else "-",
         schedule.last_error or "-",
     )

@@ -15,6 +15,7 @@ from django.utils.timezone import now
 
 from django_mq import handlers, queues
 from django_mq.conf import alias_of, get_settings
+from django_mq.conf.local_time import local_text
 from django_mq.executor.connections import LOST
 from django_mq.management.arguments import duration, wrong_arguments
 from django_mq.management.base import OperatorCommand, add_queue
@@ -25,7 +26,6 @@ from django_mq.policy.durations import precise_span
 from django_mq.policy.histogram import Durations
 from django_mq.queues.doctor import Finding
 from django_mq.queues.doctor.links import pooler
-from django_mq.queues.obstacles import shown
 
 HOLDERS = "These keep vacuum from removing dead rows, which slows down claims:"
 HOLDER_HEADERS = ("what", "which", "login", "application", "state", "since")
@@ -71,7 +71,7 @@ class Command(OperatorCommand):
             warning := unknown_queue_warning(queue, queues.names(using=database))
         ):
             sections.insert(0, Section([f"Note: {warning}"], rank=0))
-        moment, size = shown(now()), size_of(self.stdout)
+        moment, size = local_text(now()), size_of(self.stdout)
         if size is None:
             clear, text = CLEAR, f"{moment}\n{all_lines(sections)}\n\n"
         else:
@@ -205,9 +205,9 @@ def _label(queue: queues.QueueCounts) -> str:
 
 def _state(queue: queues.QueueCounts) -> str:
     if queue.paused:
-        return f"paused until {shown(queue.paused_until)}" if queue.paused_until else "paused"
+        return f"paused until {local_text(queue.paused_until)}" if queue.paused_until else "paused"
     if queue.backoff_level:
-        now = f"until {shown(queue.backoff_until)}" if queue.backoff_until else "and probes"
+        now = f"until {local_text(queue.backoff_until)}" if queue.backoff_until else "and probes"
         return f"backs off {now}, level {queue.backoff_level}"
     if queue.max_in_flight == 0:
         return "held back by its limit"
@@ -238,4 +238,4 @@ def _spread(durations: Durations | None) -> tuple[str, str]:
 
 def _holder(holder: queues.HorizonHolder) -> tuple[object, ...]:
     known = (holder.login or "-", holder.application or "-", holder.state or "-")
-    return (holder.kind, holder.name, *known, shown(holder.since))
+    return (holder.kind, holder.name, *known, local_text(holder.since))
