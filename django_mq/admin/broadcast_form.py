@@ -12,7 +12,7 @@ from django_mq.admin.checked_forms import CheckedForm, CheckedTextField, JSONTex
 from django_mq.conf import get_settings
 from django_mq.exceptions import InvalidName, InvalidOption, InvalidPayload, RoutingError
 from django_mq.messages.classes import class_of_type
-from django_mq.outbox.build import HIGHEST, LOWEST
+from django_mq.policy.column_bounds import MAX_PRIORITY, MIN_PRIORITY
 from django_mq.policy.metadata import check_metadata
 from django_mq.policy.routing import check_key, check_name
 
@@ -59,7 +59,7 @@ class BroadcastForm(CheckedForm):
         validators=[MinValueValidator(timedelta(0), "A delay cannot be negative.")],
     )
     priority = forms.IntegerField(
-        min_value=LOWEST, max_value=HIGHEST, initial=0, help_text="Higher first."
+        min_value=MIN_PRIORITY, max_value=MAX_PRIORITY, initial=0, help_text="Higher first."
     )
 
     def clean_metadata(self) -> Any:

@@ -22,7 +22,7 @@ from django_mq.conf import get_settings
 from django_mq.conf.local_time import aware
 from django_mq.exceptions import InvalidOption, InvalidPayload, MQError
 from django_mq.models import QueuedMessage
-from django_mq.outbox.build import HIGHEST, LOWEST
+from django_mq.policy.column_bounds import MAX_PRIORITY, MIN_PRIORITY
 
 
 class EditForm(CheckedForm):
@@ -35,7 +35,10 @@ class EditForm(CheckedForm):
         widget=forms.DateTimeInput({"type": "datetime-local", "step": 1}, "%Y-%m-%dT%H:%M:%S"),
     )
     priority = forms.IntegerField(
-        min_value=LOWEST, max_value=HIGHEST, show_hidden_initial=True, help_text="Higher first."
+        min_value=MIN_PRIORITY,
+        max_value=MAX_PRIORITY,
+        show_hidden_initial=True,
+        help_text="Higher first.",
     )
     digest = forms.CharField(widget=forms.HiddenInput, required=False, max_length=32)
 

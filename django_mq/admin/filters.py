@@ -14,6 +14,7 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 
 from django_mq.models import MessageQuerySet, QueueState
+from django_mq.policy.message_filter import IN_FLIGHT
 from django_mq.states import MessageState
 
 #: The number of newest attempts whose error classes are offered, the most frequent ones first.
@@ -45,9 +46,6 @@ INDEXED = frozenset(
         MessageState.EXPIRED,
     )
 )
-
-#: Both states in which a worker has a message.
-IN_FLIGHT = "in_flight"
 
 
 class StateFilter(admin.SimpleListFilter):

@@ -9,13 +9,13 @@ from typing import Any
 from django.http import HttpRequest
 
 from django_mq import queues
-from django_mq.admin.filters import IN_FLIGHT
 from django_mq.admin.heads import HeadsAdmin
 from django_mq.admin.state_counts import shown_state
 from django_mq.admin.texts import badge, clock
 from django_mq.messages import worker_of
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.policy.durations import span
+from django_mq.policy.message_filter import IN_FLIGHT
 from django_mq.states import MessageState
 
 #: The columns of counts, in the order of a message's life.

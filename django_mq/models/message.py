@@ -8,7 +8,15 @@ from django.db.models.functions import Now
 
 from django_mq.models.columns import DurationColumn, JSONColumn
 from django_mq.models.constraints import span_is_a_span, times_are_times
-from django_mq.policy.column_bounds import KEY, MAX_NAME, NAME, NAME_OR_EMPTY
+from django_mq.policy.column_bounds import (
+    KEY,
+    MAX_INTEGER,
+    MAX_NAME,
+    MAX_PRIORITY,
+    MIN_PRIORITY,
+    NAME,
+    NAME_OR_EMPTY,
+)
 from django_mq.states import MessageState, read_state, state_expression
 
 
@@ -110,7 +118,7 @@ class QueuedMessage(models.Model):
             models.CheckConstraint(name="mq_key_name", condition=Q(key__regex=KEY)),
             models.CheckConstraint(name="mq_unique_id_name", condition=Q(unique_id__regex=KEY)),
             models.CheckConstraint(
-                name="mq_priority_range", condition=Q(priority__range=(-100, 100))
+                name="mq_priority_range", condition=Q(priority__range=(MIN_PRIORITY, MAX_PRIORITY))
             ),
             models.CheckConstraint(
                 name="mq_schema_version_positive", condition=Q(schema_version__gte=1)
@@ -130,9 +138,9 @@ class QueuedMessage(models.Model):
                 name="mq_attempts_bounded",
                 condition=Q(
                     attempts__gte=0,
-                    attempts__lt=2**31 - 1,
+                    attempts__lt=MAX_INTEGER,
                     max_attempts__gte=0,
-                    max_attempts__lt=2**31 - 1,
+                    max_attempts__lt=MAX_INTEGER,
                 ),
             ),
             # A lease and its claimer are set and cleared together; a dead message has none. Whether

@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from django_mq.conf.local_time import local
+from django_mq.policy.message_filter import TIMES
 
-_MOMENTS = ("since", "until", "due_since", "due_until", "dead_since", "dead_until")
 #: Conditions with values of payloads or metadata.
 _PRIVATE = ("at_path", "metadata")
 
@@ -39,7 +39,7 @@ def in_words(conditions: dict[str, Any]) -> list[str]:
             value = ".".join(map(str, value)) if isinstance(value, list) else value
         elif isinstance(value, list):
             value = " or ".join(map(str, value)) or "none"
-        elif isinstance(value, str) and name in _MOMENTS:
+        elif isinstance(value, str) and name in TIMES:
             value = _shown(value)
         found.append(f"{'queue' if name == 'queues' else name.replace('_', ' ')} {value}")
     return found

@@ -15,7 +15,7 @@ from django_mq.messages import Message
 from django_mq.outbox.options import check_integer, check_retry, check_unique, moments
 from django_mq.outbox.origin import merged_json, origin_metadata
 from django_mq.outbox.write import CallQueues
-from django_mq.policy.column_bounds import MAX_INTEGER
+from django_mq.policy.column_bounds import MAX_INTEGER, MAX_PRIORITY, MIN_PRIORITY
 from django_mq.policy.metadata import check_metadata
 from django_mq.policy.routing import TASKS, check_key, check_name
 from django_mq.store.rows import NewRow, Rows
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from django_mq.conf import Settings
 
-LOWEST, HIGHEST = -100, 100
 MAX_CACHED = 1024
 
 #: The type, the queue and the metadata of a message that has no other options.
@@ -114,7 +113,7 @@ class RowBuilder:
         queue = None if message.queue is None else check_name(message.queue, "queue")
         key = None if message.key is None else check_key(message.key, "key")
         check_unique(message, max_delay)
-        priority = check_integer(message.priority, "priority", LOWEST, HIGHEST)
+        priority = check_integer(message.priority, "priority", MIN_PRIORITY, MAX_PRIORITY)
         version = check_integer(message.schema_version, "schema_version", 1, MAX_INTEGER)
         due, delay, expires, lifetime = moments(message, max_delay)
         policy = check_retry(message.retry)

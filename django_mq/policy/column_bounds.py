@@ -23,6 +23,8 @@ MAX_SPAN = timedelta(days=36525)
 MAX_SPAN_SECONDS = 36525 * 86400
 #: The largest count in a row of figures: JSON numbers and sums of many rows stay exact.
 MAX_FIGURE = 2**53
+#: The priorities of a message; the higher, the earlier.
+MIN_PRIORITY, MAX_PRIORITY = -100, 100
 #: The largest value of a PostgreSQL integer, and of a bigint.
 MAX_INTEGER, MAX_BIGINT = 2**31 - 1, 2**63 - 1
 

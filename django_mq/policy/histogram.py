@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-#: The largest count, and the largest number of seconds, accepted from a row.
-MAX_COUNT, MAX_SECONDS = 2**53, 1e100
+from django_mq.policy.column_bounds import MAX_FIGURE
+
+#: The largest number of seconds accepted from a row.
+MAX_SECONDS = 1e100
 #: Ten buckets per power of ten, from a microsecond to a million seconds: the middle of a bucket is
 #: within 13 % of each duration in it. The first and last buckets take everything beyond.
 BOUNDS = tuple(10.0 ** (step / 10 - 6) for step in range(121))
@@ -186,7 +188,7 @@ _MOMENTS = ("last", "least", "most", "mean", "squares")
 
 def checked_count(value: object) -> int:
     """Return `value` if it is a count; raise ValueError otherwise."""
-    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+    if type(value) is not int or not 0 <= value <= MAX_FIGURE:
         raise ValueError("is not a count")
     return value
 

@@ -24,7 +24,8 @@ _TEXTS = (
 )
 _IDS = ("id", "blocked_by")
 _OTHER_FIELDS = ("priority", "queues", "path", "metadata", "heads")
-_TIMES = ("since", "until", "due_since", "due_until", "dead_since", "dead_until")
+#: The conditions that are times.
+TIMES = ("since", "until", "due_since", "due_until", "dead_since", "dead_until")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ class MessageFilter:
     heads: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in (*_TEXTS, *_IDS, *_TIMES, *_OTHER_FIELDS):
+        for name in (*_TEXTS, *_IDS, *TIMES, *_OTHER_FIELDS):
             value = getattr(self, name)
             if value is not None and not _fits(name, value):
                 raise ValueError(f"{value!r} is not a {name} that a filter of messages can have")
@@ -98,7 +99,7 @@ class MessageFilter:
         for name in ("queues", "path"):
             if isinstance(given.get(name), list):
                 given[name] = tuple(given[name])
-        for name in _TIMES:
+        for name in TIMES:
             if isinstance(given.get(name), str):
                 given[name] = datetime.fromisoformat(given[name])
         return cls(**given)
@@ -117,7 +118,7 @@ def _fits(name: str, value: Any) -> bool:
         return type(value) is int and 0 < value <= MAX_BIGINT
     if name == "priority":
         return type(value) is int and value in _PRIORITIES
-    if name in _TIMES:
+    if name in TIMES:
         return isinstance(value, datetime) and value.utcoffset() is not None
     if name == "state":
         return _is_text(value) and value in STATES

@@ -15,6 +15,7 @@ from django.db import transaction
 from django_mq import signals
 from django_mq.conf import alias_of, get_settings
 from django_mq.exceptions import When, moment
+from django_mq.policy.column_bounds import MAX_INTEGER
 from django_mq.policy.routing import check_name
 from django_mq.queues.arguments import MAX_SECONDS
 from django_mq.queues.transactions import wake, writing
@@ -24,7 +25,7 @@ from django_mq.store import queues as store
 logger = logging.getLogger("django_mq")
 
 #: The largest value of the column.
-MAX_IN_FLIGHT = 2**31 - 1
+MAX_IN_FLIGHT = MAX_INTEGER
 
 
 def pause(

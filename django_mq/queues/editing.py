@@ -12,8 +12,8 @@ from django_mq.conf.local_time import aware
 from django_mq.exceptions import InvalidOption, NotWaiting, short_repr
 from django_mq.messages import Message
 from django_mq.messages.classes import class_of_type
-from django_mq.outbox.build import HIGHEST, LOWEST
 from django_mq.outbox.options import check_integer, moments
+from django_mq.policy.column_bounds import MAX_PRIORITY, MIN_PRIORITY
 from django_mq.queues.arguments import whole_number
 from django_mq.queues.transactions import wake, writing
 from django_mq.store import editing as store
@@ -46,7 +46,7 @@ def edit(
     settings = get_settings()
     text = None if payload is UNCHANGED else settings.encode(payload, "payload")
     if priority is not None:
-        check_integer(priority, "priority", LOWEST, HIGHEST)
+        check_integer(priority, "priority", MIN_PRIORITY, MAX_PRIORITY)
     if due is not None:
         due = _due(due, settings.max_delay)
     alias = alias_of(using)

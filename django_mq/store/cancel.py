@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from django_mq.store import Cursor
 from django_mq.store.kept_results import IDS, IS_KEPT, keep_removed
+from django_mq.store.keys import BEFORE_ALL
 from django_mq.store.message_filters import last_id
 from django_mq.store.operators import Removed
 
@@ -113,7 +114,7 @@ select coalesce(array_agg(m.id) filter (where m.type = %(type)s and m.dead_at is
 def _of_type(cursor: Cursor, type: str | None) -> Iterator[list[int]]:
     """Yield the ids of living messages of a type, window by window."""
     last = last_id(cursor)  # the end of the walk: broadcasts may be faster
-    after: int | None = -(2**63)
+    after: int | None = BEFORE_ALL
     while after is not None and after < last:
         params = {"type": type, "after": after, "last": last, "window": WINDOW}
         cursor.execute(WALK, params)

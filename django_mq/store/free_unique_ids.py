@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_mq.policy.column_bounds import FIRST_TIME, KEY, LAST_TIME
+from django_mq.policy.column_bounds import (
+    FIRST_TIME,
+    KEY,
+    LAST_TIME,
+    MAX_INTEGER,
+    MAX_PRIORITY,
+    MIN_PRIORITY,
+)
 from django_mq.store import array, notify
 from django_mq.store.unique_ids import HOLDS, NAMES, UniqueId, columns, holder_of, if_as_seen
 
@@ -129,10 +136,10 @@ with aside as materialized (
      cross join lateral (
         select coalesce(a.payload, '{{}}') as payload,
                {_number("max_attempts", 0, 2147483646, default="20")} as max_attempts,
-               {_number("schema_version", 1, 2147483647, default="1")} as schema_version,
+               {_number("schema_version", 1, MAX_INTEGER, default="1")} as schema_version,
                case jsonb_typeof(a.metadata) when 'object' then a.metadata else '{{}}' end
                    as metadata,
-               {_number("priority", -100, 100, default="0")} as priority,
+               {_number("priority", MIN_PRIORITY, MAX_PRIORITY, default="0")} as priority,
                case when jsonb_typeof(a.key) = 'string' and a.key #>> '{{}}' ~ '{KEY}'
                      and length(a.key #>> '{{}}') <= 128 then a.key #>> '{{}}' end as key,
                a.retry,
