@@ -23,7 +23,7 @@ from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues.totals import read_many_counts
 from django_mq.queues.transactions import reading
-from django_mq.store.queue_names import CHORES
+from django_mq.store.queue_names import CHORES_ROW
 
 #: The maximum number of heads on the page of a queue.
 MAX_HEADS = 50
@@ -36,7 +36,7 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows of queues, without the row that has the turn of the chores."""
-        return super().get_queryset(request).exclude(pk=CHORES)
+        return super().get_queryset(request).exclude(pk=CHORES_ROW)
 
     @limited
     def changelist_view(

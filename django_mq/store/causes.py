@@ -13,8 +13,23 @@ from typing import NamedTuple
 from django_mq.store import Cursor
 from django_mq.store.readers import prepare_to_read
 
-CHAIN_OF = """
-select left(m.metadata ->> 'mq.correlation_id', 128)
+
+def chain_in(metadata: str) -> str:
+    """Return the SQL for the chain that `metadata` names: null if no handler broadcast it."""
+    return f"left({metadata} ->> 'mq.correlation_id', 128)"
+
+
+def cause_in(metadata: str) -> str:
+    """Return the SQL for the cause that `metadata` names, null if it is not the id of a message.
+
+    Other programs may have written anything there.
+    """
+    cause = f"{metadata} ->> 'mq.causation_id'"
+    return f"case when {cause} ~ '^[1-9][0-9]{{0,17}}$' then ({cause})::bigint end"
+
+
+CHAIN_OF = f"""
+select {chain_in("m.metadata")}
   from django_mq_queuedmessage m
  where m.id = %(id)s
 union all
@@ -41,7 +56,7 @@ class ChainRow(NamedTuple):
     ended_at: datetime | None
 
 
-STORED = """
+STORED = f"""
 with walked as materialized (
     select m.id, m.type, m.handler, m.queue, m.metadata
       from django_mq_queuedmessage m
@@ -50,8 +65,7 @@ with walked as materialized (
      limit %(window)s
 )
 select w.id,
-       case when w.metadata ->> 'mq.causation_id' ~ '^[1-9][0-9]{0,17}$'
-            then (w.metadata ->> 'mq.causation_id')::bigint end,
+       {cause_in("w.metadata")},
        w.type, w.handler, w.queue, null::timestamptz, (select count(*) from walked)
   from walked w
  where w.metadata ->> 'mq.correlation_id' = %(chain)s or w.id = %(id)s

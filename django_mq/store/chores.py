@@ -12,21 +12,20 @@ from typing import Any
 
 from django_mq.store import Cursor
 from django_mq.store.operators import Removed
-from django_mq.store.queue_names import WAITS
+from django_mq.store.queue_names import CHORES_ROW, WAITS
 from django_mq.store.readers import NO_JIT
 
 # One worker of the fleet takes the turn; the others see that it is taken. There is no leader, and
 # no lock beyond this statement. A time in the future was not written by this clock and is ignored.
-# The row is named `:`, which no queue can be.
-TAKE_TURN = """
+TAKE_TURN = f"""
 insert into django_mq_queuestate as s (queue, chores_ran_at)
-values (':', statement_timestamp())
+values ('{CHORES_ROW}', statement_timestamp())
     on conflict (queue) do update
    set chores_ran_at = statement_timestamp()
  where s.chores_ran_at is null
     or s.chores_ran_at <= statement_timestamp() - make_interval(secs => %(every)s)
-     or s.chores_ran_at > statement_timestamp() + make_interval(secs => %(every)s)
-returning coalesce(chores_resume, '{}')::text
+    or s.chores_ran_at > statement_timestamp() + make_interval(secs => %(every)s)
+returning coalesce(chores_resume, '{{}}')::text
 """
 
 
@@ -41,7 +40,9 @@ def take_turn(cursor: Cursor, *, every: float) -> dict[str, Any] | None:
     return resume if row is None or isinstance(resume, dict) else {}
 
 
-RESUME_AT = "update django_mq_queuestate set chores_resume = %(resume)s::jsonb where queue = ':'"
+RESUME_AT = f"""
+update django_mq_queuestate set chores_resume = %(resume)s::jsonb where queue = '{CHORES_ROW}'
+"""
 
 
 def resume_at(cursor: Cursor, positions: Mapping[str, Any]) -> None:

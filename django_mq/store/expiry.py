@@ -37,11 +37,11 @@ returning {claimed_columns()}
 """
 
 #: Earlier than every expiry.
-ALWAYS = "-infinity"
+BEFORE_ALL = "-infinity"
 
 
 def expire(
-    cursor: Cursor, *, limit: int, after: str = ALWAYS, window: int = 1000
+    cursor: Cursor, *, limit: int, after: str = BEFORE_ALL, window: int = 1000
 ) -> list[ClaimedRow]:
     """Dead-letter up to `limit` expired waiting messages among the first `window`; return them.
 

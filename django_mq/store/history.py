@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from django_mq.messages import PlainFence
 from django_mq.store import Cursor, array, literals
+from django_mq.store.causes import cause_in, chain_in
 from django_mq.store.limits import Limits, set_local
 from django_mq.store.row_locks import LOCK_WAIT_SECONDS
 
@@ -24,14 +25,14 @@ class HandledDelivery(NamedTuple):
     with_content: bool
 
 
-# Like `settle.ACK`, which removes messages that have no history. A causation id should be the
-# number of a message, but other programs may have written anything.
-ACK = """
+# Like `settle.ACK`, which removes messages that have no history.
+ACK = f"""
 with handled as materialized (
     select *
       from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[],
-                  %(seconds)s::float8[], %(keeps)s::float8[], %(sizes)s::int[], %(wholes)s::bool[])
-           as handled (id, attempt, claimer, seconds, keep, size, with_content)
+                  %(seconds)s::float8[], %(retentions)s::float8[], %(sizes)s::int[],
+                  %(with_contents)s::bool[])
+           as handled (id, attempt, claimer, seconds, retention, size, with_content)
 ), removed as (
     delete from django_mq_queuedmessage m
      using handled
@@ -40,7 +41,7 @@ with handled as materialized (
     returning m.id, m.queue, m.type, m.schema_version, m.handler, m.key, m.priority, m.attempts,
               m.claimed_by, m.created_at, m.processable_after, m.metadata,
               case when handled.with_content then m.payload end as payload,
-              handled.seconds, handled.keep, handled.size, handled.with_content
+              handled.seconds, handled.retention, handled.size, handled.with_content
 )
 insert into django_mq_handledmessage
        (id, queue, type, schema_version, handler, key, priority, attempts, worker, size,
@@ -48,12 +49,11 @@ insert into django_mq_handledmessage
         payload, metadata)
 select id, queue, type, schema_version, handler, key, priority, attempts,
        split_part(claimed_by, ':', 1), size,
-       left(metadata ->> 'mq.correlation_id', 128),
-       case when metadata ->> 'mq.causation_id' ~ '^[1-9][0-9]{0,17}$'
-            then (metadata ->> 'mq.causation_id')::bigint end,
+       {chain_in("metadata")},
+       {cause_in("metadata")},
        created_at, processable_after,
        statement_timestamp() - make_interval(secs => seconds), statement_timestamp(),
-       statement_timestamp() + make_interval(secs => keep),
+       statement_timestamp() + make_interval(secs => retention),
        payload, case when with_content then metadata end
   from removed
 returning id
@@ -72,14 +72,14 @@ def ack_alone(handled: Sequence[HandledDelivery]) -> str:
 
 
 def _columns(handled: Sequence[HandledDelivery]) -> dict[str, object]:
-    fences, seconds, keeps, sizes, wholes = zip(*handled, strict=True)
+    fences, seconds, retentions, sizes, with_contents = zip(*handled, strict=True)
     ids, attempts, claimers = zip(*fences, strict=True)
     return {
         "ids": array(ids),
         "attempts": array(attempts),
         "claimers": array(claimers),
         "seconds": array(seconds),
-        "keeps": array(keeps),
+        "retentions": array(retentions),
         "sizes": array(sizes),
-        "wholes": array(wholes),
+        "with_contents": array(with_contents),
     }

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from django_mq.messages import Fence
 from django_mq.store import LOCK_SKIPPING, Cursor, fence_columns, fenced, literals
 from django_mq.store.limits import Limits, begin
+from django_mq.store.queue_names import CHORES_ROW
 
 # SKIP LOCKED: a row needs no lease while its own slice has it locked.
 RENEW = f"""
@@ -92,7 +93,7 @@ class HeartbeatReply(NamedTuple):
 
 
 # A locked row is skipped: the renewals come next on the same connection and must not wait.
-HEARTBEAT = """
+HEARTBEAT = f"""
 with known as materialized (
     select id from django_mq_workerheartbeat where id = %(worker)s
 ), free as materialized (
@@ -121,7 +122,7 @@ select extract(epoch from statement_timestamp() - s.chores_ran_at)::float8,
        (select jsonb_agg(jsonb_build_array(id, message_id, attempt, action, asked_by) order by id)
           from taken)
   from (select) one
-  left join django_mq_queuestate s on s.queue = ':'
+  left join django_mq_queuestate s on s.queue = '{CHORES_ROW}'
 """
 
 

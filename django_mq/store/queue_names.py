@@ -5,8 +5,8 @@ from __future__ import annotations
 from django_mq.store import Cursor
 from django_mq.store.queue_limits import IS_PAUSED
 
-#: The row with this name records the turn of the chores; it is not a queue.
-CHORES = ":"
+#: The row with this name records the turn of the chores; no queue can have it.
+CHORES_ROW = ":"
 
 #: The condition that the message `m` waits and is not blocked.
 WAITS = "m.leased_until is null and m.blocked_by is null and m.dead_at is null"
@@ -78,4 +78,4 @@ select queue from django_mq_queuestate s
 def names(cursor: Cursor) -> set[str]:
     """Return the queues that have messages, or a QueueState that still says something."""
     cursor.execute(NAMES)
-    return {row[0] for row in cursor.fetchall()} - {CHORES}
+    return {row[0] for row in cursor.fetchall()} - {CHORES_ROW}

@@ -22,7 +22,7 @@ with original as (
            o.key, o.retry, copy.max_attempts, o.expires_at, o.processable_after, o.created_at,
            o.ordered
       from original o
-     cross join unnest(%(handlers)s::text[], %(mosts)s::int[]) as copy (handler, max_attempts)
+     cross join unnest(%(handlers)s::text[], %(maximums)s::int[]) as copy (handler, max_attempts)
 )
 select id from original
 """
@@ -44,7 +44,7 @@ def split(
             "handler": handlers[0],
             "maximum": max_attempts[0],
             "handlers": list(handlers[1:]),
-            "mosts": list(max_attempts[1:]),
+            "maximums": list(max_attempts[1:]),
         },
     )
     return cursor.fetchone() is not None

@@ -26,7 +26,7 @@ WALKED_ROWS = 1000
 
 def expire(cursor: Cursor, settings: Settings, at: Any) -> Any:
     """Dead-letter messages that expired after `at`; return where the next piece starts."""
-    after, walked = at or expiry.ALWAYS, WALKED_ROWS
+    after, walked = at or expiry.BEFORE_ALL, WALKED_ROWS
     try:
         ended = expire_few(cursor, after)
         if any(each.delivery._row.ordered or each.delivery._row.key is not None for each in ended):
@@ -63,7 +63,7 @@ def _expire_singly(cursor: Cursor, after: str) -> str | None:
 
 def expire_few(
     cursor: Cursor,
-    after: str = expiry.ALWAYS,
+    after: str = expiry.BEFORE_ALL,
     *,
     limit: int = PIECE_MESSAGES,
     window: int = WALKED_ROWS,

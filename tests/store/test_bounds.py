@@ -89,8 +89,8 @@ PIECES: dict[str, tuple[str, dict[str, Any]]] = {
         {"limit": PIECE, "queue": "", "handler": "", "type": "", "unique_id": ""},
     ),
     "aside, on": (aside.FREE_PUT_ASIDE, {"limit": PIECE, **MIDDLE._asdict()}),
-    "expire": (expiry.EXPIRE, {"limit": 50, "window": PIECE, "after": expiry.ALWAYS}),
-    "expiry walked": (expiry.EXPIRY_WALKED, {"window": PIECE, "after": expiry.ALWAYS}),
+    "expire": (expiry.EXPIRE, {"limit": 50, "window": PIECE, "after": expiry.BEFORE_ALL}),
+    "expiry walked": (expiry.EXPIRY_WALKED, {"window": PIECE, "after": expiry.BEFORE_ALL}),
     **{
         what: (statement, {"limit": PIECE, "older_than": DAY})
         for what, statement in chores.PRUNE.items()
