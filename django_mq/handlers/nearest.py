@@ -11,8 +11,8 @@ from django_mq.policy.routing import TASKS, plain_types
 
 #: How similar a suggested name must be, from 0 to 1, and how many are suggested.
 CUTOFF, MAX_SUGGESTIONS = 0.7, 3
-PLACE = "handlers are looked for in handlers.py of each installed app"
-TASKS_PLACE = "tasks are looked for in tasks.py of each installed app and in OPTIONS['modules']"
+IN_HANDLERS = "handlers are looked for in handlers.py of each installed app"
+IN_TASKS = "tasks are looked for in tasks.py of each installed app and in OPTIONS['modules']"
 
 
 def similar(name: str, known: Iterable[str]) -> list[str]:
@@ -39,8 +39,8 @@ def probable_types(type: str) -> list[str]:
 
 def nearest_types(type: str) -> str:
     """Return a remark: the similar types that handlers here take, and where handlers are sought."""
-    place = TASKS_PLACE if type.startswith(TASKS) else PLACE
-    return _suggestion(type, _known_types(type), place)
+    searched = IN_TASKS if type.startswith(TASKS) else IN_HANDLERS
+    return _suggestion(type, _known_types(type), searched)
 
 
 def _known_types(type: str) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ def nearest_handlers(name: str, type: str | None = None) -> str:
         return _suggestion(name, (*_names(tasks=False), *_names(tasks=True)))
     is_django_task = type.startswith(TASKS)
     return _suggestion(
-        name, tuple(_names(tasks=is_django_task)), TASKS_PLACE if is_django_task else PLACE
+        name, tuple(_names(tasks=is_django_task)), IN_TASKS if is_django_task else IN_HANDLERS
     )
 
 
@@ -71,15 +71,15 @@ def _names(*, tasks: bool) -> list[str]:
 
 
 @lru_cache(maxsize=256)
-def _suggestion(name: str, known: tuple[str, ...], place: str = PLACE) -> str:
+def _suggestion(name: str, known: tuple[str, ...], searched: str = IN_HANDLERS) -> str:
     """Return a remark that follows the name.
 
     >>> _suggestion("shop.order.placed", ("shop.orders.placed", "mail.sent")) == (
-    ...     f" (did you mean shop.orders.placed? {PLACE})"
+    ...     f" (did you mean shop.orders.placed? {IN_HANDLERS})"
     ... )
     True
-    >>> _suggestion("x", ()) == f" ({PLACE})"
+    >>> _suggestion("x", ()) == f" ({IN_HANDLERS})"
     True
     """
     found = similar(name, known)
-    return f" (did you mean {' or '.join(found)}? {place})" if found else f" ({place})"
+    return f" (did you mean {' or '.join(found)}? {searched})" if found else f" ({searched})"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django_mq import handlers
 from django_mq.exceptions import InvalidName, RoutingError
 from django_mq.messages import Message
-from django_mq.outbox.options import check_integer, check_retry, check_unique, moments
+from django_mq.outbox.options import check_integer, check_unique, moments, retry_json
 from django_mq.outbox.origin import merged_json, origin_metadata
 from django_mq.outbox.write import CallQueues
 from django_mq.policy.column_bounds import MAX_INTEGER, MAX_PRIORITY, MIN_PRIORITY
@@ -116,7 +116,7 @@ class RowBuilder:
         priority = check_integer(message.priority, "priority", MIN_PRIORITY, MAX_PRIORITY)
         version = check_integer(message.schema_version, "schema_version", 1, MAX_INTEGER)
         due, delay, expires, lifetime = moments(message, max_delay)
-        policy = check_retry(message.retry)
+        policy = retry_json(message.retry)
         found = self._match(type, metadata) if self._handler is None else (self._handler,)
         shared = {
             "type": type,

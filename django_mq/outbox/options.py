@@ -85,8 +85,8 @@ def check_integer(value: object, what: str, low: int, high: int) -> int:
     return int(value)
 
 
-def check_retry(retry: object) -> str | None:
-    """Return the policy as JSON text; raise InvalidOption if its backoff is a callable."""
+def retry_json(retry: object) -> str | None:
+    """Return the policy as JSON text, if any; raise InvalidOption if it cannot be stored."""
     if retry is None:
         return None
     if not isinstance(retry, RetryPolicy):

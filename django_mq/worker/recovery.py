@@ -97,17 +97,16 @@ class Recovery:
             self._changed.wait_for(lambda: not self._runs, seconds)
 
     def _run(self) -> None:
-        statements = self._statements
         while True:
             for each, done in list(self._dead):
-                if self._is_settled(statements, each):
+                if self._is_settled(each):
                     with contextlib.suppress(OSError):  # the supervisor may be gone
                         done()
                     with self._changed:
                         self._dead.remove((each, done))
             over = self._outage.stopped()
             if over or not self._dead:
-                statements.close()
+                self._statements.close()
             with self._changed:
                 if over or not self._dead:
                     self._runs = False
@@ -115,31 +114,31 @@ class Recovery:
                     return
                 self._changed.wait(RETRY_PAUSE)
 
-    def _is_settled(self, statements: Statements, dead: DeadWorker) -> bool:
+    def _is_settled(self, dead: DeadWorker) -> bool:
         """Call `settle()`; return whether there is nothing left to try."""
         try:
-            return self.settle(statements, dead)
+            return self.settle(dead)
         except psycopg.errors.LockNotAvailable:
             return False
         except LOST as error:
-            statements.close()
+            self._statements.close()
             self._outage.wait(error)
             return False
         except Exception as error:
             text = "could not settle what worker %s held: it runs again when its leases lapse"
             log_failure("recovery_failed", error, text, dead.worker)
-            statements.close()
+            self._statements.close()
             return True
 
-    def settle(self, statements: Statements, dead: DeadWorker) -> bool:
+    def settle(self, dead: DeadWorker) -> bool:
         """Settle the messages of `dead` that can be settled now; return whether none is left."""
-        cursor = statements.cursor()
+        cursor = self._statements.cursor()
         charged = [*dead.timed_out, *dead.lost]
         freed = release_all_except(
             cursor, worker=dead.worker, running=[fence.id for fence in charged]
         )
-        ended = self._charge(statements, dead, dead.timed_out, _timed_out)
-        ended += self._charge(statements, dead, dead.lost, _lost)
+        ended = self._charge(dead, dead.timed_out, _timed_out)
+        ended += self._charge(dead, dead.lost, _lost)
         for each in ended:
             reports.one_ended(each)
         probed = queue_backoff.drop_probes_of(cursor, worker=dead.worker)
@@ -157,7 +156,6 @@ class Recovery:
 
     def _charge(
         self,
-        statements: Statements,
         dead: DeadWorker,
         fences: list[Fence],
         error_of: Callable[[DeadWorker, int], AttemptEnded],
@@ -165,7 +163,7 @@ class Recovery:
         """Charge the messages of `fences`; one that the database refuses stops no other."""
         fences = [fence for fence in fences if fence not in self._refused]
         try:
-            return self._charge_together(statements, dead, fences, error_of)
+            return self._charge_together(dead, fences, error_of)
         except LOST:
             raise
         except psycopg.Error as error:
@@ -176,12 +174,11 @@ class Recovery:
                 )
                 log_failure("recovery_failed", error, text, fences[0].id, dead.worker)
                 return []
-        charged = (self._charge(statements, dead, [fence], error_of) for fence in fences)
+        charged = (self._charge(dead, [fence], error_of) for fence in fences)
         return [each for ended in charged for each in ended]
 
     def _charge_together(
         self,
-        statements: Statements,
         dead: DeadWorker,
         fences: list[Fence],
         error_of: Callable[[DeadWorker, int], AttemptEnded],
@@ -189,8 +186,8 @@ class Recovery:
         if not fences:
             return []
         ended: list[Ended] = []
-        cursor = statements.cursor()
-        with statements.transaction():
+        cursor = self._statements.cursor()
+        with self._statements.transaction():
             for row in recover.lock_running(cursor, fences):
                 delivery = Delivery(row)
                 error, seconds = error_of(dead, delivery.id), dead.ran.get(delivery.id, 0.0)

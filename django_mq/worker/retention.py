@@ -30,13 +30,13 @@ def pruner(
 ) -> Callable[[Cursor, Settings, Any], Any]:
     """Return the chore that deletes `what` of `chores.prune()`, by age if it has a retention."""
 
-    def forget(cursor: Cursor, settings: Settings, at: Any) -> Any:
+    def piece(cursor: Cursor, settings: Settings, at: Any) -> Any:
         if (oldest := retention(settings)) is None:
             return None
         with within_transaction(cursor):
             return _next_position(chores.prune(cursor, what, older_than=oldest, limit=PIECE_ROWS))
 
-    return forget
+    return piece
 
 
 def prune_operations(cursor: Cursor, settings: Settings, at: Any) -> Any:

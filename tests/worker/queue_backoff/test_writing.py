@@ -136,9 +136,7 @@ def statements(transactional_db: None) -> Iterator[Statements]:
     statements.close()
 
 
-def test_a_dying_worker_does_not_keep_its_probe(
-    statements: Statements, freed: Told, cursor: Cursor
-) -> None:
+def test_a_dying_worker_does_not_keep_its_probe(freed: Told, cursor: Cursor) -> None:
     """Its sibling, which settles its messages, gives the probe back, and looks for messages."""
     decide(backoff_level=1, backoff=-1, probe_by="dead:1", probe_until=now(cursor) + FAR)
     decide("other", backoff_level=1, backoff=-1, probe_by="alive:1", probe_until=now(cursor) + FAR)
@@ -149,15 +147,16 @@ def test_a_dying_worker_does_not_keep_its_probe(
         on_freed=freed,
         link=Link(),
     )
-    recovery.settle(statements, DeadWorker("dead", "killed"))
+    recovery.settle(DeadWorker("dead", "killed"))
     assert freed.count == 1
     assert dict(QueueState.objects.values_list("queue", "probe_by")) == {
         "mail": None,
         "other": "alive:1",
     }
     assert store.start_probe(cursor, queue="mail", claimer="alive:2", lease=30.0)
-    recovery.settle(statements, DeadWorker("dead", "killed"))
+    recovery.settle(DeadWorker("dead", "killed"))
     assert freed.count == 1
+    recovery._statements.close()
 
 
 def test_a_probe_that_runs_long_is_renewed(keeper: LeaseKeeper, cursor: Cursor) -> None:
