@@ -31,7 +31,7 @@ GROWTH = 1.5
 MIN_QUERY_INTERVAL = 0.005
 #: Seconds that an idle thread keeps its connection.
 IDLE_SECONDS = 30.0
-#: Seconds between two attempts to reach a lost database: first and maximum.
+#: Seconds between two tries to reach a lost database: first and maximum.
 RECONNECT_WAIT, MAX_RECONNECT_WAIT = 0.02, 5.0
 
 

@@ -63,7 +63,9 @@ def order(
     return [row[0] for row in cursor.fetchall()]
 
 
-RING = "select pg_notify('django_mq_commands', '')"
+#: What workers listen on for commands.
+CHANNEL = "django_mq_commands"
+RING = f"select pg_notify('{CHANNEL}', '')"
 
 
 def ring(cursor: Cursor) -> None:

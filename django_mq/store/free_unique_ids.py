@@ -174,7 +174,7 @@ with aside as materialized (
       from next join taken using (message_id)
     returning id
 )
-select id, case when %(ring)s then pg_notify('django_mq', '') end from added
+select id, case when %(ring)s then pg_notify('{notify.CHANNEL}', '') end from added
 """
 
 

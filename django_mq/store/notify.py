@@ -14,12 +14,15 @@ def is_enabled() -> bool:
     return get_settings().wakeup != "poll"
 
 
-# One channel and no payload, since every login of the database may listen. A NOTIFY writes a commit
-# record, so without synchronous_commit=off the commit would wait for the disk. If a crash loses the
-# ring, the next poll finds the message. One statement that needs no plan and returns no row: it
-# takes 110 us of CPU through Django's cursor; a SELECT of set_config() and pg_notify() takes 173.
-RING = """
-do $$ begin set local synchronous_commit to off; notify django_mq; end $$
+#: What workers listen on: one channel, and no payload, since every login may listen.
+CHANNEL = "django_mq"
+
+# A NOTIFY writes a commit record, so without synchronous_commit=off the commit would wait for the
+# disk. If a crash loses the ring, the next poll finds the message. One statement that needs no plan
+# and returns no row: it takes 110 us of CPU through Django's cursor; a SELECT of set_config() and
+# pg_notify() takes 173.
+RING = f"""
+do $$ begin set local synchronous_commit to off; notify {CHANNEL}; end $$
 """
 
 
@@ -29,7 +32,7 @@ def ring(cursor: Cursor) -> None:
         cursor.execute(RING)
 
 
-RING_AT_COMMIT = "select pg_notify('django_mq', '')"
+RING_AT_COMMIT = f"select pg_notify('{CHANNEL}', '')"
 
 
 def ring_at_commit(cursor: Cursor) -> None:

@@ -21,9 +21,12 @@ class Reply(NamedTuple):
     error_text: str = ""
 
 
-# A dead message has its answer, but may be requeued: the latest answer replaces it. The channel is
-# not that of the workers, for which an answer means no work; it has no payload either.
-STORE = """
+#: Not the channel of the workers, for which an answer means no work; without a payload, too.
+CHANNEL = "django_mq_replies"
+LISTEN = f"listen {CHANNEL}"
+
+# A dead message has its answer, but may be requeued: the latest answer replaces it.
+STORE = f"""
 with stored as (
     insert into django_mq_result (message_id, handler, value, error_class, error_text)
     select id, handler, value::jsonb, error_class, error_text
@@ -36,7 +39,7 @@ with stored as (
            created_at = statement_timestamp()
     returning message_id
 )
-select pg_notify('django_mq_replies', '') from stored where %(ring)s limit 1
+select pg_notify('{CHANNEL}', '') from stored where %(ring)s limit 1
 """
 
 
@@ -100,6 +103,3 @@ def reply_states(cursor: Cursor, ids: Sequence[int]) -> list[ReplyState]:
     """Return the state of each request in `ids`."""
     cursor.execute(REPLY_STATES, {"ids": list(ids)})
     return [ReplyState._make(row) for row in cursor.fetchall()]
-
-
-LISTEN = "listen django_mq_replies"

@@ -14,14 +14,13 @@ from django.db import connections
 
 from django_mq.executor.connections import CONNECT_SECONDS, LOST, MAX_RECONNECT_WAIT, RECONNECT_WAIT
 from django_mq.executor.watchdog import Link
+from django_mq.store import commands, notify
 from django_mq.store.limits import Limits, set_for_session
 from django_mq.store.session_facts import is_pooled, notify_arrives
 from django_mq.worker.wakeup import Wakeup
 
 #: The minimum of seconds between two rings, since every role that can log in may NOTIFY.
 MIN_RING_INTERVAL = 0.005
-#: The channel of `store/commands`.
-COMMANDS = "django_mq_commands"
 #: Seconds between two checks of the link; a check that takes longer makes the thread reconnect.
 PING_INTERVAL = 10.0
 #: Seconds that a NOTIFY may take through a pooler.
@@ -96,7 +95,7 @@ class Listener(threading.Thread):
             self.turns += 1
             if is_pooled(connection) and _is_deaf(connection, params):
                 raise _Deaf
-            connection.execute("listen django_mq; listen django_mq_commands")
+            connection.execute(f"listen {notify.CHANNEL}; listen {commands.CHANNEL}")
             self._wakeup.ring()
             link = select.poll()
             link.register(connection.fileno(), select.POLLIN)
@@ -117,7 +116,7 @@ class Listener(threading.Thread):
     def _read(self, connection: psycopg.Connection[Any]) -> int:
         """Read the notifications that have come, and return their number."""
         channels = [each.channel for each in connection.notifies(timeout=0)]
-        if COMMANDS in channels:
+        if commands.CHANNEL in channels:
             self._on_command()
         return len(channels)
 
