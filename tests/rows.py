@@ -101,6 +101,16 @@ def _given(**given: Any) -> dict[str, Any]:
     return {"type": "shop.orders.placed", "payload": {}, "after": -60, **given}
 
 
+def pks(*messages: QueuedMessage) -> list[int]:
+    """Return the ids of messages."""
+    return [message.pk for message in messages]
+
+
+def the_message() -> QueuedMessage:
+    """Return the only message."""
+    return QueuedMessage.objects.get()
+
+
 def decide(queue: str = "mail", **given: Any) -> QueueState:
     """Insert a decision about a queue."""
     return stored(QueueState.objects.create(queue=queue, **columns(given)))

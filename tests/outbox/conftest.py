@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from django_mq import Delivery, handler, handlers
-from django_mq.models import QueuedMessage
 from django_mq.outbox import notify
 
 
@@ -26,10 +25,6 @@ def subscribe(*patterns: str, **options: Any) -> None:
     def function(delivery: Delivery) -> None: ...
 
     handler(*patterns, **options)(function)
-
-
-def the_message() -> QueuedMessage:
-    return QueuedMessage.objects.get()
 
 
 def now() -> datetime:

@@ -28,7 +28,8 @@ from django_mq import (
 from django_mq.models import QueuedMessage
 from django_mq.store.insert import MAX_INSERT_ROWS
 from tests.database import second_connection
-from tests.outbox.conftest import now, subscribe, the_message
+from tests.outbox.conftest import now, subscribe
+from tests.rows import the_message
 
 # Transactions
 

@@ -19,7 +19,8 @@ from django_mq import (
 from django_mq.models import QueuedMessage
 from django_mq.outbox import chunk as chunks
 from django_mq.store.insert import MAX_INSERT_ROWS
-from tests.outbox.conftest import subscribe, the_message
+from tests.outbox.conftest import subscribe
+from tests.rows import the_message
 
 
 @pytest.mark.django_db

@@ -21,7 +21,8 @@ from django_mq import (
 )
 from django_mq.store.insert import MAX_INSERT_ROWS
 from tests.database import second_connection
-from tests.outbox.conftest import now, the_message
+from tests.outbox.conftest import now
+from tests.rows import the_message
 
 
 class Unencodable:

@@ -74,10 +74,6 @@ def ids(claimed: Claim) -> list[int]:
     return [row.id for row in claimed.rows]
 
 
-def pks(*messages: QueuedMessage) -> list[int]:
-    return [message.pk for message in messages]
-
-
 def fences(claimed: Claim) -> list[Fence]:
     return [Fence(row.id, row.attempts, row.claimed_by) for row in claimed.rows]
 

@@ -12,9 +12,9 @@ from django_mq.models import QueuedMessage
 from django_mq.store import settle
 from django_mq.store.claim import Lane
 from django_mq.store.poll import poll
-from tests.rows import stored
+from tests.rows import pks, stored
 from tests.store.conftest import lock
-from tests.store.keyed import INSERT, Cursor, ack, blocked_by, ids, keyed, pks, states, take
+from tests.store.keyed import INSERT, Cursor, ack, blocked_by, ids, keyed, states, take
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -14,7 +14,8 @@ from django_mq.store import claim
 from django_mq.store import claim_keyed as with_keys
 from django_mq.store.claim import Lane
 from django_mq.store.claim_keyed import CLAIM_LINES, LOCK_LINES
-from tests.store.keyed import Cursor, ack, ids, keyed, pks, take
+from tests.rows import pks
+from tests.store.keyed import Cursor, ack, ids, keyed, take
 from tests.store.plans import generic_plan, plan
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -12,7 +12,8 @@ from django_mq.store import claim
 from django_mq.store.claim import Lane
 from django_mq.store.claim_keyed import CLAIM_LINES, LOCK_LINES
 from tests.database import second_connection, until_any_blocked
-from tests.store.keyed import Cursor, ids, keyed, pks, take, take_open
+from tests.rows import pks
+from tests.store.keyed import Cursor, ids, keyed, take, take_open
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

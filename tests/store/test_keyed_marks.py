@@ -14,9 +14,9 @@ from django_mq.store.claim import Lane, lane_columns
 from django_mq.store.claim_keyed import CLAIM_LINES, LOCK_LINES
 from django_mq.store.keys import FREE_NEXT
 from tests.database import second_connection
-from tests.rows import add
+from tests.rows import add, pks
 from tests.store.conftest import lock
-from tests.store.keyed import Cursor, ack, ids, keyed, pks, take
+from tests.store.keyed import Cursor, ack, ids, keyed, take
 from tests.store.test_bounds import pages
 
 pytestmark = pytest.mark.django_db(transaction=True)

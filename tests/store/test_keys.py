@@ -16,7 +16,7 @@ from django_mq.queues import actions as acting
 from django_mq.store import chores, expiry, keys, settle
 from django_mq.store import claim_lapsed as lapsed
 from django_mq.store.keys import KeyLine
-from tests.rows import add, stored
+from tests.rows import add, pks, stored
 from tests.store.conftest import take_lapsed
 from tests.store.keyed import (
     Cursor,
@@ -25,7 +25,6 @@ from tests.store.keyed import (
     fences,
     ids,
     keyed,
-    pks,
     take,
 )
 

@@ -16,7 +16,7 @@ from django_mq.queues import actions as acting
 from django_mq.store import ordered_queues, settle
 from django_mq.store.ordered_queues import CLAIM_LINE, OwnedQueue
 from tests.database import second_connection
-from tests.rows import add, decide, stored
+from tests.rows import add, decide, pks, stored
 from tests.store.conftest import lock
 from tests.store.ordered import Cursor, own, row
 from tests.store.plans import generic_plan
@@ -49,10 +49,6 @@ def take(
             more_claimers=more_claimers,
         )
     return [each.id for each in found]
-
-
-def pks(*messages: QueuedMessage) -> list[int]:
-    return [message.pk for message in messages]
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ from testproject.shop.models import Product
 from tests.database import second_connection
 from tests.rows import add_all
 from tests.worker.proxy import Proxy
+from tests.worker.service import Service
 
 #: Seconds; longer than anything here takes, even on a busy machine.
 PATIENCE = 60.0
@@ -316,6 +317,16 @@ def gate() -> Iterator[threading.Event]:
     gate = threading.Event()
     yield gate
     gate.set()
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    """A service that answers again when the test ends, so that no handler waits for it."""
+    service = Service()
+    yield service
+    service.error = None
+    service.pause = 0.0
+    service.gate.set()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from django.db import connection
 from django_mq import handler
 from django_mq.messages import Delivery
 from django_mq.models import QueuedMessage
-from tests.worker.conftest import PATIENCE
+from tests.waiting import SOON
 
 IN_FLIGHT = (
     "select count(*) from django_mq_queuedmessage where queue = %s and leased_until is not null"
@@ -46,7 +46,7 @@ class Service:
         self._enter(delivery)
         try:
             self._count(delivery)
-            assert self.gate.wait(PATIENCE)
+            assert self.gate.wait(SOON)
             threading.Event().wait(self.pause)
             self._answer()
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,15 +18,6 @@ from tests.worker.conftest import Said, Start, add_many, waiting
 from tests.worker.service import FAR, Service, in_flight
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def service() -> Iterator[Service]:
-    service = Service()
-    yield service
-    service.error = None
-    service.pause = 0.0
-    service.gate.set()
 
 
 # ---- limits

@@ -19,7 +19,7 @@ from django_mq.store import claim_lapsed as lapsed
 from django_mq.store.claim import Lane
 from django_mq.testing import drain
 from tests.database import second_connection
-from tests.rows import add, stored
+from tests.rows import add, pks, stored
 from tests.store.conftest import lock
 from tests.worker.conftest import PATIENCE, Bench, Said, Start
 
@@ -28,10 +28,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def keyed(key: str | None = "k", queue: str = "mail", **given: Any) -> QueuedMessage:
     return add(queue, **{"handler": "h", "key": key, **given})
-
-
-def pks(*messages: QueuedMessage) -> list[int]:
-    return [message.pk for message in messages]
 
 
 @pytest.mark.parametrize("why", ["locked", "expired"])

@@ -17,8 +17,9 @@ from django_mq.testing import drain
 from django_mq.worker import chores
 from django_mq.worker.recovery import DeadWorker
 from tests.database import second_connection
+from tests.rows import the_message
 from tests.worker.conftest import Bench, Said, Start
-from tests.worker.unique import free, send, subscribe, the_message
+from tests.worker.unique import free, send, subscribe
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

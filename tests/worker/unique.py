@@ -8,16 +8,11 @@ from typing import Any
 from django.db import transaction
 
 from django_mq import Delivery, broadcast, handler
-from django_mq.models import QueuedMessage
 
 
 def send(n: int = 0, type: str = "a.b", **options: Any) -> Any:
     with transaction.atomic():
         return broadcast(type, n, **{"unique_id": "u", **options})
-
-
-def the_message() -> QueuedMessage:
-    return QueuedMessage.objects.get()
 
 
 def subscribe(function: Callable[..., Any], **options: Any) -> list[Any]:

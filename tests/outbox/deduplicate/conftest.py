@@ -15,6 +15,7 @@ from django_mq.models import QueuedMessage
 from django_mq.store import free_unique_ids
 from django_mq.store.free_unique_ids import EndedMessage
 from django_mq.store.unique_ids import UniqueId
+from tests.rows import the_message
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +33,6 @@ def send(n: int = 0, **options: Any) -> CopyReceipt:
 
 def told(copy: CopyReceipt) -> tuple[str, str]:
     return copy.outcome, copy.reason
-
-
-def the_message() -> QueuedMessage:
-    return QueuedMessage.objects.get()
 
 
 def lease(**given: Any) -> QueuedMessage:

@@ -11,7 +11,8 @@ from django.db.models.functions import Now
 
 from django_mq import DuplicateMessage, RetryPolicy
 from django_mq.models import QueuedMessage, UniqueKey
-from tests.outbox.deduplicate.conftest import handled, lease, send, the_message, told
+from tests.outbox.deduplicate.conftest import handled, lease, send, told
+from tests.rows import the_message
 
 pytestmark = pytest.mark.django_db
 

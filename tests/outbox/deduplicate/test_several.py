@@ -9,8 +9,8 @@ import pytest
 from django_mq import DuplicateMessage, Message, broadcast, broadcast_many, cancel
 from django_mq.models import QueuedMessage, UniqueKey
 from django_mq.testing import assert_broadcast, capture_broadcasts
-from tests.outbox.deduplicate.conftest import handled, lease, send, the_message, told
-from tests.rows import stored
+from tests.outbox.deduplicate.conftest import handled, lease, send, told
+from tests.rows import stored, the_message
 
 pytestmark = pytest.mark.django_db
 

@@ -24,7 +24,8 @@ from django_mq.conf import get_settings
 from django_mq.messages import OnDuplicate
 from django_mq.models import QueuedMessage, UniqueKey
 from django_mq.store.expiry import expire
-from tests.outbox.deduplicate.conftest import handled, lease, send, the_message, told
+from tests.outbox.deduplicate.conftest import handled, lease, send, told
+from tests.rows import the_message
 
 pytestmark = pytest.mark.django_db
 

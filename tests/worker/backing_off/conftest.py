@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from django_mq import RetryPolicy, fixed
 from django_mq.models import QueueState
 from tests.worker.conftest import Said
-from tests.worker.service import Service
 
 #: Failed attempts are due again at once: only the queue's backoff holds them.
 AT_ONCE = RetryPolicy(max_attempts=1000, backoff=fixed(0))
 #: No test waits for the end of it.
 LONG = {"multiplier": 1000, "maximum": 1000, "jitter": 0}
-
-
-@pytest.fixture
-def service() -> Iterator[Service]:
-    service = Service()
-    yield service
-    service.error = None
-    service.pause = 0.0
-    service.gate.set()
 
 
 def backing_off(settings: Any, multiplier: float = 0.15, **options: Any) -> None:

@@ -13,7 +13,7 @@ from django.db import connection
 
 from django_mq import RetryPolicy, fixed
 from django_mq.models import QueuedMessage
-from tests.rows import add
+from tests.rows import add, pks
 from tests.worker.conftest import PATIENCE
 
 AT_ONCE = RetryPolicy(max_attempts=50, backoff=fixed(0))
@@ -71,10 +71,6 @@ class Log:
 @pytest.fixture
 def log() -> Log:
     return Log()
-
-
-def pks(*messages: QueuedMessage) -> list[int]:
-    return [message.pk for message in messages]
 
 
 def row(queue: str = "line", **given: Any) -> QueuedMessage:

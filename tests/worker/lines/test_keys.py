@@ -16,7 +16,7 @@ from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.queues import actions as acting
 from django_mq.store import claim_keyed as with_keys
-from tests.rows import add, stored
+from tests.rows import add, pks, stored
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Said, Start
 from tests.worker.lines.conftest import (
@@ -26,7 +26,6 @@ from tests.worker.lines.conftest import (
     empty,
     keyed,
     make_due,
-    pks,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -13,10 +13,10 @@ import pytest
 from django_mq import handler
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
-from tests.rows import add_all, insert_all
+from tests.rows import add_all, insert_all, pks
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Start
-from tests.worker.lines.conftest import AT_ONCE, Log, empty, keyed, pks, row
+from tests.worker.lines.conftest import AT_ONCE, Log, empty, keyed, row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

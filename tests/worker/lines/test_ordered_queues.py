@@ -15,10 +15,10 @@ from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.queues import actions as acting
 from tests.database import second_connection
-from tests.rows import add, decide, stored
+from tests.rows import add, decide, pks, stored
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Said, Start
-from tests.worker.lines.conftest import AT_ONCE, LATER, Log, empty, make_due, pks, row
+from tests.worker.lines.conftest import AT_ONCE, LATER, Log, empty, make_due, row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

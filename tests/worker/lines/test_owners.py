@@ -17,11 +17,11 @@ from django_mq.store import ordered_queues as lines
 from django_mq.worker import DeadWorker
 from django_mq.worker.ordered_queues import OrderedQueues
 from tests.database import second_connection
-from tests.rows import beat
+from tests.rows import beat, pks
 from tests.store.conftest import lock
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Said, Start
-from tests.worker.lines.conftest import Log, make_due, pks, row
+from tests.worker.lines.conftest import Log, make_due, row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
