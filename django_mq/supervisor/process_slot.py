@@ -234,8 +234,8 @@ class ProcessSlot:
             or self.scoreboard.progresses(MonitoredPart.DATABASE)
         ):
             return []
-        answered = MonitoredPart.DATABASE in self.scoreboard.stalled()
-        why = "the database does not answer" if answered else "it has not used the tables yet"
+        has_answered = MonitoredPart.DATABASE in self.scoreboard.stalled()
+        why = "the database does not answer" if has_answered else "it has not used the tables yet"
         return [f"worker process {self.pid}: {why}"]
 
     def recycle_large(self, megabytes: int) -> None:
