@@ -92,7 +92,6 @@ _fence_columns = (ClaimedRow._fields.index(name) for name in ("id", "attempts", 
 #: Returns the fence of a row as a plain tuple, at a tenth of the cost of a Fence.
 fence_of: Callable[[ClaimedRow], PlainFence] = itemgetter(*_fence_columns)
 
-
 #: A time before all others. Not 0: the clock starts with the machine, so on a machine that has just
 #: started, 0 is recent.
 LONG_AGO = float("-inf")

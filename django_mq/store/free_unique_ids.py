@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_mq.policy.column_bounds import (
-    FIRST_TIME,
-    KEY,
-    LAST_TIME,
-    MAX_INTEGER,
-    MAX_PRIORITY,
-    MIN_PRIORITY,
-)
+from django_mq.policy import column_bounds as bounds
 from django_mq.store import array, notify
 from django_mq.store.unique_ids import HOLDS, NAMES, UniqueId, columns, holder_of, if_as_seen
 
@@ -92,7 +85,7 @@ IS_FREE = f"""(select m.id
             where m.id = u.message_id and {HOLDS}) is null"""
 
 #: The first and the last time that a message may have, in seconds since 1970.
-TIME_RANGE = (int(FIRST_TIME.timestamp()), int(LAST_TIME.timestamp()))
+TIME_RANGE = (int(bounds.FIRST_TIME.timestamp()), int(bounds.LAST_TIME.timestamp()))
 
 
 def _number(name: str, low: int, high: int, *, default: str = "null") -> str:
@@ -136,12 +129,14 @@ with aside as materialized (
      cross join lateral (
         select coalesce(a.payload, '{{}}') as payload,
                {_number("max_attempts", 0, 2147483646, default="20")} as max_attempts,
-               {_number("schema_version", 1, MAX_INTEGER, default="1")} as schema_version,
+               {_number("schema_version", 1, bounds.MAX_INTEGER, default="1")} as schema_version,
                case jsonb_typeof(a.metadata) when 'object' then a.metadata else '{{}}' end
                    as metadata,
-               {_number("priority", MIN_PRIORITY, MAX_PRIORITY, default="0")} as priority,
-               case when jsonb_typeof(a.key) = 'string' and a.key #>> '{{}}' ~ '{KEY}'
-                     and length(a.key #>> '{{}}') <= 128 then a.key #>> '{{}}' end as key,
+               {_number("priority", bounds.MIN_PRIORITY, bounds.MAX_PRIORITY, default="0")}
+                   as priority,
+               case when jsonb_typeof(a.key) = 'string' and a.key #>> '{{}}' ~ '{bounds.KEY}'
+                     and length(a.key #>> '{{}}') <= {bounds.MAX_NAME}
+                    then a.key #>> '{{}}' end as key,
                a.retry,
                a.wants_result is not distinct from 'true' as wants_result,
                a.ordered is not distinct from 'true' as ordered,
