@@ -60,8 +60,8 @@ def errors(
     """Return the groups of failed attempts, the one that failed last first.
 
     `since` is an aware datetime, or how long ago (seconds or timedelta); None: all stored attempts,
-    see ATTEMPT_RETENTION. `queue` is a name, or several. At most `limit` groups are returned, after
-    the first `offset`.
+    see ATTEMPT_RETENTION. `queue` is a name, or several. With `fingerprint`, only its group is
+    returned, else at most `limit` groups, after the first `offset`.
     """
     names = queue_names(queue)
     if fingerprint is not None:

@@ -54,6 +54,18 @@ def test_groups_have_the_class_handler_and_place_the_last_failed_first():
     assert (group.dead, group.waiting) == (1, 2)
 
 
+def test_one_group_by_its_fingerprint():
+    wanted = [fail(add("other")), fail(add(dead=-1))]
+    fail(add(), handler="i")
+    (group,) = queues.errors(fingerprint=wanted[0].fingerprint)
+    assert (group.handler, group.count, group.queues) == ("h", 2, ("mail", "other"))
+    (mail,) = queues.errors(queue="mail", fingerprint=group.fingerprint)
+    assert mail.count == 1
+    assert queues.errors(fingerprint="0" * 16) == []
+    with pytest.raises(ValueError, match="fingerprint"):
+        queues.errors(fingerprint="no such")
+
+
 def test_many_groups_share_the_messages_that_are_looked_up(monkeypatch):
     """Fifty groups of 1,000 messages took 0.8 s."""
     monkeypatch.setattr(error_groups, "MAX_EXAMINED", 6)
