@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -10,14 +11,23 @@ PACKAGE = TESTS.parent / "django_mq"
 ROWS = re.findall(r"^\| `([^`]+)` \| [^|]+ \| (.+) \|$", (TESTS / "modules.md").read_text(), re.M)
 
 
+@cache
+def names_of_tests(room: str) -> set[str]:
+    """Return the names of the test files and directories of a room, and of those beside all."""
+    files = [*(TESTS / room).rglob("test_*.py"), *TESTS.glob("test_*.py")]
+    return {file.stem.removeprefix("test_") for file in files} | {
+        file.parent.name for file in files
+    }
+
+
 def rooms_without_a_test_for_a_module() -> set[str]:
-    """Return the rooms with a module whose name no test file or test directory has."""
-    names = {path.stem.removeprefix("test_") for path in TESTS.rglob("test_*.py")}
-    names |= {path.parent.name for path in TESTS.rglob("test_*.py")}
+    """Return the rooms with a module whose name none of their tests has."""
+    modules = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")]
     return {
-        str(path.parent.relative_to(PACKAGE))
-        for path in PACKAGE.rglob("*.py")
-        if path.stem not in names | {"__init__"} and path.parent.name != "migrations"
+        str(module.parent)
+        for module in modules
+        if module.stem not in names_of_tests(module.parts[0]) | {"__init__"}
+        and module.parent.name != "migrations"
     }
 
 
