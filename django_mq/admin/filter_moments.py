@@ -16,6 +16,7 @@ from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
 from django_mq.conf.local_time import local, utc_now
+from django_mq.policy.column_bounds import FIRST_TIME, LAST_TIME
 from django_mq.store import table_extent
 
 _AGO = re.compile(r"(\d{1,6})(m|h|d)")
@@ -35,7 +36,9 @@ PAST_PRESETS: tuple[Preset, ...] = (
 def read_moment(text: str, now: datetime) -> datetime:
     """Return an ISO 8601 date or time, or a moment relative to `now`: `30m`, `24h`, `7d` ago.
 
-    A time without an offset is in the current time zone. Raises ValueError for anything else.
+    A time without an offset is in the current time zone. One that no row can have becomes the
+    nearest that a row can have, so it can be shown in any zone. Raises ValueError for anything
+    else.
     """
     if ago := _AGO.fullmatch(text):
         return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
@@ -44,7 +47,8 @@ def read_moment(text: str, now: datetime) -> datetime:
         found = datetime.combine(day, time())
     if found is None:
         raise ValueError(f"{text!r} is not a time such as 2026-12-24T18:00, 2026-12-24 or 24h")
-    return timezone.make_aware(found) if timezone.is_naive(found) else found
+    found = timezone.make_aware(found) if timezone.is_naive(found) else found
+    return min(max(found, FIRST_TIME), LAST_TIME)
 
 
 class MomentFilter(admin.ListFilter):

@@ -238,6 +238,23 @@ def test_a_filter_that_means_nothing_is_no_error_page(boss, data):
     assert boss.get(LIST, data).url == LIST + "?e=1"
 
 
+@pytest.mark.parametrize("zone", ["UTC", "America/Los_Angeles", "Pacific/Kiritimati"])
+@pytest.mark.parametrize("column", ["created_at", "processable_after", "dead_at"])
+def test_a_time_that_no_row_can_have_is_no_error_page(boss, small, settings, column, zone):
+    """At the ends of Python's calendar a time has no form in other zones."""
+    settings.TIME_ZONE = zone
+    wanted = add(dead=-60)
+    insert_all({} for _ in range(22))
+    for early in ("0001-01-01", "0001-01-01T00:00+14:00", "700000d"):
+        page = boss.get(LIST, {f"{column}_from": early, "q": str(wanted.pk)})
+        assert listed(page) == [wanted.pk]
+        assert boss.get(LIST, {f"{column}_from": early}).status_code == 200
+    for late in ("9999-12-31", "9999-12-31T23:59:59-14:00"):
+        page = boss.get(LIST, {f"{column}_to": late, "q": str(wanted.pk)})
+        assert listed(page) == [wanted.pk]
+        assert boss.get(LIST, {f"{column}_to": late}).status_code == 200
+
+
 def test_moments_are_of_the_current_time_zone():
     now = timezone.now()
     with timezone.override("Asia/Kolkata"):
