@@ -13,7 +13,7 @@ from django.utils.dateparse import parse_datetime
 
 from django_mq.conf.local_time import utc_now
 from django_mq.exceptions import as_seconds
-from django_mq.policy.column_bounds import MAX_INTEGER, id_of
+from django_mq.policy.column_bounds import FIRST_TIME, MAX_INTEGER, id_of
 from django_mq.policy.error_text import one_line
 
 
@@ -107,7 +107,8 @@ def moment(text: str) -> datetime:
 def moment_or_ago(text: str) -> datetime:
     """Read a moment, or a duration with its unit that is counted back from now."""
     if re.fullmatch(r"[\d.]+[smhd]", text.strip()):
-        return utc_now() - timedelta(seconds=duration(text))
+        now = utc_now()  # no row is older than the first time of the columns
+        return now - timedelta(seconds=min(duration(text), (now - FIRST_TIME).total_seconds()))
     try:
         return moment(text)
     except ArgumentTypeError as error:

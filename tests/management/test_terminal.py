@@ -84,7 +84,7 @@ class TestStop:
 
 
 class TestReplay:
-    @pytest.mark.parametrize("text", ["1h", "1.5h", "2026-11-24T10:00"])
+    @pytest.mark.parametrize("text", ["1h", "1.5h", "999999999.999999999d", "2026-11-24T10:00"])
     def test_since_takes_a_moment_or_a_duration(self, text: str) -> None:
         handler("t", queue="mail", name="h")(print)
         HandledMessage.objects.create(
