@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from django_mq.conf import get_settings
 from django_mq.models import HandledMessage, QueuedMessage
 from django_mq.store import history, history_days
 from django_mq.worker import retention
+from tests.database import second_connection, until_blocked
 from tests.roles import acting_as, make_role, skip_unless_able
 from tests.rows import add
 
@@ -130,6 +132,39 @@ def test_days_are_created_ahead_only_where_a_history_is_used(settings: Any) -> N
     with connection.cursor() as cursor:
         today = history_days.days(cursor).today
     assert days() == [today + n * DAY for n in range(retention.DAYS_AHEAD + 1)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_message_that_ends_as_its_day_is_created_stops_no_other_day(settings: Any) -> None:
+    """On the first day of a history the workers settle while one of them creates its partition."""
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"history": 60}}}
+    with (
+        second_connection() as settling,
+        second_connection() as chore,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        today = history_days.days(chore.cursor()).today
+        drop_days()
+        settling.execute("begin")
+        settling.execute(
+            "insert into django_mq_handledmessage (id, queue, type, schema_version, handler,"
+            " priority, attempts, worker, size, created_at, due_at, started_at,"
+            " ended_at, keep_until) values (1, 'mail', 't', 1, 'h', 0, 1, 'w', 2, now(), now(),"
+            " now(), now(), now())"
+        )
+        creating = pool.submit(retention.maintain_days, chore.cursor(), get_settings(), None)
+        until_blocked(chore.info.backend_pid)  # it has seen no row of today
+        settling.execute("commit")
+        assert creating.result() is None
+    assert days() == [today + n * DAY for n in range(1, retention.DAYS_AHEAD + 1)]
+    assert day_of(1) == "default"
+    drop_days()
+
+
+def drop_days() -> None:
+    with connection.cursor() as cursor:
+        for day in history_days.days(cursor).days:
+            cursor.execute(f"drop table {history_days.PREFIX}{day:%Y%m%d}")
 
 
 def test_a_day_is_dropped_when_its_last_row_may_go() -> None:
