@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from django import forms
 from django.core.exceptions import ValidationError
+from django.forms.fields import InvalidJSONInput
 
 from django_mq.exceptions import MQError
 from django_mq.policy.column_bounds import MAX_NAME
@@ -21,6 +22,16 @@ def checked(check: Callable[[], T]) -> T:
         return check()
     except MQError as error:
         raise ValidationError(str(error)) from error
+
+
+def _decoded(decode: Callable[[], T]) -> T:
+    """Return the document that `decode()` reads; any failure becomes an error of the field."""
+    try:
+        return decode()
+    except ValueError as error:
+        raise ValidationError(f"This is not JSON: {error}.") from error
+    except RecursionError as error:
+        raise ValidationError("This JSON is nested too deeply.") from error
 
 
 class CheckedForm(forms.Form):
@@ -47,6 +58,22 @@ class CheckedTextField(forms.CharField):
         return text and checked(lambda: self.check(text, self.what))
 
 
+class JSONModelField(forms.JSONField):
+    """The stock field of a JSON column, for which any bad text is an error of the field.
+
+    The stock one raises for long integers and deep documents, and cannot show lone surrogates
+    again: this one shows the text as it was typed.
+    """
+
+    def to_python(self, value: Any) -> Any:
+        return _decoded(lambda: super(JSONModelField, self).to_python(value))
+
+    def bound_data(self, data: Any, initial: Any) -> Any:
+        if self.disabled:
+            return initial
+        return None if data is None else InvalidJSONInput(data)
+
+
 class JSONTextField(forms.CharField):
     """A JSON document; empty text is an empty object. Any bad text is an error of the field.
 
@@ -62,12 +89,7 @@ class JSONTextField(forms.CharField):
     def clean(self, value: Any) -> Any:
         """Return the decoded document."""
         text = super().clean(value)
-        try:
-            return json.loads(text) if text else {}
-        except ValueError as error:
-            raise ValidationError(f"This is not JSON: {error}.") from error
-        except RecursionError as error:
-            raise ValidationError("This JSON is nested too deeply.") from error
+        return _decoded(lambda: json.loads(text)) if text else {}
 
     def has_changed(self, initial: Any, data: Any) -> bool:
         """Return whether the documents differ, regardless of formatting."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django import forms
 from django.core.exceptions import ValidationError
 
-from django_mq.admin.checked_forms import checked
+from django_mq.admin.checked_forms import JSONModelField, checked
 from django_mq.conf import get_settings
 from django_mq.exceptions import MQError
 from django_mq.handlers.cron import times_of
@@ -41,6 +41,7 @@ class ScheduleForm(StockForm):
     class Meta:
         model = Schedule
         fields = EDITABLE
+        field_classes = {"payload": JSONModelField, "metadata": JSONModelField}
 
     def clean_name(self) -> Any:
         return checked(lambda: check_name(self.cleaned_data["name"], "name"))

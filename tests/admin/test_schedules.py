@@ -8,6 +8,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils.html import escape
 
 from django_mq import handler
 from django_mq.models import QueuedMessage, Schedule
@@ -270,17 +271,23 @@ def test_one_that_is_not_enabled_yet(keeper):
         ({"tz": "Europe/Bonn"}, "cron"),
         ({"payload": "{"}, "payload"),
         ({"payload": '"\\u0000"'}, "payload"),
+        ({"payload": '"\\ud800"'}, "payload"),
+        ({"payload": "1" * 5000}, "payload"),
+        ({"payload": "[" * 600 + "]" * 600}, "payload"),
+        ({"metadata": "[" * 100_000}, "metadata"),
         ({"metadata": "[]"}, "metadata"),
         ({"metadata": '{"mq.schedule": "x"}'}, "metadata"),
         ({"catch_up": "twice"}, "catch_up"),
         ({"expires": "-1"}, "expires"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_a_form_refuses_what_could_not_be_broadcast(boss, wrong, field):
     response = boss.post(url("schedule", "add"), {**FORM, **wrong})
     assert response.status_code == 200
     assert field in errors(response) or "__all__" in errors(response)
+    if field in ("payload", "metadata"):  # the user goes on with the text
+        assert escape(wrong[field]) in response.content.decode()
     assert not Schedule.objects.exists()
 
 
