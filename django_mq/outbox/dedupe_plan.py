@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from django_mq.exceptions import DuplicateMessage
 from django_mq.messages import CopyReceipt
+from django_mq.outbox.options import starts_before_expiry
 from django_mq.policy.uniqueness import Action, OnDuplicate, Plan, UniqueState, plan, state_of
 from django_mq.store.rows import NewRow
 from django_mq.store.unique_ids import StoredUniqueId, UniqueId, UniqueRow
@@ -58,7 +59,8 @@ class DedupeCall:
     def writes(self, seen: Mapping[UniqueId, StoredUniqueId]) -> PlannedWrites:
         """Return what to write, given the state of each id; raises DuplicateMessage."""
         plans = {id: self._plan(id, seen[id]) for id in self.ids}
-        rows = {id: self._row(id, seen[id], found) for id, found in plans.items()}
+        dues = {id: self._due(id, found) for id, found in plans.items()}
+        rows = {id: self._row(id, seen[id], found, dues[id]) for id, found in plans.items()}
         adding = [
             (index, UniqueRow(0, each.row))
             for index, each in enumerate(self._candidates)
@@ -71,7 +73,7 @@ class DedupeCall:
             elif found.action is Action.CHANGE and found.content is None:
                 moving.append(rows[id])
             elif found.action is Action.CHANGE:
-                replacing.append((rows[id], found.due is not None))
+                replacing.append((rows[id], dues[id] is not None))
             elif found.action is Action.PUT_ASIDE:
                 aside.append(rows[id])
         return PlannedWrites(
@@ -106,15 +108,30 @@ class DedupeCall:
                 raise DuplicateMessage(_refusal(id, seen, UniqueState(verdict.reason)))
         return found
 
-    def _row(self, id: UniqueId, seen: StoredUniqueId, found: Plan) -> UniqueRow:
-        """Return the row that the candidates of one id merge into."""
+    def _due(self, id: UniqueId, found: Plan) -> int | None:
+        """Return the index of the message whose due time is written; None: the stored one stays.
+
+        That of a debounce beyond the expiry of the content that it moves is not written.
+        """
+        if found.content is None:  # the statement compares it with the stored expiry
+            return found.due
         indexes = self._indexes[id]
-        chosen = found.due if found.content is None else found.content
+        content = self._candidates[indexes[found.content]].row
+        for index in reversed(found.dues):
+            due = self._candidates[indexes[index]].row
+            if index <= found.content or starts_before_expiry(due, content):
+                return index
+        return None
+
+    def _row(self, id: UniqueId, seen: StoredUniqueId, found: Plan, due: int | None) -> UniqueRow:
+        """Return the row that the candidates of one id merge into, due as message `due` is."""
+        indexes = self._indexes[id]
+        chosen = due if found.content is None else found.content
         content = self._candidates[indexes[chosen or 0]]
         row = content.row
-        if found.due is not None and found.due != chosen:
-            due = self._candidates[indexes[found.due]].row
-            row = row._replace(due=due.due, delay=due.delay)
+        if due is not None and due != chosen:
+            other = self._candidates[indexes[due]].row
+            row = row._replace(due=other.due, delay=other.delay)
         return UniqueRow(seen.message_id or 0, row, id.unique_id, content.unique_for, seen)
 
 

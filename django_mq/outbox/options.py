@@ -14,6 +14,7 @@ from django_mq.policy.backoff import BackoffStrategy, RetryPolicy
 from django_mq.policy.column_bounds import FIRST_TIME, LAST_TIME
 from django_mq.policy.routing import check_key
 from django_mq.policy.uniqueness import OnDuplicate
+from django_mq.store.rows import NewRow
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,6 +65,20 @@ def _moment(
             f"{what} ({value}) cannot be stored: give a time from {FIRST_TIME:%Y} to {LAST_TIME:%Y}"
         )
     return (at, None, at) if isinstance(found, datetime) else (None, found, at)
+
+
+def starts_before_expiry(due: NewRow, content: NewRow) -> bool:
+    """Return whether a message due as `due` is could start before `content` expires.
+
+    As in `moments()`, this process's clock decides only between seconds and a datetime.
+    """
+    now = datetime.now(UTC)
+    end = content.expires
+    if end is None:
+        if content.lifetime is None:
+            return True
+        end = now + timedelta(seconds=content.lifetime)
+    return (due.due or now + timedelta(seconds=due.delay)) < end
 
 
 def _as_moment(found: float | datetime, now: datetime) -> datetime:

@@ -109,13 +109,15 @@ class Plan(NamedTuple):
     """The combined effect of the messages of one id, and the verdict on each.
 
     `content` and `due` are the indexes of the messages whose content and due time are written;
-    None if the stored value stays.
+    None if the stored value stays. `dues` are those of all messages that set the due time, in
+    order; `due` is the last of them.
     """
 
     action: Action
     content: int | None
     due: int | None
     verdicts: tuple[Verdict, ...]
+    dues: tuple[int, ...]
 
 
 def plan(state: UniqueState, on_duplicate: Sequence[OnDuplicate]) -> Plan:
@@ -137,7 +139,7 @@ def plan(state: UniqueState, on_duplicate: Sequence[OnDuplicate]) -> Plan:
     """
     action = Action.NOTHING
     content: int | None = None
-    due: int | None = None
+    dues = []
     verdicts = []
     for index, option in enumerate(on_duplicate):
         decision = decide(state, option)
@@ -149,7 +151,7 @@ def plan(state: UniqueState, on_duplicate: Sequence[OnDuplicate]) -> Plan:
         if decision.sets_content:
             content = index
         if decision.sets_due:
-            due = index
+            dues.append(index)
         if decision.action is Action.ADD:
             state = UniqueState.WAITING
-    return Plan(action, content, due, tuple(verdicts))
+    return Plan(action, content, dues[-1] if dues else None, tuple(verdicts), tuple(dues))

@@ -295,3 +295,24 @@ def test_debounce_moves_no_message_past_its_expiry() -> None:
     assert the_message().processable_after == before
     send(2, after=30, on_duplicate="debounce")
     assert the_message().processable_after > before
+
+
+@pytest.mark.parametrize(
+    ("option", "waits"),
+    [("skip", False), ("update", False), ("update", True), ("replace", False), ("replace", True)],
+)
+@pytest.mark.parametrize("moved_to", [[], [10]])
+def test_nor_does_one_of_the_same_call(option: Any, waits: bool, moved_to: list[int]) -> None:
+    if waits:
+        send(0, after=5)
+    content = Message("a.b", 1, unique_id="u", on_duplicate=option, after=5, expires=60)
+    debounces = [
+        Message("a.b", 2, unique_id="u", on_duplicate="debounce", after=after)
+        for after in (*moved_to, timedelta(hours=1))
+    ]
+    outcomes = [each.outcome for each in broadcast_many([content, *debounces])]
+    assert outcomes == ["updated" if waits else "added"] + ["debounced"] * len(debounces)
+    message = the_message()
+    assert message.payload == 1
+    wait = message.processable_after - datetime.now(UTC)
+    assert abs(wait.total_seconds() - (moved_to or [5])[0]) < 3
