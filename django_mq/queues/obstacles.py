@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from django.db import ProgrammingError
 from django.db.models.functions import Now
 
 from django_mq import handlers
@@ -17,6 +18,7 @@ from django_mq.queues.decisions import effective_limit
 from django_mq.queues.fleet import WorkerProcess
 from django_mq.queues.stalled import MAX_COUNT, shown_count
 from django_mq.queues.transactions import reading
+from django_mq.store import row_holder
 from django_mq.store.ahead import ahead
 from django_mq.store.results import UNANSWERED
 
@@ -83,6 +85,25 @@ def in_line(message: QueuedMessage, workers: Sequence[WorkerProcess], alias: str
     if n == 0:
         return "and is next to be claimed"
     return f"and is behind {shown_count(n)} other message{'' if n == 1 else 's'} of its queue"
+
+
+def locked(message: QueuedMessage, alias: str) -> str:
+    """Say which session has the row of a due message locked; empty if none has.
+
+    Empty, too, for a login that may not read system columns: it may read only some of the others.
+    """
+    try:
+        with reading(alias) as cursor:
+            found = row_holder.holder(cursor, message.pk)
+    except ProgrammingError:
+        return ""
+    if found is None:
+        return ""
+    name = f" ({found.application})" if found.application else ""
+    return (
+        f"session {found.pid} of the server{name} has its row locked, so no worker claims it until"
+        " the transaction of that session ends"
+    )
 
 
 def _backing_off(queue: QueueState) -> str:

@@ -16,7 +16,7 @@ from django_mq.models import QueuedMessage, QueueState
 from django_mq.policy.error_text import Failure
 from django_mq.queues.claim_refusals import claim_refusal
 from django_mq.queues.fleet import WorkerProcess, workers
-from django_mq.queues.obstacles import in_line, last_known, obstacle
+from django_mq.queues.obstacles import in_line, last_known, locked, obstacle
 from django_mq.queues.stalled import shown_count, standings
 from django_mq.states import MessageState
 from django_mq.store.waiting_behind import LinePosition
@@ -114,12 +114,17 @@ class _Case:
         return standings([self.message.pk], using=self.alias).get(self.message.pk)
 
     def refusal(self) -> Failure | None:
-        """Return the error with which the database refuses the claim of a due message.
+        """Return the error with which the database refuses the claim of a late message."""
+        return claim_refusal(self.message.pk, self.alias) if self._is_late() else None
 
-        It is asked only about one that is late: most are claimed before.
-        """
+    def lock(self) -> str:
+        """Say which session has the row of a late message locked; empty if none has."""
+        return locked(self.message, self.alias) if self._is_late() else ""
+
+    def _is_late(self) -> bool:
+        """Return whether the server is asked about a due message: most are claimed before."""
         due_at = self.message.leased_until or self.message.processable_after
-        return claim_refusal(self.message.pk, self.alias) if self.now - due_at > self.late else None
+        return self.now - due_at > self.late
 
     def workers(self) -> list[WorkerProcess]:
         return workers(using=self.alias)
@@ -229,12 +234,8 @@ def _paused(case: _Case) -> Reason:
     if queue.paused_at is not None and (
         queue.paused_until is None or queue.paused_until > case.now
     ):
-        end = (
-            f"until {local_text(queue.paused_until)}"
-            if queue.paused_until
-            else "until it is resumed"
-        )
-        return f"waits because its queue is paused {end}", ""
+        end = local_text(queue.paused_until) if queue.paused_until else "it is resumed"
+        return f"waits because its queue is paused until {end}", ""
     return (
         f"waits because its queue is backing off until {local_text(queue.backoff_until)}"
         f" (level {queue.backoff_level})",
@@ -263,15 +264,16 @@ def _processable(case: _Case) -> Reason:
             " policy or a constraint of the table raises; workers try it again every minute",
             refused.text,
         )
+    text = f"has been due since {local_text(message.processable_after)}"
     if message.leased_until is not None:
         text = (
             f"is due: the lease of worker {worker_of(message.claimed_by)} lapsed at"
-            f" {local_text(message.leased_until)}, and the next worker that polls takes it over"
+            f" {local_text(message.leased_until)}"
         )
-        return f"{text}, {in_line(message, case.workers(), case.alias)}", ""
-    text = f"has been due since {local_text(message.processable_after)}"
-    if line := _behind(case):
-        return f"{text}, but {line}", ""
+    if waits := _behind(case) or case.lock():
+        return f"{text}, but {waits}", ""
+    if message.leased_until is not None:
+        text += ", and the next worker that polls takes it over"
     return f"{text}, {in_line(message, case.workers(), case.alias)}", ""
 
 

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from django_mq import handlers, queues
 from django_mq.models import FailedAttempt, QueueState, Result
+from tests.database import second_connection
 from tests.queues.explained import why
 from tests.rows import add, beat, decide
 
@@ -120,6 +121,22 @@ def test_lapsed():
     message = add(leased=-1)
     text = f"the lease of worker worker lapsed at {shown(message.leased_until)}"
     why(message, "processable", text, "is next to be claimed")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("given", [{}, {"leased": -60}])
+def test_late_and_locked_by_a_session(given):
+    """A worker that froze in a handler keeps its row locked; so does a forgotten psql."""
+    beat("next")
+    message = add(**given)
+    select = "select from django_mq_queuedmessage where id = %s for update"
+    with second_connection(application_name="psql") as other, other.transaction():
+        other.execute(select, [message.pk])
+        pid = other.info.backend_pid
+        why(message, "processable", f"but session {pid} of the server (psql) has its row locked")
+    text = str(queues.why(message.pk))
+    assert "locked" not in text
+    assert "is next to be claimed" in text
 
 
 def test_paused():
