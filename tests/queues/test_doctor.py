@@ -21,7 +21,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection, connections
 from django.db.migrations.recorder import MigrationRecorder
 
-from django_mq import handler
+from django_mq import handler, queues
 from django_mq.queues import doctor
 from django_mq.queues.doctor import Finding, examine, links, schedules, schema, upkeep
 from django_mq.queues.transactions import reading
@@ -446,6 +446,14 @@ class TestSchedules:
         ]
         (text,) = found("D018")
         assert "Start a worker" in text
+
+    def test_d020_operations_and_no_worker(self) -> None:
+        queues.operate("requeue", queue="mail")
+        assert self.told() == [("D020", "error", "No worker is alive, and 1 operation waits.")]
+        add("mail")
+        put("later", due=600)
+        text = "No worker is alive, 1 message waits, 1 operation waits, and 1 schedule is enabled."
+        assert self.told() == [("D020", "error", text)]
 
     def test_d020_messages_and_no_worker(self) -> None:
         """One finding for the fleet, instead of one for each queue."""

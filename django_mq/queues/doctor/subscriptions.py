@@ -9,7 +9,7 @@ from django.db.models.functions import Now
 from django_mq import handlers
 from django_mq.conf import get_settings
 from django_mq.handlers.nearest import probable_types
-from django_mq.models import Schedule
+from django_mq.models import Operation, Schedule
 from django_mq.policy.estimated import counted
 from django_mq.queues.doctor.findings import Finding, short_cursor
 from django_mq.queues.fleet import workers
@@ -19,13 +19,14 @@ from django_mq.store.readers import prepare_to_read
 
 
 def workerless(alias: str) -> Iterator[Finding]:
-    """D020: no worker is alive, but messages wait or schedules are enabled."""
+    """D020: no worker is alive, but messages or operations wait, or schedules are enabled."""
     if any(each.alive for each in workers(using=alias)):
         return
     waiting = [each for each in counts(using=alias).values() if each.depth and not each.paused]
     with short_cursor(alias):
         scheduled = Schedule.objects.using(alias).filter(next_at__isnull=False).count()
         late = Schedule.objects.using(alias).filter(next_at__lt=Now()).exists()
+        operations = Operation.objects.using(alias).filter(ended_at=None).count()
     work = []
     if waiting:
         depth = counted(
@@ -34,20 +35,31 @@ def workerless(alias: str) -> Iterator[Finding]:
             stopped=any(each.is_capped("depth") for each in waiting),
         )
         work.append(_wait(depth))
+    if operations:
+        work.append(_wait(f"{operations:,}", "operation"))
     if scheduled:
         work.append(f"{scheduled:,} schedule{' is' if scheduled == 1 else 's are'} enabled")
     if work:
-        is_due = late or any(each.processable for each in waiting)
+        is_due = late or operations or any(each.processable for each in waiting)
         yield Finding(
             id="D020",
             level="error" if is_due else "warning",
-            text=f"No worker is alive, {'' if len(work) > 1 else 'and '}{', and '.join(work)}.",
+            text=f"No worker is alive, {_listed(work)}.",
             hint="Start one: manage.py mq_worker. If one should run, its log says why it ended.",
         )
 
 
-def _wait(depth: str) -> str:
-    return "1 message waits" if depth == "1" else f"{depth} messages wait"
+def _wait(count: str, what: str = "message") -> str:
+    return f"1 {what} waits" if count == "1" else f"{count} {what}s wait"
+
+
+def _listed(parts: list[str]) -> str:
+    """Return the last parts of a list in words.
+
+    >>> _listed(["b"]), _listed(["b", "c"])
+    ('and b', 'b, and c')
+    """
+    return ", ".join([*parts[:-1], f"and {parts[-1]}"])
 
 
 def unserved(alias: str) -> Iterator[Finding]:
