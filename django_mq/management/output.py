@@ -15,6 +15,17 @@ from django_mq.queues import Head, WorkerProcess
 
 #: Table cells are cut here; names have at most 128 characters.
 MAX_CELL_WIDTH = 200
+WORKER_HEADERS = (
+    "worker",
+    "host",
+    "pid",
+    "state",
+    "queues",
+    "running",
+    "wakeup",
+    "started",
+    "last seen",
+)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -101,8 +112,7 @@ def _plain(value: Any) -> Any:
 
 def workers_table(workers: Iterable[WorkerProcess]) -> str:
     """Return a table of worker processes, each with the beginning of its id."""
-    headers = ("worker", "host", "pid", "state", "queues", "running", "wakeup", "last seen")
-    return table(headers, map(_worker, workers))
+    return table(WORKER_HEADERS, map(_worker, workers))
 
 
 def _worker(worker: WorkerProcess) -> tuple[object, ...]:
@@ -119,5 +129,6 @@ def _worker(worker: WorkerProcess) -> tuple[object, ...]:
         " ".join(worker.queues) or ("-" if "queues" in worker.unreadable else "all"),
         len(worker.running),
         worker.wakeup,
+        f"{span(worker.last_seen - worker.started_at + worker.silent)} ago",
         f"{span(worker.silent)} ago",
     )

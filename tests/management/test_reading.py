@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from django.db.models.functions import Now
+from django.utils.timezone import now
 
 from django_mq import handlers, queues
 from tests.management.conftest import rows, run, run_json
@@ -85,24 +86,15 @@ class TestStatus:
         assert queues["orphan"]["owner"] is None
 
     def test_workers(self):
-        beat("a" * 32, host="web1", pid=41, queues=["mail", "shop.*"], running=[1, 2])
+        started = now() - timedelta(hours=2, minutes=3)
+        mail = {"queues": ["mail", "shop.*"], "running": [1, 2]}
+        beat("a" * 32, host="web1", pid=41, started_at=started, **mail)
         beat("b" * 32, host="web2", pid=42, wakeup="degraded", draining=True, seen=-5)
         beat("c" * 32, host="web3", pid=43, wakeup="poll", seen=-90)
         found = rows(run("mq_status"))
-        first = [
-            "aaaaaaaa",
-            "web1",
-            "41",
-            "alive",
-            "mail",
-            "shop.*",
-            "2",
-            "notify",
-            "0",
-            "s",
-            "ago",
-        ]
-        assert found["aaaaaaaa"] == first
+        assert " ".join(found["aaaaaaaa"]) == (
+            "aaaaaaaa web1 41 alive mail shop.* 2 notify 2 h 3 min ago 0 s ago"
+        )
         assert found["bbbbbbbb"][3:7] == ["draining", "all", "0", "degraded"]
         assert found["cccccccc"][3] == "gone"
         assert found["cccccccc"][-5:] == ["1", "min", "30", "s", "ago"]
