@@ -17,14 +17,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, router
 from django.utils.version import get_version_tuple
 
-from django_mq.checks import misspelt  # noqa: F401  (importing it registers its checks)
+from django_mq.checks import message_classes, misspelt  # noqa: F401  (they register checks)
 from django_mq.checks.registering import TAG, CheckMessages, check
 from django_mq.conf import Settings, alias_of, find_errors, is_postgresql
 from django_mq.handlers import all_handlers, allowed_queues
 from django_mq.handlers.periodic import problems
-from django_mq.handlers.typed import annotation_errors
-from django_mq.messages.classes import message_classes, upcasts_without_class
-from django_mq.messages.codecs import Unsupported
 from django_mq.policy.error_text import one_line
 from django_mq.store.driver import may_prepare
 from django_mq.store.session_facts import is_pooled
@@ -225,34 +222,6 @@ def check_handlers(settings: Settings, databases: Collection[str]) -> CheckMessa
                 " @handler(..., queue=...).",
                 id="django_mq.W003",
             )
-
-
-@check(TAG)
-def check_message_classes(settings: Settings, databases: Collection[str]) -> CheckMessages:
-    """E011: a gap in a chain of upcasts, or a stray one. E012: an annotation that cannot be met."""
-    for type, version in upcasts_without_class():
-        yield checks.Error(
-            f"Version {version} of {type} has an upcast, but the type has no message class.",
-            id="django_mq.E011",
-        )
-    for each in message_classes():
-        gap = each.gap(each.oldest)
-        if gap is not None:
-            yield checks.Error(
-                f"A message {each.type} of version {gap} cannot become version {each.version},"
-                f" which {each.cls.__qualname__} has.",
-                hint=f"Write the missing function: @upcast({each.type!r}, {gap}).",
-                id="django_mq.E011",
-            )
-        try:
-            each.codec  # noqa: B018  # is built now
-        except Unsupported as error:
-            yield checks.Error(
-                f"The message class of {each.type} cannot be stored: {error}.", id="django_mq.E012"
-            )
-    for handler in all_handlers():
-        for problem in annotation_errors(handler):
-            yield checks.Error(f"{problem}.", id="django_mq.E012")
 
 
 @check(TAG, checks.Tags.security, deploy=True)

@@ -93,7 +93,8 @@ def message(type: str, *, version: int = 1) -> Callable[[C], C]:
     The class is a dataclass, a pydantic model or a msgspec Struct. `broadcast(instance)` takes
     type, payload and `schema_version` from it, and a handler whose argument is annotated with it
     gets an instance. Raise `version` when the fields change, and write an `@upcast` from the old
-    version. Raises InvalidMessage for another object, or if the type has a class already.
+    version. Raises InvalidMessage for another object, or if the type has a class already, or the
+    class a type.
     """
     try:
         type = check_name(type, "type")
@@ -113,6 +114,12 @@ def message(type: str, *, version: int = 1) -> Callable[[C], C]:
             raise InvalidMessage(
                 f"{type} is already the type of {holder.cls.__qualname__}: a type has one class;"
                 " raise its version when the fields change"
+            )
+        known = _by_class.get(cls)
+        if known is not None and known.type != type:
+            raise InvalidMessage(
+                f"{cls.__qualname__} is already the class of {known.type}: a class has one type;"
+                f" give {type} a subclass of it"
             )
         _by_type[type] = _by_class[cls] = MessageClass(cls, type, version)
         return cls

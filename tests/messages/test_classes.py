@@ -98,6 +98,18 @@ def test_a_type_has_one_class() -> None:
         message("a.b")(Struct)
 
 
+def test_a_class_has_one_type() -> None:
+    """The other name, as in a rename, is that of a subclass."""
+
+    class Former(Placed): ...
+
+    message("a.b")(Placed)
+    with pytest.raises(InvalidMessage, match=r"already the class of a\.b.*give a\.c a subclass"):
+        message("a.c")(Placed)
+    message("a.c")(dataclass(Former))
+    assert {each.type for each in message_classes()} == {"a.b", "a.c"}
+
+
 def test_a_version_has_one_upcast() -> None:
     upcast("a.b", 1)(lambda payload: payload)
 

@@ -30,7 +30,7 @@ from django_mq import (
     signals,
     upcast,
 )
-from django_mq.checks import check_message_classes
+from django_mq.checks.message_classes import check_message_classes, check_versions
 from django_mq.exceptions import InvalidMessage
 from django_mq.messages import classes
 from django_mq.models import FailedAttempt, QueuedMessage
@@ -258,6 +258,28 @@ def test_a_gap_and_a_newer_version_are_held() -> None:
     assert "newer than version 2" in str(queues.why(new))
     assert [id for id, _ in problems()] == ["django_mq.E011"]
     assert "A message shop.orders.placed of version 1 cannot become version 2" in problems()[0][1]
+
+
+def test_w010_a_handler_without_the_class_holds_its_version(capsys: Any) -> None:
+    """It gets a plain delivery, so the class says nothing about what it understands."""
+
+    @handler("shop.orders.placed", name="typed")
+    def typed(event: Placed) -> None: ...
+
+    handler("shop.#", name="wild")(lambda delivery: None)
+    handler("shop.orders.*", name="ready", schema_version=2)(lambda delivery: None)
+    handler("shop.invoices.*", name="elsewhere")(lambda delivery: None)
+    [warning] = check_versions(None) or ()
+    assert (warning.id, warning.msg) == (
+        "django_mq.W010",
+        "The handler wild holds messages shop.orders.placed of version 2, which Placed has: it"
+        " understands version 1.",
+    )
+    assert "Set schema_version=2 on the handler" in str(warning.hint)
+    call_command("mq_routes", "shop.orders.placed")
+    [line] = [each for each in capsys.readouterr().out.splitlines() if "held" in each]
+    assert line.startswith("wild")
+    assert "newer than version 1 that handler wild understands" in line
 
 
 def test_a_reply_to_an_instance() -> None:

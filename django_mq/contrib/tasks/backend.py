@@ -10,6 +10,7 @@ from typing import Any
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
+from django.utils.connection import ConnectionDoesNotExist
 from django.utils.module_loading import autodiscover_modules
 
 from django_mq import handlers
@@ -205,7 +206,7 @@ class MessageQueueBackend(BaseTaskBackend):
             return
         try:
             queue_connection(database)
-        except ImproperlyConfigured as error:
+        except (ImproperlyConfigured, ConnectionDoesNotExist) as error:
             yield checks.Error(f"TASKS[{self.alias!r}]: {error}", id="django_mq.E020")
 
 

@@ -9,11 +9,14 @@ from django.core.management.base import CommandParser
 
 from django_mq import handlers, queues
 from django_mq.conf import get_settings
+from django_mq.handlers import Handler
 from django_mq.handlers.nearest import has_subscriber, nearest_types
+from django_mq.handlers.typed import refusal
 from django_mq.management.arguments import wrong_arguments
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json, table
-from django_mq.policy.routing import check_name
+from django_mq.messages.classes import class_of_type
+from django_mq.policy.routing import Explanation, check_name
 
 
 class Command(OperatorCommand):
@@ -44,12 +47,14 @@ class Command(OperatorCommand):
 
     def _show_one(self, type: str, metadata: dict[str, Any], *, json: bool) -> None:
         settings = get_settings()
+        known = class_of_type(type)
+        version = known.version if known else 1
         found = [
             {
                 "handler": each.subscription.name,
                 "queue": handlers.queue_of(each.subscription, settings),
                 "gets_it": each.matches,
-                "reason": each.reason,
+                "reason": _reason(each, type, version),
             }
             for each in handlers.table().explain(type, metadata)
         ]
@@ -103,6 +108,12 @@ class Command(OperatorCommand):
                 self.stdout.write(f"{label}: {', '.join(names)}")
         if not (rows or found.handlers or tasks):
             self.stdout.write("No handler is registered, and no message is stored.")
+
+
+def _reason(found: Explanation[Handler], type: str, version: int) -> str:
+    """Return why a handler gets a message or not, and why it would hold this version."""
+    refused = refusal(found.subscription, type, version) if found.matches else ""
+    return f"{found.reason}, but held: {refused}" if refused else found.reason
 
 
 def _idle(found: queues.Topology) -> list[str]:

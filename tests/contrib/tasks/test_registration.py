@@ -188,6 +188,15 @@ def test_errors_of_the_settings_are_told_once(settings: Any) -> None:
     assert sum("THREADS" in each.msg for each in every) == 1
 
 
+def test_an_alias_that_does_not_exist_ends_no_check(settings: Any) -> None:
+    found = configure(settings)
+    settings.DJANGO_MQ = {"DATABASE": "nowhere"}
+    [error] = found.check()
+    assert error.id == "django_mq.E020"
+    assert "nowhere" in error.msg
+    assert "django_mq.E002" in {each.id for each in run_checks(databases=["default"])}
+
+
 def test_a_policy_with_code_is_an_error(settings: Any) -> None:
     policy = RetryPolicy(backoff=lambda attempt: attempt)
     [error] = configure(settings, OPTIONS={"retry": policy}).check()

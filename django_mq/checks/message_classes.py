@@ -1,0 +1,60 @@
+"""Message classes that no upcast reaches, that no handler can get, or that a handler holds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from django.core import checks
+
+from django_mq.checks.registering import TAG, CheckMessages, check
+from django_mq.conf import Settings
+from django_mq.handlers import all_handlers
+from django_mq.handlers.registry import is_subscribed
+from django_mq.handlers.typed import annotation_errors, refusal
+from django_mq.messages.classes import message_classes, upcasts_without_class
+from django_mq.messages.codecs import Unsupported
+
+
+@check(TAG)
+def check_message_classes(settings: Settings, databases: Collection[str]) -> CheckMessages:
+    """E011: a gap in a chain of upcasts, or a stray one. E012: an annotation that cannot be met."""
+    for type, version in upcasts_without_class():
+        yield checks.Error(
+            f"Version {version} of {type} has an upcast, but the type has no message class.",
+            id="django_mq.E011",
+        )
+    for each in message_classes():
+        gap = each.gap(each.oldest)
+        if gap is not None:
+            yield checks.Error(
+                f"A message {each.type} of version {gap} cannot become version {each.version},"
+                f" which {each.cls.__qualname__} has.",
+                hint=f"Write the missing function: @upcast({each.type!r}, {gap}).",
+                id="django_mq.E011",
+            )
+        try:
+            each.codec  # noqa: B018  # is built now
+        except Unsupported as error:
+            yield checks.Error(
+                f"The message class of {each.type} cannot be stored: {error}.", id="django_mq.E012"
+            )
+    for handler in all_handlers():
+        for problem in annotation_errors(handler):
+            yield checks.Error(f"{problem}.", id="django_mq.E012")
+
+
+@check(TAG)
+def check_versions(settings: Settings, databases: Collection[str]) -> CheckMessages:
+    """W010: a handler without the message class of a type holds the version that it has now."""
+    valid = [handler for handler in all_handlers() if not any(annotation_errors(handler))]
+    for each in message_classes():
+        for handler in valid:
+            if is_subscribed(handler, each.type) and refusal(handler, each.type, each.version):
+                yield checks.Warning(
+                    f"The handler {handler.name} holds messages {each.type} of version"
+                    f" {each.version}, which {each.cls.__qualname__} has: it understands version"
+                    f" {handler.schema_version}.",
+                    hint=f"Set schema_version={each.version} on the handler once it can read that"
+                    f" version, or annotate its argument with {each.cls.__qualname__}.",
+                    id="django_mq.W010",
+                )
