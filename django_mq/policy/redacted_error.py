@@ -10,6 +10,7 @@ from typing import cast
 
 from django_mq.exceptions import UnexpectedPayload
 from django_mq.policy.error_text import describe
+from django_mq.policy.outcomes import AttemptEnded
 
 #: The replacement for the text of an error that a failed attempt has, and of others.
 HIDDEN = "(its text is hidden: see the failed attempt, or LOG_ERROR_TEXTS)"
@@ -37,10 +38,20 @@ def redacted(error: BaseException, text: str = HIDDEN) -> Exception:
 
 
 def loggable_text(error: BaseException | None) -> str:
-    """Return the text of an UnexpectedPayload, without any value; empty for other errors."""
-    if not issubclass(type(error), UnexpectedPayload):  # isinstance() would read `__class__`
-        return ""
-    return cast(UnexpectedPayload, error)._redacted_text
+    """Return a text that quotes no content; empty for errors that may quote some.
+
+    Attempts that were ended from outside say by what, and an UnexpectedPayload says which field.
+
+    >>> from django_mq.policy.outcomes import WorkerLost
+    >>> loggable_text(WorkerLost("process 7 was killed by SIGKILL")), loggable_text(KeyError("x"))
+    ('process 7 was killed by SIGKILL', '')
+    """
+    kind = type(error)  # isinstance() would read `__class__`
+    if issubclass(kind, AttemptEnded):
+        return str(error)
+    if issubclass(kind, UnexpectedPayload):
+        return cast(UnexpectedPayload, error)._redacted_text
+    return ""
 
 
 @lru_cache(maxsize=256)

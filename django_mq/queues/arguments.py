@@ -119,6 +119,6 @@ def check_fingerprint(value: str) -> None:
     """Raise ValueError unless `value` can be a fingerprint."""
     if not isinstance(value, str) or not FINGERPRINT.fullmatch(value):
         raise ValueError(
-            f"{value!r} is not a fingerprint: queues.errors() and the page Errors show those of the"
-            " failed attempts, 16 hexadecimal digits each"
+            f"{value!r} is not a fingerprint: mq_errors, queues.errors() and the page Errors show"
+            " those of the failed attempts, 16 hexadecimal digits each"
         )

@@ -14,6 +14,11 @@ from django_mq.management.base import Declined, OperatorCommand, count
 from django_mq.models import QueuedMessage
 from django_mq.queues import Changed
 
+NEIGHBOURS = (
+    "Unless it is a coroutine, its process ends, and other messages that run there outside a"
+    " transaction lose their attempt."
+)
+
 
 class Command(OperatorCommand):
     help = "Stop running messages: cancel a coroutine, or end the worker process as at a timeout."
@@ -31,7 +36,7 @@ class Command(OperatorCommand):
         if not _are_in_flight(ids, database):
             self._report(Changed((), len(set(ids))), options)
             return
-        question = f"Stop {count(len(set(ids)))}? The attempt fails."
+        question = f"Stop {count(len(set(ids)))}? The attempt fails. {NEIGHBOURS}"
         if not self.confirm(question, **options):
             raise Declined
         asked = queues.stop(ids, by=login() if by is None else by, using=database)

@@ -116,7 +116,7 @@ def unheard(alias: str) -> Iterator[Finding]:
             f"of type {type}",
             hint=(f"Did you mean {' or '.join(meant)}? " if meant else "")
             + f"manage.py mq_why {first_id} gives the reason; deploy the handler, or drop the"
-            " messages with mq_purge.",
+            f" messages with mq_purge --type {type} --waiting.",
         )
     if not types:  # they lie in the middle of a long backlog
         yield _held(
