@@ -21,7 +21,7 @@ from django_mq.schedules.declaring import declare_all
 from django_mq.schedules.firing import fire_until
 from django_mq.store import Cursor, schedules
 from django_mq.store import testing as store
-from django_mq.worker.drain import Drain, DrainFailure, add_note
+from django_mq.worker.inline_run import InlineFailure, InlineRun, add_note
 
 #: How to treat the errors that handlers raise.
 Errors = Literal["raise", "keep"]
@@ -70,14 +70,14 @@ def drain(
     _check_errors(errors)
     if queue is not None:
         check_name(queue, "queue")
-    drainer = _drain_on(using, queue)
-    deliveries = drainer.run()
+    inline = _inline_run(using, queue)
+    deliveries = inline.run()
     backlog.clear()
     if errors == "keep":
-        kept = HandlerErrors(each.error for each in drainer.failed)
+        kept = HandlerErrors(each.error for each in inline.failed)
         kept.deliveries = deliveries
         return kept
-    _raise_first(drainer.failed, 'drain(errors="keep") returns all errors')
+    _raise_first(inline.failed, 'drain(errors="keep") returns all errors')
     return deliveries
 
 
@@ -95,15 +95,15 @@ def answering(*, errors: Errors = "raise", using: str | None = None) -> Iterator
     """
     _check_errors(errors)
     seen = HandlerErrors()
-    failed: list[DrainFailure] = []
+    failed: list[InlineFailure] = []
 
     def run() -> None:
-        drainer = _drain_on(using, None)
+        inline = _inline_run(using, None)
         try:
-            seen.deliveries += drainer.run()
+            seen.deliveries += inline.run()
         finally:
             backlog.clear()
-            unheard = [each for each in drainer.failed if not each.answered]
+            unheard = [each for each in inline.failed if not each.answered]
             failed.extend(unheard)
             seen.extend(each.error for each in unheard)
 
@@ -122,12 +122,12 @@ def answering(*, errors: Errors = "raise", using: str | None = None) -> Iterator
         _raise_first(failed, 'answering(errors="keep") gives the block all errors')
 
 
-def _drain_on(using: str | None, queue: str | None) -> Drain:
+def _inline_run(using: str | None, queue: str | None) -> InlineRun:
     connection = queue_connection(using)
     # Inside a handler that a drain runs, another drain raises an error of its own.
     if in_own_atomic(connection) and not is_watched(connection):
         raise RuntimeError(IN_ATOMIC.format(alias=connection.alias))
-    return Drain(connection, queue=queue)
+    return InlineRun(connection, queue=queue)
 
 
 def _check_errors(errors: object) -> None:
@@ -135,7 +135,7 @@ def _check_errors(errors: object) -> None:
         raise ValueError(f'errors must be "raise" or "keep", not {errors!r}')
 
 
-def _raise_first(failed: Sequence[DrainFailure], all_of_them: str) -> None:
+def _raise_first(failed: Sequence[InlineFailure], all_of_them: str) -> None:
     if not failed:
         return
     if more := len(failed) - 1:

@@ -22,7 +22,7 @@ from django_mq.messages import ClaimedRow
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.policy.backoff import fixed
 from django_mq.testing import due
-from django_mq.worker.drain import Drain
+from django_mq.worker.inline_run import InlineRun
 from django_mq.worker.take_over import take_over
 from testproject.shop.models import Product
 from tests.faults import model as m
@@ -53,7 +53,7 @@ def run(delivery: Any) -> None:
         broadcast(m.PLAIN, {"script": ["ack"], "id": -delivery.id})
 
 
-class Workers(Drain):
+class Workers(InlineRun):
     """All workers in one: one message at a time, lapsed ones first."""
 
     def _claim(self) -> list[ClaimedRow]:

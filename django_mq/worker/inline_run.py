@@ -1,4 +1,4 @@
-"""Run all due messages now, on the caller's own connection: for tests."""
+"""Run all due messages now, in the caller's thread and on its connection: for tests."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 
-#: After this many deliveries a drain gives up: handlers may broadcast to each other for ever.
+#: After this many deliveries a run gives up: handlers may broadcast to each other for ever.
 MAX_DELIVERIES = 100_000
 #: The worker that messages are claimed for.
 NAME = "drain"
 
 
-class DrainFailure(NamedTuple):
-    """An attempt that failed in a drain; `answered`: its requester gets the error as result."""
+class InlineFailure(NamedTuple):
+    """A failed attempt of an inline run; `answered`: its requester gets the error as result."""
 
     delivery: Delivery
     error: BaseException
     answered: bool
 
 
-class Drain:
+class InlineRun:
     """Runs one message at a time, each in a savepoint instead of the transaction of its slice.
 
     `failed` are the failed attempts, in order.
     """
 
     def __init__(self, connection: BaseDatabaseWrapper, *, queue: str | None) -> None:
-        self.failed: list[DrainFailure] = []
+        self.failed: list[InlineFailure] = []
         self._connection = connection
         self._queue = queue
         self._settings = get_settings()
@@ -74,7 +74,7 @@ class Drain:
         self._context = RunContext(
             alias=connection.alias,
             outage=Outage(threading.Event()),
-            # A test does not wait: with a floor, one drain would not reach the last attempt.
+            # A test does not wait: with a floor, one run would not reach the last attempt.
             policy_of=policies(self._settings, floor=0.0),
             lease_of=self._options.lease_of,
             shortest_lease=0.0,
@@ -128,7 +128,7 @@ class Drain:
             slice_seconds=self._settings.slice_seconds,
         )
         # For one message alone: a handler that is not atomic may make a request, whose handler
-        # runs in a drain within this one.
+        # runs in an inline run within this one.
         try:
             again = [task]
             while again:
@@ -167,7 +167,7 @@ class Drain:
                 f" queue {delivery.queue}, attempt {delivery.attempt} of {delivery.max_attempts}",
             )
             answered = delivery._row.wants_result and isinstance(each.outcome, DeadLettered)
-            self.failed.append(DrainFailure(delivery, error, answered))
+            self.failed.append(InlineFailure(delivery, error, answered))
 
     def _claim(self) -> list[ClaimedRow]:
         cursor = self._cursor()
@@ -241,10 +241,10 @@ class _NoTimeout:
     """The timeout of a handler that has none."""
 
     def extend(self, seconds: float) -> None:
-        """Do nothing: a drain has no timeouts."""
+        """Do nothing: an inline run has no timeouts."""
 
     def answered(self, id: int) -> None:
-        """Do nothing: no supervisor watches a drain."""
+        """Do nothing: no supervisor watches an inline run."""
 
 
 def _interrupts(error: BaseException) -> bool:
