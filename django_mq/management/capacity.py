@@ -35,7 +35,7 @@ def process_count(option: int | None, settings: Settings) -> int:
 
 def check_connections(driver: psycopg.Connection[Any], *, processes: int, threads: int) -> None:
     """Raise CommandError if the login may open too few connections; warn if only at times."""
-    allowed = session_facts.limits(driver).connections
+    allowed = session_facts.login_limits(driver).connections
     if allowed is None:
         return
     advice = (

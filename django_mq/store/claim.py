@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from django_mq.messages import ClaimedRow
 from django_mq.store import array
 from django_mq.store.claimed_row import COLUMN_COUNT, NEXT_ATTEMPT, claimed_columns
-from django_mq.store.queue_limits import is_open
+from django_mq.store.gates import is_open
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor

@@ -10,7 +10,7 @@ from django_mq.messages import ClaimedRow
 from django_mq.store import array
 from django_mq.store.claim import EXCLUDED, LANE_START, excluding
 from django_mq.store.claimed_row import COLUMN_COUNT, NEXT_ATTEMPT, REFUNDED, claimed_columns
-from django_mq.store.queue_limits import is_open
+from django_mq.store.gates import is_open
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from django_mq.store import Cursor
-from django_mq.store.queue_limits import IS_PAUSED
+from django_mq.store.gates import IS_PAUSED
 from django_mq.store.queue_names import LANES
 
 # Every subquery stops at the limit and asks for the order of its index, so that no plan scans the

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from django_mq.policy.message_filter import MessageFilter
 from django_mq.store import Cursor
 from django_mq.store.error_groups import failed_last_with
-from django_mq.store.queue_limits import IS_PAUSED
+from django_mq.store.gates import IS_PAUSED
 
 #: Messages, matching or not, that one statement looks at.
 WINDOW = 10_000

@@ -9,7 +9,7 @@ from django_mq.messages import ClaimedRow
 from django_mq.store import array
 from django_mq.store.claim import EXCLUDED, excluding
 from django_mq.store.claimed_row import NEXT_ATTEMPT, claimed_columns
-from django_mq.store.queue_limits import is_open
+from django_mq.store.gates import is_open
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor

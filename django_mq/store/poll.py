@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from django_mq.store import Cursor
-from django_mq.store.queue_limits import IS_PAUSED
+from django_mq.store.gates import IS_PAUSED
 from django_mq.store.queue_names import queue_scan
 
 # Loose index scans over mq_claim, mq_lease and mq_key: one probe per lane and per queue, however

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django_mq.store import Cursor
-from django_mq.store.queue_limits import IS_PAUSED
+from django_mq.store.gates import IS_PAUSED
 
 #: The row with this name records the turn of the chores; no queue can have it.
 CHORES_ROW = ":"

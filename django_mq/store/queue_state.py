@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from django_mq.store import Cursor
-from django_mq.store.queue_limits import IS_PAUSED
+from django_mq.store.gates import IS_PAUSED
 from django_mq.store.queue_names import LANES
 from django_mq.store.readers import prepare_to_read
 

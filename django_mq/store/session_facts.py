@@ -1,4 +1,4 @@
-"""Facts of one session: its clock, its process, its limits, and whether a NOTIFY reaches it.
+"""Facts of one session: clock, process, limits of its login, and whether a NOTIFY reaches it.
 
 The functions take a connection of the bare driver in autocommit mode.
 """
@@ -45,7 +45,7 @@ class LoginLimits(NamedTuple):
     connections: int | None
 
 
-LIMITS = """
+LOGIN_LIMITS = """
 select (select s.setting::bigint from pg_settings s where s.name = 'statement_timeout'),
        least(nullif(r.rolconnlimit, -1),
              (select s.setting::bigint from pg_settings s where s.name = 'max_connections'))
@@ -54,9 +54,9 @@ select (select s.setting::bigint from pg_settings s where s.name = 'statement_ti
 """
 
 
-def limits(driver: psycopg.Connection[Any]) -> LoginLimits:
+def login_limits(driver: psycopg.Connection[Any]) -> LoginLimits:
     """Return the limits of the login, as a new session of it has them."""
-    row = driver.execute(LIMITS).fetchone()
+    row = driver.execute(LOGIN_LIMITS).fetchone()
     return LoginLimits(*row) if row else LoginLimits(0, None)
 
 

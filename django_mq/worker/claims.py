@@ -17,9 +17,9 @@ from django_mq.store import (
     claim,
     claim_keyed,
     claim_lapsed,
+    gates,
     ordered_queues,
     queue_backoff,
-    queue_limits,
     refused_rows,
 )
 from django_mq.store.claim import LANE_START, NOTHING, Claim, Lane
@@ -204,7 +204,7 @@ class ClaimRouter:
         self, cursor: Cursor, lanes: Sequence[Lane], options: ClaimOptions, limit: int
     ) -> ClaimResult:
         queue, claimer = lanes[0].queue, self._claimer()
-        gate = queue_limits.enter(cursor, queue=queue, limit=options.max_in_flight)
+        gate = gates.enter(cursor, queue=queue, limit=options.max_in_flight)
         if gate is None:
             return ClaimResult(NOTHING, contended=True)
         if gate.max_in_flight is not None:
@@ -234,7 +234,7 @@ class ClaimRouter:
         take: Callable[..., Lapsed],
     ) -> Lapsed:
         claimer = self._claimer()
-        gate = queue_limits.enter(cursor, queue=queue, limit=options.max_in_flight)
+        gate = gates.enter(cursor, queue=queue, limit=options.max_in_flight)
         if (
             gate is None
             or gate.max_in_flight == 0

@@ -12,7 +12,7 @@ from django.db import connection, transaction
 
 from django_mq import queues
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
-from django_mq.store import queue_limits
+from django_mq.store import gates
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker
@@ -31,7 +31,7 @@ def names(count: int) -> list[str]:
 def nobody_claims(queue: str) -> bool:
     """Return whether the gate is free: later claims then see all earlier decisions."""
     with transaction.atomic(), connection.cursor() as cursor:
-        return queue_limits.enter(cursor, queue=queue, limit=None) is not None
+        return gates.enter(cursor, queue=queue, limit=None) is not None
 
 
 def test_a_limit_holds_over_processes_that_are_killed(

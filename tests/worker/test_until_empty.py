@@ -10,7 +10,7 @@ from psycopg.errors import DeadlockDetected
 
 from django_mq import handler
 from django_mq.messages import Delivery
-from django_mq.store import ordered_queues, queue_limits
+from django_mq.store import gates, ordered_queues
 from django_mq.worker import Worker
 from django_mq.worker import claims as claiming
 from tests.database import second_connection
@@ -150,7 +150,7 @@ def test_a_gate_that_a_sibling_holds_is_waited_for(ran: list[int]) -> None:
     message = add(handler="h")
     with second_connection() as other, ThreadPoolExecutor() as pool:
         with other.transaction():
-            queue_limits.enter(other.cursor(), queue="mail", limit=None)
+            gates.enter(other.cursor(), queue="mail", limit=None)
             worker = Worker()
             running = pool.submit(worker.run, until_empty=True)
             until(lambda: running.done() or worker.sleeps > 10)

@@ -94,7 +94,7 @@ def limits(alias: str) -> Iterator[Finding]:
     """D016: statement_timeout ends handlers early. D017: too few connections for a worker."""
     settings = get_settings()
     with session(alias) as driver:
-        found = session_facts.limits(driver)
+        found = session_facts.login_limits(driver)
     longer = [
         each.name
         for each in all_handlers()

@@ -8,11 +8,11 @@ import psycopg
 import pytest
 
 from django_mq.store import claim_lapsed as lapsed
-from django_mq.store import queue_limits
+from django_mq.store import gates
 from django_mq.store.claim import Lane, claim
 from django_mq.store.claim_lapsed import claim_lapsed
+from django_mq.store.gates import Gate
 from django_mq.store.poll import poll
-from django_mq.store.queue_limits import Gate
 from tests.rows import add, decide
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -22,7 +22,7 @@ Cursor = psycopg.Cursor[Any]
 
 def enter(cursor: Cursor, limit: int | None = None, queue: str = "mail") -> Gate | None:
     with cursor.connection.transaction():
-        return queue_limits.enter(cursor, queue=queue, limit=limit)
+        return gates.enter(cursor, queue=queue, limit=limit)
 
 
 def take(cursor: Cursor, *, admitted: bool) -> list[int]:
@@ -86,7 +86,7 @@ def test_the_level_is_told(cursor: Cursor) -> None:
 
 def test_one_at_a_time_and_nobody_waits(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
     """Each queue has a separate gate, which opens at the end of the transaction."""
-    assert queue_limits.enter(other.cursor(), queue="mail", limit=5) is not None
+    assert gates.enter(other.cursor(), queue="mail", limit=5) is not None
     assert enter(cursor, 5) is None
     assert enter(cursor, 5, "other") is not None
     other.rollback()
@@ -99,7 +99,7 @@ def test_what_is_counted_is_true_when_the_claim_commits(
     """The gate's count comes from a statement that began after the lock was taken."""
     add()
     theirs = other.cursor()
-    assert queue_limits.enter(theirs, queue="mail", limit=1) == Gate(0, 1, 0)
+    assert gates.enter(theirs, queue="mail", limit=1) == Gate(0, 1, 0)
     assert len(take(theirs, admitted=True)) == 1
     other.commit()
     assert enter(cursor, 1) == Gate(0, 1, 1)
