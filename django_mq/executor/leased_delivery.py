@@ -13,12 +13,11 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections, transaction
 
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost, as_seconds, short_repr
-from django_mq.executor import forks, history, replies, settle_effects
+from django_mq.executor import forks, history_rules, replies, settle_effects
 from django_mq.executor.call_timeout import Timeout
 from django_mq.messages import ClaimedRow, Delivery, Fence
 from django_mq.policy.backoff import MAX_WAIT
-from django_mq.store import Cursor, leases, notify, open_transaction, settle
-from django_mq.store import history as kept_history
+from django_mq.store import Cursor, history, leases, notify, open_transaction, settle
 from django_mq.store.results import Reply
 
 P = ParamSpec("P")
@@ -102,9 +101,9 @@ class LeasedDelivery(Delivery):
             raise HandlerBrokeTransaction("the block of finish() ended its own transaction")
 
     def _ack(self, cursor: Cursor) -> bool:
-        kept = history.handled_one(self._row, perf_counter() - self._began)
+        kept = history_rules.handled_one(self._row, perf_counter() - self._began)
         if kept is not None:
-            return bool(kept_history.ack(cursor, [kept]))
+            return bool(history.ack(cursor, [kept]))
         return bool(settle.ack(cursor, [self.fence]))
 
     async def afinish(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -17,7 +17,7 @@ from time import monotonic
 
 from psycopg.errors import LockNotAvailable
 
-from django_mq.executor import history, reports, settle_effects
+from django_mq.executor import history_rules, reports, settle_effects
 from django_mq.executor.calls import is_conflict
 from django_mq.executor.connections import LOST, rows_of, simple_results
 from django_mq.executor.ended import (
@@ -35,8 +35,7 @@ from django_mq.executor.session import Session
 from django_mq.executor.statements import Statements, within_transaction
 from django_mq.messages import fence_of
 from django_mq.policy.outcomes import Snoozed
-from django_mq.store import Cursor, open_transaction, settle
-from django_mq.store import history as kept_history
+from django_mq.store import Cursor, history, open_transaction, settle
 from django_mq.store.history import HandledDelivery
 from django_mq.store.row_locks import LOCK_WAIT_SECONDS
 
@@ -158,7 +157,7 @@ class Settlement:
         cursor = self._connection.cursor()
         acked = list(map(attrgetter("settled"), ended)).count(ACKED)
         if acked == len(ended) and not settle_effects.needing_transaction(ended):
-            kept = history.handled(ended)
+            kept = history_rules.handled(ended)
             if not kept or len(kept) == len(ended):
                 self._ack_alone(cursor, ended, kept, tried, doubtful=doubtful)
                 return
@@ -177,7 +176,7 @@ class Settlement:
     ) -> None:
         """Ack in a transaction that is one round trip; `kept` is the history of all, or empty."""
         fences = [fence_of(each.delivery._row) for each in ended]
-        ack = kept_history.ack_alone(kept) if kept else settle.ack_alone(fences)
+        ack = history.ack_alone(kept) if kept else settle.ack_alone(fences)
         removed = simple_results(cursor.connection, ack)
         if sum(each.ntuples for each in removed) == len(fences):
             return
@@ -221,10 +220,10 @@ def settle_all(cursor: Cursor, ended: Sequence[Ended], *, careful: bool = False)
 def _ack(cursor: Cursor, acked: Sequence[Ended]) -> set[int]:
     """Remove handled messages, into the history where it is kept; return their ids."""
     fences = [fence_of(each.delivery._row) for each in acked]
-    kept = history.handled(acked)
+    kept = history_rules.handled(acked)
     if not kept:
         return settle.ack(cursor, fences)
-    removed = kept_history.ack(cursor, kept)
+    removed = history.ack(cursor, kept)
     if len(kept) < len(fences):
         ids = {each.fence[0] for each in kept}
         removed |= settle.ack(cursor, [fence for fence in fences if fence[0] not in ids])

@@ -13,7 +13,7 @@ from typing import Any
 from psycopg.errors import CheckViolation
 
 from django_mq.conf import Settings
-from django_mq.executor import history
+from django_mq.executor import history_rules
 from django_mq.executor.statements import within_transaction
 from django_mq.states import GONE_AFTER
 from django_mq.store import Cursor, chores, figures, history_days, operations
@@ -71,7 +71,7 @@ def maintain_days(cursor: Cursor, settings: Settings, at: Any) -> Any:
     found = history_days.days(cursor)
     if not found.owned:
         return None
-    if at is None and history.is_used():
+    if at is None and history_rules.is_used():
         _create_ahead(cursor, found)
     since = date.min if at is None else date.fromisoformat(at)
     old = [day for day in found.days if since < day < found.today]
