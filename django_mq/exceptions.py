@@ -143,7 +143,7 @@ class Retry(Exception):
     """
 
     def __init__(self, after: When | None = None, backoff: bool = False) -> None:
-        self.after = None if after is None else moment(after)
+        self.after = None if after is None else checked_when(after)
         self.backoff = bool(backoff)
         super().__init__(*(() if after is None else (after,)))  # what a copy is made from
 
@@ -160,7 +160,7 @@ class Snooze(Exception):
     """
 
     def __init__(self, after: When, backoff: bool = False) -> None:
-        self.after = moment(after)
+        self.after = checked_when(after)
         self.backoff = bool(backoff)
         super().__init__(after)
 
@@ -206,12 +206,12 @@ def as_seconds(value: object) -> float | None:
     return seconds if math.isfinite(seconds) and seconds >= 0 else None
 
 
-def moment(after: When) -> float | datetime:
+def checked_when(after: When) -> float | datetime:
     """Return `after` as seconds from now, or in UTC if it is an aware datetime.
 
     Raises ValueError if it is naive, or neither a datetime nor a duration as of `as_seconds()`.
 
-    >>> moment(timedelta(minutes=2))
+    >>> checked_when(timedelta(minutes=2))
     120.0
     """
     if isinstance(after, datetime):

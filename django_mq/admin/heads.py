@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.message_actions import MESSAGE_ACTIONS, MessageAction
-from django_mq.admin.texts import badge, breakable, moment
+from django_mq.admin.texts import badge, breakable, moment_text
 from django_mq.models import QueuedMessage
 
 Offered = list[tuple[MessageAction, str]]
@@ -40,7 +40,7 @@ class HeadsAdmin(ReadOnlyAdmin):
             {
                 "head": head,
                 "badge": badge(head.state),
-                "at": moment(head.at),
+                "at": moment_text(head.at),
                 "names": {
                     name: breakable(getattr(head, name) or "")
                     for name in ("type", "handler", "key")

@@ -14,8 +14,8 @@ from django_mq.admin.texts import (
     block,
     breakable,
     full,
-    moment,
     moment_column,
+    moment_text,
     pretty,
     titled,
     when,
@@ -97,7 +97,7 @@ class ScheduleRowsAdmin(ReadOnlyAdmin):
             found = queues.next_times(row, using=self.alias)
         except InvalidOption as error:
             return str(error)
-        lines = format_html_join("", "<br>{}", ((moment(at),) for at in found[1:]))
+        lines = format_html_join("", "<br>{}", ((moment_text(at),) for at in found[1:]))
         if not found:
             return self.get_empty_value_display()
         return format_html("{}{}", full(found[0], _now(row)), lines)

@@ -75,7 +75,7 @@ def _dated(seconds: Any) -> Any:
     if type(seconds) not in (int, float):
         return seconds
     try:
-        return moment(datetime.fromtimestamp(seconds, UTC))
+        return moment_text(datetime.fromtimestamp(seconds, UTC))
     except (OverflowError, ValueError, OSError):
         return seconds
 
@@ -87,7 +87,7 @@ def took(start: datetime | None, end: datetime) -> str:
     return precise_span((end - start).total_seconds())
 
 
-def moment(at: datetime) -> str:
+def moment_text(at: datetime) -> str:
     """Return a moment to the second, in the current time zone, which it does not name."""
     return f"{local(at):%Y-%m-%d %H:%M:%S}"
 
@@ -95,7 +95,7 @@ def moment(at: datetime) -> str:
 def clock(at: datetime) -> str:
     """Return the time of day if it is today, else date and time."""
     shown = local(at)
-    return f"{shown:%H:%M:%S}" if shown.date() == local(utc_now()).date() else moment(at)
+    return f"{shown:%H:%M:%S}" if shown.date() == local(utc_now()).date() else moment_text(at)
 
 
 def since(at: datetime, now: datetime) -> str:
@@ -111,7 +111,7 @@ def when(at: datetime, now: datetime, pattern: str = "{}") -> SafeString:
     return format_html(
         '<time datetime="{}" title="{}">{}</time>',
         at.isoformat(),
-        moment(at),
+        moment_text(at),
         pattern.format(since(at, now)),
     )
 
@@ -121,7 +121,7 @@ def full(at: datetime, now: datetime) -> SafeString:
     return format_html(
         '<time datetime="{}">{}</time> <span class="mq-quiet">({})</span>',
         at.isoformat(),
-        moment(at),
+        moment_text(at),
         since(at, now),
     )
 

@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString
 from django_mq import queues
 from django_mq.admin.bounds import limited
 from django_mq.admin.handler_stats import timing_rows
-from django_mq.admin.texts import badge, excerpt, link, moment, moment_column, when
+from django_mq.admin.texts import badge, excerpt, link, moment_column, moment_text, when
 from django_mq.admin.worker_orders import STORED_LABELS, WorkerOrdersAdmin
 from django_mq.models import QueuedMessage, WorkerHeartbeat
 from django_mq.policy.durations import span
@@ -76,7 +76,7 @@ class WorkerRow:
 
     @property
     def started(self) -> str:
-        return moment(self.worker.started_at)
+        return moment_text(self.worker.started_at)
 
 
 class WorkerHeartbeatAdmin(WorkerOrdersAdmin):

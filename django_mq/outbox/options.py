@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, ParamSpec, TypeVar, get_args
 
-from django_mq.exceptions import InvalidOption, When, as_seconds, moment, short_repr
+from django_mq.exceptions import InvalidOption, When, as_seconds, checked_when, short_repr
 from django_mq.messages import Message
 from django_mq.policy.backoff import BackoffStrategy, RetryPolicy
 from django_mq.policy.column_bounds import FIRST_TIME, LAST_TIME
@@ -54,7 +54,7 @@ def _moment(
 ) -> tuple[datetime | None, float | None, datetime]:
     """Return (moment, None) or (None, seconds), as `value` is given, and the moment it means."""
     try:
-        found = moment(value)
+        found = checked_when(value)
     except ValueError as error:
         raise InvalidOption(f"{what}: {error}") from error
     at = _as_moment(found, now)
@@ -82,7 +82,7 @@ def starts_before_expiry(due: NewRow, content: NewRow) -> bool:
 
 
 def _as_moment(found: float | datetime, now: datetime) -> datetime:
-    """Return the moment that a result of `moment()` means; beyond Python's years, the last one."""
+    """Return the moment that `checked_when()` found; beyond Python's years, the last one."""
     if isinstance(found, datetime):
         return found
     try:

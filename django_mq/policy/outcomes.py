@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from django_mq.exceptions import Reject, Retry, Snooze, UnexpectedPayload, moment
+from django_mq.exceptions import Reject, Retry, Snooze, UnexpectedPayload, checked_when
 from django_mq.policy.backoff import MAX_WAIT, BackoffFailed, Random, RetryPolicy
 from django_mq.policy.error_text import Failure, describe, one_line
 from django_mq.policy.stack import Frame
@@ -111,13 +111,13 @@ def decide(
     stack: Sequence[Frame] = ()
     try:
         if isinstance(error, Snooze):
-            return Snoozed(*_cut(moment(error.after)), backoff=bool(error.backoff))
+            return Snoozed(*_cut(checked_when(error.after)), backoff=bool(error.backoff))
         if isinstance(error, Reject):
             return DeadLettered(one_line(error.reason) or "rejected", describe(error))
         if isinstance(error, UnexpectedPayload):
             return DeadLettered(one_line(f"InvalidPayload: {error}"), describe(error))
         if isinstance(error, Retry):
-            asked = None if error.after is None else moment(error.after)
+            asked = None if error.after is None else checked_when(error.after)
             backoff = error.backoff
         elif isinstance(error, AttemptEnded):
             backoff, stack = False, error.stack

@@ -14,7 +14,7 @@ from django.db import transaction
 
 from django_mq import signals
 from django_mq.conf import alias_of, get_settings
-from django_mq.exceptions import When, moment
+from django_mq.exceptions import When, checked_when
 from django_mq.policy.column_bounds import MAX_INTEGER
 from django_mq.policy.routing import check_name
 from django_mq.queues.arguments import MAX_SECONDS
@@ -38,7 +38,7 @@ def pause(
     they know. Raises ValueError for a time in the past or too far ahead.
     """
     check_name(queue, "queue")
-    when = None if until is None else moment(until)
+    when = None if until is None else checked_when(until)
     at, delay = (when, None) if isinstance(when, datetime) else (None, when)
     words = f"until {at}" if delay is None else f"for {delay:,.12g} seconds"
     if delay == 0:

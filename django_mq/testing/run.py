@@ -10,7 +10,7 @@ from typing import Literal, overload
 from django.db import transaction
 
 from django_mq.conf import get_settings
-from django_mq.exceptions import When, moment
+from django_mq.exceptions import When, checked_when
 from django_mq.executor.watched_connection import is_watched
 from django_mq.outbox import backlog
 from django_mq.outbox.blocks import in_own_atomic
@@ -161,7 +161,7 @@ def due(queue: str | None = None, *, until: When | None = None, using: str | Non
     if until is None:
         with connection.cursor() as cursor:
             return store.make_due(cursor, queue=queue)
-    when = moment(until)
+    when = checked_when(until)
 
     @contextmanager
     def block() -> Iterator[Cursor]:

@@ -10,7 +10,7 @@ import pytest
 from django.utils import timezone
 
 import django_mq
-from django_mq.admin.texts import clock, moment
+from django_mq.admin.texts import clock, moment_text
 from tests.admin.pages import text, url
 from tests.admin.test_permissions import addresses, rows  # noqa: F401
 from tests.rows import add
@@ -44,15 +44,15 @@ def test_a_moment_is_in_the_current_time_zone(boss, settings):
     seen = set()
     for zone in ("Asia/Kolkata", "America/Lima"):
         settings.TIME_ZONE = zone
-        seen.add(moment(row.processable_after))
-        assert moment(row.processable_after) in text(boss.get(page))
+        seen.add(moment_text(row.processable_after))
+        assert moment_text(row.processable_after) in text(boss.get(page))
     assert len(seen) == 2
 
 
 def test_moments_and_times_of_day():
     at = datetime(2026, 3, 1, 23, 30, tzinfo=UTC)
     with timezone.override("Europe/Berlin"):
-        assert moment(at) == clock(at) == "2026-03-02 00:30:00"
+        assert moment_text(at) == clock(at) == "2026-03-02 00:30:00"
     now = timezone.now()
     assert clock(now) == f"{timezone.localtime(now):%H:%M:%S}"
-    assert clock(now - timedelta(days=2)) == moment(now - timedelta(days=2))
+    assert clock(now - timedelta(days=2)) == moment_text(now - timedelta(days=2))

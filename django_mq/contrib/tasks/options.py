@@ -24,7 +24,7 @@ from django_mq.conf.readers import (
 )
 from django_mq.contrib.tasks.compat import DEFAULT_TASK_BACKEND_ALIAS, InvalidTask, Task
 from django_mq.contrib.tasks.message_task import Named
-from django_mq.exceptions import InvalidName, MQError, as_seconds, moment
+from django_mq.exceptions import InvalidName, MQError, as_seconds, checked_when
 from django_mq.messages import Message
 from django_mq.outbox.options import check_unique
 from django_mq.policy.backoff import RetryPolicy
@@ -102,7 +102,7 @@ def check_options(task: Task[..., Any]) -> None:
 def _check_times(task: Task[..., Any]) -> None:
     if (expires := option(task, "expires")) is not None:
         try:
-            end = moment(expires)
+            end = checked_when(expires)
         except ValueError as error:
             raise ValueError(f"expires= {error}") from error
     if task.run_after is None:

@@ -46,7 +46,7 @@ class TaskAttempts:
     def add(self, worker: str, started: float | None) -> None:
         """Add an attempt of `worker`; `started` is in seconds since 1970."""
         self.worker_ids.append(worker)
-        self.last_attempted_at = None if started is None else moment(started)
+        self.last_attempted_at = None if started is None else from_epoch(started)
         self.started_at = self.started_at or self.last_attempted_at
 
 
@@ -77,7 +77,7 @@ def running(task: Task[..., Any], delivery: Delivery) -> TaskResult[..., Any] | 
         delivery.id,
         TaskResultStatus.RUNNING,
         arguments=arguments,
-        enqueued_at=moment(delivery._row.created),
+        enqueued_at=from_epoch(delivery._row.created),
         attempts=attempts,
     )
 
@@ -97,7 +97,7 @@ def ended(
         delivery.id,
         TaskResultStatus.SUCCESSFUL if succeeded else TaskResultStatus.FAILED,
         arguments=arguments,
-        enqueued_at=moment(delivery._row.created),
+        enqueued_at=from_epoch(delivery._row.created),
         attempts=attempts,
         finished_at=timezone.now(),
     )
@@ -127,9 +127,9 @@ def stored(task: Task[..., Any], id: int, found: StoredTask) -> TaskResult[..., 
         id,
         status,
         arguments=arguments,
-        enqueued_at=moment(found.enqueued),
+        enqueued_at=from_epoch(found.enqueued),
         attempts=attempts,
-        finished_at=None if found.ended is None else moment(found.ended),
+        finished_at=None if found.ended is None else from_epoch(found.ended),
     )
     if status == TaskResultStatus.SUCCESSFUL:
         object.__setattr__(result, "_return_value", _read(found.value or "null"))
@@ -144,7 +144,7 @@ def sender_of(result: TaskResult[..., Any]) -> type:
         return type(result.task.get_backend())
 
 
-def moment(seconds: float) -> datetime:
+def from_epoch(seconds: float) -> datetime:
     """Return seconds since 1970 as a datetime, naive in local time if USE_TZ is off."""
     at = datetime.fromtimestamp(seconds, UTC)
     return at if settings.USE_TZ else timezone.make_naive(at, timezone.get_default_timezone())
@@ -196,7 +196,7 @@ def _as_enqueued(
         "queue_name": queue,
         "priority": priority,
         "backend": options.backend,
-        "run_after": options.run_after and moment(options.run_after.timestamp()),
+        "run_after": options.run_after and from_epoch(options.run_after.timestamp()),
     }
     if all(getattr(task, name) == value for name, value in changes.items()):
         return task
