@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.exceptions import BroadcastBusy
 from django_mq.outbox.blocks import commits_by_hand
-from django_mq.store.backlog import count_waiting
+from django_mq.store.backlog import count_unblocked
 from django_mq.store.rows import NewRow
 
 #: Seconds for which a count admits messages.
@@ -80,7 +80,7 @@ def _admit(connection: BaseDatabaseWrapper, queue: str, limit: int, more: int) -
 def _count(connection: BaseDatabaseWrapper, queue: str, limit: int, last: _Count | None) -> _Count:
     began = monotonic()
     with connection.cursor() as cursor:
-        waiting = count_waiting(cursor, queue=queue, limit=limit)
+        waiting = count_unblocked(cursor, queue=queue, limit=limit)
     ended = monotonic()
     test, writer = _test_of(connection), _transaction_of(connection)
     added_here = writer is not None and last is not None and last.writer is writer

@@ -8,7 +8,7 @@ from django_mq.store import Cursor
 from django_mq.store.advisory_locks import COMMIT_ORDER
 
 # Scans mq_claim up to the limit.
-COUNT_WAITING = """
+COUNT_UNBLOCKED = """
 select count(*)
   from (select
           from django_mq_queuedmessage
@@ -18,9 +18,12 @@ select count(*)
 """
 
 
-def count_waiting(cursor: Cursor, *, queue: str, limit: int) -> int:
-    """Return how many messages wait in `queue`, due or not; at most `limit`."""
-    cursor.execute(COUNT_WAITING, {"queue": queue, "limit": limit})
+def count_unblocked(cursor: Cursor, *, queue: str, limit: int) -> int:
+    """Return how many messages wait in `queue`, due or not; at most `limit`.
+
+    Blocked messages are left out, unlike in `chores.count_with_blocked()`.
+    """
+    cursor.execute(COUNT_UNBLOCKED, {"queue": queue, "limit": limit})
     return cursor.fetchone()[0]  # type: ignore[no-any-return]
 
 

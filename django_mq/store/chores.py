@@ -115,11 +115,12 @@ select asked.queue, waiting.n + blocked.n
 """
 
 
-def count_waiting(cursor: Cursor, limits: Mapping[str, int]) -> dict[str, int]:
-    """Return how many messages wait in each queue, exact up to its limit, else at least the limit.
+def count_with_blocked(cursor: Cursor, limits: Mapping[str, int]) -> dict[str, int]:
+    """Return how many messages wait in each queue, blocked ones included.
 
-    Where a queue has more keyed messages than its limit, blocked ones may be left out. Call it in
-    a transaction: it changes settings of that transaction.
+    Exact up to the limit of the queue, else at least the limit. Where a queue has more
+    keyed messages than its limit, blocked ones may be left out. Call it in a transaction: it
+    changes settings of that transaction.
     """
     cursor.execute(NO_JIT)
     cursor.execute(WAITING, {"queues": list(limits), "limits": list(limits.values())})

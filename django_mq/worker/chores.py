@@ -205,7 +205,7 @@ def _vacuum(cursor: Cursor, settings: Settings, at: Position) -> Position:
 
 def _count(cursor: Cursor, limits: dict[str, int]) -> dict[str, int]:
     with within_transaction(cursor):
-        return chores.count_waiting(cursor, limits) if limits else {}
+        return chores.count_with_blocked(cursor, limits) if limits else {}
 
 
 class Chore(NamedTuple):

@@ -108,11 +108,11 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the queues that were counted, in order."""
     counts: list[str] = []
 
-    def count_waiting(cursor: Any, *, queue: str, limit: int) -> int:
+    def count_unblocked(cursor: Any, *, queue: str, limit: int) -> int:
         counts.append(queue)
-        return store.count_waiting(cursor, queue=queue, limit=limit)
+        return store.count_unblocked(cursor, queue=queue, limit=limit)
 
-    monkeypatch.setattr(backlog, "count_waiting", count_waiting)
+    monkeypatch.setattr(backlog, "count_unblocked", count_unblocked)
     return counts
 
 

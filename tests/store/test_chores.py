@@ -141,12 +141,12 @@ def test_waiting_messages_are_counted_up_to_a_limit(cursor: Cursor) -> None:
     add(dead=-1)
     add("post")
     with cursor.connection.transaction():
-        assert chores.count_waiting(cursor, {"mail": 100, "post": 1, "none": 5}) == {
+        assert chores.count_with_blocked(cursor, {"mail": 100, "post": 1, "none": 5}) == {
             "mail": 4,
             "post": 1,
             "none": 0,
         }
-        assert chores.count_waiting(cursor, {"mail": 1}) == {"mail": 1}
+        assert chores.count_with_blocked(cursor, {"mail": 1}) == {"mail": 1}
 
 
 def test_counting_walks_its_indexes_and_stops(cursor: Cursor) -> None:

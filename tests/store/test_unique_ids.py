@@ -187,7 +187,7 @@ STATEMENTS: dict[str, Callable[[Cursor], object]] = {
     "lock": lambda cursor: free_unique_ids.lock(cursor, [ID]),
     "reacquire": lambda cursor: free_unique_ids.reacquire(cursor, ids=[101]),
     "prune quiet": lambda cursor: chores.prune(cursor, "quiet ids", limit=10),
-    "count": lambda cursor: backlog.count_waiting(cursor, queue="mail", limit=10),
+    "count": lambda cursor: backlog.count_unblocked(cursor, queue="mail", limit=10),
 }
 
 
