@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django_mq.store import Cursor
+from django_mq.store.conditions import WAITS
 from django_mq.store.queue_names import LANES
 from django_mq.store.readers import prepare_to_read
 
@@ -23,7 +24,7 @@ select count(*)
         select m.processable_after, m.id
           from django_mq_queuedmessage m
          where m.queue = lane.queue and m.priority = lane.priority
-           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           and {WAITS}
            and m.processable_after <= statement_timestamp()
          order by m.processable_after, m.id
          limit %(maximum)s

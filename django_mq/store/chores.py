@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from django_mq.store import Cursor
+from django_mq.store.conditions import WAITS
 from django_mq.store.operators import Removed
-from django_mq.store.queue_names import CHORES_ROW, WAITS
+from django_mq.store.queue_names import CHORES_ROW
 from django_mq.store.readers import NO_JIT
 
 # One worker of the fleet takes the turn; the others see that it is taken. There is no leader, and
@@ -87,7 +88,7 @@ def waiting_queues(cursor: Cursor, *, after: str = "", limit: int = 100) -> list
 
 # A message waits if no worker holds it and it is not dead. Both counts stop at the limit and ask
 # for the order of their index. No index finds blocked rows by queue, so the scan covers keyed rows.
-WAITING = """
+WAITING = f"""
 select asked.queue, waiting.n + blocked.n
   from unnest(%(queues)s::text[], %(limits)s::bigint[]) as asked (queue, most)
  cross join lateral (
@@ -96,7 +97,7 @@ select asked.queue, waiting.n + blocked.n
         select
           from django_mq_queuedmessage m
          where m.queue = asked.queue
-           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           and {WAITS}
          order by m.priority desc, m.processable_after, m.id
          limit asked.most
       ) m

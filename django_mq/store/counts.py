@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from django_mq.store import Cursor
+from django_mq.store.conditions import WAITS
 from django_mq.store.gates import IS_PAUSED
 from django_mq.store.queue_names import LANES
 
@@ -59,7 +60,7 @@ select named.queue,
             select m.held_since, m.expires_at
               from django_mq_queuedmessage m
              where m.queue = named.queue and m.priority = lane.priority
-               and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+               and {WAITS}
                and m.processable_after <= statement_timestamp()
              order by m.processable_after
              limit %(limit)s
@@ -82,7 +83,7 @@ select named.queue,
             select m.held_since, m.expires_at, m.attempts
               from django_mq_queuedmessage m
              where m.queue = named.queue and m.priority = lane.priority
-               and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+               and {WAITS}
                and m.processable_after > statement_timestamp()
              order by m.processable_after
              limit %(limit)s
@@ -171,7 +172,7 @@ select named.queue,
             select m.processable_after as at, m.held_since, m.expires_at
               from django_mq_queuedmessage m
              where m.queue = named.queue and m.priority = lane.priority
-               and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+               and {WAITS}
                and m.processable_after <= statement_timestamp()
              order by m.processable_after
              limit %(limit)s

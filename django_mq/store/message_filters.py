@@ -10,20 +10,19 @@ from typing import Any, NamedTuple
 
 from django_mq.policy.message_filter import MessageFilter
 from django_mq.store import Cursor
+from django_mq.store.conditions import UNCLAIMED
 from django_mq.store.error_groups import failed_last_with
 from django_mq.store.gates import IS_PAUSED
 
 #: Messages, matching or not, that one statement looks at.
 WINDOW = 10_000
 
-#: The message waits or is blocked.
-_UNCLAIMED = "m.leased_until is null and m.dead_at is null"
 #: The messages that an action applies to.
 ACTION_CONDITIONS = {
     "requeue": "m.dead_at is not null",
     "discard": "m.dead_at is not null",
-    "cancel": _UNCLAIMED,
-    "run_now": f"{_UNCLAIMED} and m.blocked_by is null"
+    "cancel": UNCLAIMED,
+    "run_now": f"{UNCLAIMED} and m.blocked_by is null"
     " and (m.expires_at is null or m.expires_at > statement_timestamp())",
 }
 # Like `states.state_expression()`; a test compares the two. This one ignores which worker has a

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django_mq.store import Cursor
+from django_mq.store.conditions import WAITS
 from django_mq.store.kept_results import IS_KEPT, keep_removed
 from django_mq.store.keys import KeyLine, free_next
 
@@ -121,14 +122,14 @@ def requeue(
 
 
 # A due message keeps its place in the queue; one that its key blocks keeps its order.
-RUN_NOW = """
+RUN_NOW = f"""
 update django_mq_queuedmessage
    set processable_after = least(processable_after, statement_timestamp()), held_since = null
  where id = any(array(
     select m.id
       from django_mq_queuedmessage m
      where m.id = any(%(ids)s::bigint[])
-       and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+       and {WAITS}
        and (m.expires_at is null or m.expires_at > statement_timestamp())
        for no key update skip locked))
 returning id

@@ -9,6 +9,7 @@ from django_mq.messages import ClaimedRow
 from django_mq.store import array
 from django_mq.store.claim import EXCLUDED, excluding
 from django_mq.store.claimed_row import NEXT_ATTEMPT, claimed_columns
+from django_mq.store.conditions import WAITS
 from django_mq.store.gates import is_open
 
 if TYPE_CHECKING:
@@ -90,12 +91,12 @@ def disown(cursor: Cursor, *, worker: str, queues: Sequence[str] | None = None) 
 # For messages broadcast before the queue was ordered, or by producers that do not know that it is.
 # In the line, no message is parked by its key. No index finds the messages beside a line, so
 # waiting rows are scanned in the order of mq_claim and keyed rows in that of mq_key, in windows.
-ADOPT = """
+ADOPT = f"""
 with waiting as materialized (
     (select m.id, m.ordered, m.priority, m.processable_after as at
        from django_mq_queuedmessage m
       where m.queue = %(queue)s and m.priority = %(priority)s::smallint
-        and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+        and {WAITS}
         and (m.processable_after, m.id) > (%(at)s::timestamptz, %(id)s)
       order by m.processable_after, m.id
       limit %(limit)s)
@@ -103,7 +104,7 @@ with waiting as materialized (
     (select m.id, m.ordered, m.priority, m.processable_after
        from django_mq_queuedmessage m
       where m.queue = %(queue)s and m.priority < %(priority)s::smallint
-        and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+        and {WAITS}
       order by m.queue, m.priority desc, m.processable_after, m.id
       limit %(limit)s)
     limit %(limit)s

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from django_mq.store import Cursor, queue_names
+from django_mq.store.conditions import WAITS
 from django_mq.store.readers import prepare_to_read
 
 #: Messages with an order key that are examined per queue for blocked ones.
@@ -19,7 +20,7 @@ WINDOW = 1000
 FIRST = 10_000
 
 # A blocked row has a key, so the indexes of waiting, leased and keyed rows cover all living ones.
-_PEEK = """
+_PEEK = f"""
 select found.id
   from unnest(%(queues)s::text[]) as asked (queue)
  cross join lateral (
@@ -28,20 +29,20 @@ select found.id
         select m.id
           from django_mq_queuedmessage m
          where m.queue = asked.queue
-           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           and {WAITS}
          order by m.priority desc, m.processable_after, m.id
          limit %(limit)s
-        {locking}
+        {{locking}}
      ) waiting
     union all
     select leased.id
       from (
         select m.id
           from django_mq_queuedmessage m
-         where m.queue = asked.queue and m.leased_until is not null {lapsed}
+         where m.queue = asked.queue and m.leased_until is not null {{lapsed}}
          order by m.leased_until, m.id
          limit %(limit)s
-        {locking}
+        {{locking}}
      ) leased
     union all
     select blocked.id
@@ -59,7 +60,7 @@ select found.id
               from django_mq_queuedmessage m
              where m.id = keyed.id and m.blocked_by is not null
                and m.leased_until is null and m.dead_at is null
-            {locking}
+            {{locking}}
          ) m
          where keyed.blocked_by is not null
          limit %(limit)s

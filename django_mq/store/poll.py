@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from django_mq.store import Cursor
+from django_mq.store.conditions import WAITS
 from django_mq.store.gates import IS_PAUSED
 from django_mq.store.queue_names import queue_scan
 
@@ -15,7 +16,7 @@ POLL = f"""
 with recursive lane as (
     (select m.queue, m.priority
        from django_mq_queuedmessage m
-      where m.leased_until is null and m.blocked_by is null and m.dead_at is null
+      where {WAITS}
       order by m.queue, m.priority desc
       limit 1)
     union all
@@ -24,14 +25,14 @@ with recursive lane as (
      cross join lateral (
         (select m.queue, m.priority
            from django_mq_queuedmessage m
-          where m.leased_until is null and m.blocked_by is null and m.dead_at is null
+          where {WAITS}
             and m.queue = lane.queue and m.priority < lane.priority
           order by m.priority desc
           limit 1)
         union all
         (select m.queue, m.priority
            from django_mq_queuedmessage m
-          where m.leased_until is null and m.blocked_by is null and m.dead_at is null
+          where {WAITS}
             and m.queue > lane.queue
           order by m.queue, m.priority desc
           limit 1)
@@ -47,7 +48,7 @@ select 'lane', lane.queue, lane.priority, due.found is not null,
     select true as found
       from django_mq_queuedmessage m
      where m.queue = lane.queue and m.priority = lane.priority
-       and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+       and {WAITS}
        and m.processable_after <= statement_timestamp()
        and not exists (
            select from django_mq_queuestate s
@@ -59,7 +60,7 @@ select 'lane', lane.queue, lane.priority, due.found is not null,
     select m.processable_after as at
       from django_mq_queuedmessage m
      where m.queue = lane.queue and m.priority = lane.priority
-       and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+       and {WAITS}
        and m.processable_after > statement_timestamp()
      order by m.processable_after
      limit 1

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from django_mq.store import Cursor
+from django_mq.store.conditions import WAITS
 from django_mq.store.gates import IS_PAUSED
 
 #: The row with this name records the turn of the chores; no queue can have it.
 CHORES_ROW = ":"
 
-#: The condition that the message `m` waits and is not blocked.
-WAITS = "m.leased_until is null and m.blocked_by is null and m.dead_at is null"
-
 #: A CTE of WITH RECURSIVE: the priorities at which messages wait in `%(queues)s`.
-LANES = """lane (queue, priority) as (
+LANES = f"""lane (queue, priority) as (
     select asked.queue, highest.priority
       from unnest(%(queues)s::text[]) as asked (queue)
      cross join lateral (
         select m.priority
           from django_mq_queuedmessage m
          where m.queue = asked.queue
-           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           and {WAITS}
          order by m.priority desc
          limit 1
      ) highest
@@ -30,7 +28,7 @@ LANES = """lane (queue, priority) as (
         select m.priority
           from django_mq_queuedmessage m
          where m.queue = lane.queue and m.priority < lane.priority
-           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           and {WAITS}
          order by m.priority desc
          limit 1
      ) following

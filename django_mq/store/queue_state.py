@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from django_mq.store import Cursor
+from django_mq.store.conditions import WAITS
 from django_mq.store.gates import IS_PAUSED
 from django_mq.store.queue_names import LANES
 from django_mq.store.readers import prepare_to_read
@@ -26,7 +27,7 @@ with recursive {LANES}, due as materialized (
         select m.id, m.queue, m.handler, m.key, m.expires_at
           from django_mq_queuedmessage m
          where m.queue = %(queue)s and m.priority = lane.priority
-           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           and {WAITS}
            and m.processable_after <= statement_timestamp()
          order by m.processable_after, m.id
          limit %(window)s
@@ -44,7 +45,7 @@ with recursive {LANES}, due as materialized (
         select m.id
           from django_mq_queuedmessage m
          where m.id = first.id
-           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           and {WAITS}
            and m.processable_after <= statement_timestamp()
         {{locking}}
      ) m
@@ -65,7 +66,7 @@ with recursive {LANES}, due as materialized (
         select m.processable_after as at
           from django_mq_queuedmessage m
          where m.queue = %(queue)s and m.priority = lane.priority
-           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           and {WAITS}
            and m.processable_after > statement_timestamp()
          order by m.processable_after
          limit 1
@@ -84,7 +85,7 @@ with recursive {LANES}, due as materialized (
                row_number() over (order by m.processable_after) as ordinal
           from django_mq_queuedmessage m
          where m.queue = %(queue)s and m.priority = lane.priority
-           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           and {WAITS}
            and m.processable_after <= statement_timestamp()
          order by m.processable_after
          limit %(window)s + 1

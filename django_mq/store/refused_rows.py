@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from django_mq.store import array
 from django_mq.store.claim import OPEN_LANES, lane_columns
 from django_mq.store.claimed_row import NEXT_ATTEMPT
+from django_mq.store.conditions import WAITS
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -29,7 +30,7 @@ with lane as materialized ({OPEN_LANES}), seen as materialized (
         select m.id, m.queue, m.handler, m.key
           from django_mq_queuedmessage m
          where m.queue = lane.queue and m.priority = lane.priority
-           and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+           and {WAITS}
            and m.processable_after <= statement_timestamp()
            and m.id <> all(%(excluded)s::bigint[])
          order by m.processable_after, m.id

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from django_mq.store import Cursor, queue_names
+from django_mq.store.conditions import UNCLAIMED
 from django_mq.store.error_groups import failed_last_with
 from django_mq.store.readers import prepare_to_read
 
@@ -68,19 +69,18 @@ def _of_queue(condition: str, *, by: str, since: str) -> str:
 
 
 _DEAD = _of_queue("m.dead_at is not null", by="m.dead_at, m.id", since="m.dead_at")
-_NOT_DEAD = "m.leased_until is null and m.dead_at is null"
 # A blocked row has a key, so these four cover every row.
 _ALL = " union all ".join(
     (
         _DEAD,
         _of_queue(
-            f"{_NOT_DEAD} and m.blocked_by is null",
+            f"{UNCLAIMED} and m.blocked_by is null",
             by="m.priority desc, m.processable_after, m.id",
             since="m.created_at",
         ),
         _of_queue("m.leased_until is not null", by="m.leased_until, m.id", since="m.created_at"),
         _of_queue(
-            f"{_NOT_DEAD} and m.key is not null and m.blocked_by is not null",
+            f"{UNCLAIMED} and m.key is not null and m.blocked_by is not null",
             by="m.handler, m.key, m.id",
             since="m.created_at",
         ),

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from django_mq.store import Cursor
+from django_mq.store.conditions import WAITS
 from django_mq.store.queue_names import LANES
 
 NEWEST = """
@@ -46,7 +47,7 @@ select looked.type, count(distinct looked.id), min(looked.id)
         (select m.id, m.type, m.held_since
            from django_mq_queuedmessage m
           where m.queue = lane.queue and m.priority = lane.priority
-            and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+            and {WAITS}
             and m.processable_after <= statement_timestamp()
           order by m.processable_after
           limit %(limit)s)
@@ -54,7 +55,7 @@ select looked.type, count(distinct looked.id), min(looked.id)
         (select m.id, m.type, m.held_since
            from django_mq_queuedmessage m
           where m.queue = lane.queue and m.priority = lane.priority
-            and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+            and {WAITS}
             and m.processable_after <= statement_timestamp()
           order by m.processable_after desc
           limit %(limit)s)
@@ -62,7 +63,7 @@ select looked.type, count(distinct looked.id), min(looked.id)
         (select m.id, m.type, m.held_since
            from django_mq_queuedmessage m
           where m.queue = lane.queue and m.priority = lane.priority
-            and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+            and {WAITS}
             and m.processable_after > statement_timestamp()
           order by m.processable_after
           limit %(limit)s)
