@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from django.db import connection
 
-from django_mq.executor.connections import simple_query
+from django_mq.executor.simple_protocol import simple_query
 from django_mq.store import row_locks
 from django_mq.store.limits import set_each
 from tests.waiting import until

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from django_mq.executor import reports
-from django_mq.executor.connections import LOST
 from django_mq.executor.ended import Ended, Settled
+from django_mq.executor.outage import LOST
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.statements import Statements

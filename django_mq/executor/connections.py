@@ -4,49 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
-import threading
-from collections.abc import Iterable, Iterator
-from time import monotonic
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import Error as DjangoError
-from django.db.utils import InterfaceError, OperationalError
 from psycopg import sql
-from psycopg.pq import ConnStatus, ExecStatus, Format, TransactionStatus
-from psycopg.pq.abc import PGresult
+from psycopg.pq import Format, TransactionStatus
 
 from django_mq.executor.created_sessions import settings_of
+from django_mq.executor.simple_protocol import simple_query
 from django_mq.executor.watchdog import Link
-from django_mq.policy.error_text import one_line
-from django_mq.signals import named
-from django_mq.store.driver import DISCARD, THRESHOLD, may_prepare, results
-
-logger = logging.getLogger("django_mq")
-
-#: The errors of an unreachable or lost server, through Django and through the driver. A read-only
-#: server is a standby after a failover.
-LOST = (
-    OperationalError,
-    InterfaceError,
-    psycopg.OperationalError,
-    psycopg.InterfaceError,
-    psycopg.errors.ReadOnlySqlTransaction,
-    psycopg.errors.IdleInTransactionSessionTimeout,
-)
+from django_mq.store.driver import DISCARD, THRESHOLD, may_prepare
 
 #: The errors of a statement, through the driver and through Django.
 DATABASE_ERRORS = (psycopg.Error, DjangoError)
 
-#: SQLSTATEs of a reachable server that refuses a statement: it was cancelled, it is in conflict
-#: with another transaction, or the disk is full.
-_REFUSALS = frozenset({"57014", "40001", "40P01", "55P03", "53100"})
-
-#: Seconds between two tries to reach a lost database: the first wait, and the longest.
-RECONNECT_WAIT, MAX_RECONNECT_WAIT = 0.25, 5.0
 #: Seconds to connect, unless the alias sets a `connect_timeout`.
 CONNECT_SECONDS = 10
 
@@ -112,34 +87,6 @@ def statement_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
     cursor = psycopg.Cursor(driver)
     cursor.format = Format.BINARY
     return cursor
-
-
-def simple_query(driver: psycopg.Connection[Any], statements: str) -> list[list[bytes | None]]:
-    """Run `statements`, which contain their values, in one round trip; return the rows as text.
-
-    Prepares nothing, and makes no cursor. Raises psycopg's errors. Does not take the driver's lock,
-    because the cursor of a handler may hold it when its first use calls this.
-    """
-    return rows_of(simple_results(driver, statements))
-
-
-def simple_results(driver: psycopg.Connection[Any], statements: str) -> list[PGresult]:
-    """As `simple_query()`, but return the results of the statements, whose rows are not read."""
-    driver.pgconn.send_query(statements.encode(driver.info.encoding))
-    answers = results(driver)
-    if driver.pgconn.status == ConnStatus.BAD:
-        raise psycopg.OperationalError("the connection is lost")
-    return answers
-
-
-def rows_of(answers: Iterable[PGresult]) -> list[list[bytes | None]]:
-    """Return the rows of results as text."""
-    return [
-        [answer.get_value(row, column) for column in range(answer.nfields)]
-        for answer in answers
-        if answer.status == ExecStatus.TUPLES_OK
-        for row in range(answer.ntuples)
-    ]
 
 
 def is_idle(driver: psycopg.Connection[Any]) -> bool:
@@ -214,75 +161,3 @@ def reset_statements(wrapper: BaseDatabaseWrapper) -> sql.Composed:
     if role:
         steps.append(sql.SQL("set role {}").format(sql.Identifier(role)))
     return sql.SQL("; ").join(steps)
-
-
-def was_refused(error: BaseException) -> bool:
-    """Return whether a reachable server refused a statement: the database is not lost."""
-    states = (getattr(each, "sqlstate", None) for each in (error, error.__cause__))
-    return not _REFUSALS.isdisjoint(states)
-
-
-def reason_of(error: BaseException) -> str:
-    """Return how a log line tells of a lost database: in the words of the server or the driver.
-
-    The text of any other error may quote a row, so `named()` says which it is.
-    """
-    lost = isinstance(error, LOST)
-    return (lost and one_line(str(error), 200)) or named(error)
-
-
-class Outage:
-    """The outage of a process: its threads wait here for a lost database, with one log line."""
-
-    def __init__(self, stop: threading.Event) -> None:
-        self._stop = stop
-        self._lock = threading.Lock()
-        self._wait = RECONNECT_WAIT
-        self._said_at = float("-inf")
-        self._lost = False
-
-    def wait(self, error: BaseException, *, logged: bool = False) -> None:
-        """Log at most once per wait, then sleep until the next try is due or the drain is over.
-
-        After a refused statement the thread waits in the same way, but that is no outage.
-        `logged`: the caller has logged it.
-        """
-        refused = not isinstance(error, LOST) or was_refused(error)
-        with self._lock:
-            wait = self._wait
-            says = monotonic() - self._said_at >= wait
-            if says:
-                self._said_at = monotonic()
-                self._lost = self._lost or not refused
-                self._wait = min(wait * 2, MAX_RECONNECT_WAIT)
-        if says and not logged:  # without the lock: a log handler may block
-            logger.warning(
-                "%s (%s); trying again in %.2g s",
-                "the database refused a statement" if refused else "database lost",
-                reason_of(error),
-                wait,
-                extra={"event": "statement_refused" if refused else "database_lost"},
-            )
-        self._stop.wait(wait)
-
-    def wait_quietly(self) -> None:
-        """Sleep for the first wait, or until the drain is over."""
-        self._stop.wait(RECONNECT_WAIT)
-
-    @property
-    def lost(self) -> bool:
-        """Whether the database is lost, as far as this process knows."""
-        return self._lost
-
-    def stopped(self) -> bool:
-        """Return whether the drain is over: nothing waits for the database any longer."""
-        return self._stop.is_set()
-
-    def end(self) -> None:
-        """Note that the database has answered: the next outage begins with a short wait again."""
-        if self._wait != RECONNECT_WAIT:
-            with self._lock:
-                self._wait = RECONNECT_WAIT
-                back, self._lost = self._lost, False
-            if back:
-                logger.info("database is back", extra={"event": "database_back"})

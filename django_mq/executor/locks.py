@@ -10,8 +10,9 @@ from psycopg.pq import TransactionStatus
 
 from django_mq.executor import slice_limits
 from django_mq.executor.calls import is_conflict
-from django_mq.executor.connections import roll_back, simple_query
+from django_mq.executor.connections import roll_back
 from django_mq.executor.savepoint import LazySavepoint
+from django_mq.executor.simple_protocol import simple_query
 from django_mq.messages import PlainFence
 from django_mq.store import row_locks
 from django_mq.store.limits import set_each

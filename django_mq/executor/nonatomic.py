@@ -16,18 +16,15 @@ from django_mq.executor import reports
 from django_mq.executor.call_timeout import EntryTimeout
 from django_mq.executor.calls import call as run_handler
 from django_mq.executor.calls import tidy_up
-from django_mq.executor.connections import (
-    LOST,
-    drop_connection,
-    roll_back,
-    simple_query,
-)
+from django_mq.executor.connections import drop_connection, roll_back
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.leased_call import LeasedCall, leased_call, split_started
+from django_mq.executor.outage import LOST
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
+from django_mq.executor.simple_protocol import simple_query
 from django_mq.executor.tasks import Task
 from django_mq.messages import Fence
 from django_mq.signals import is_observed, log_failure, message_started

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from django_mq.executor.connections import Outage
 from django_mq.executor.ended import Ended, failure_end
+from django_mq.executor.outage import Outage
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.policy.backoff import RetryPolicy
 

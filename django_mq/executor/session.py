@@ -19,10 +19,10 @@ from django_mq.executor.connections import (
     drop_connection,
     reset_session,
     roll_back,
-    simple_query,
     statement_cursor,
 )
 from django_mq.executor.savepoint import LazySavepoint
+from django_mq.executor.simple_protocol import simple_query
 from django_mq.executor.statements import RepeatingCursor
 from django_mq.executor.thread_connections import clean_up
 from django_mq.executor.watchdog import Link

@@ -12,8 +12,8 @@ from operator import attrgetter
 import psycopg
 
 from django_mq.executor import replies
-from django_mq.executor.connections import LOST
 from django_mq.executor.ended import DONE, Ended, Settled
+from django_mq.executor.outage import LOST
 from django_mq.executor.replies import EncodedResults
 from django_mq.messages import ClaimedRow
 from django_mq.policy.outcomes import DeadLettered

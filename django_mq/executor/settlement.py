@@ -19,7 +19,6 @@ from psycopg.errors import LockNotAvailable
 
 from django_mq.executor import history_rules, reports, settle_effects
 from django_mq.executor.calls import is_conflict
-from django_mq.executor.connections import LOST, rows_of, simple_results
 from django_mq.executor.ended import (
     ACKED,
     Ended,
@@ -30,8 +29,10 @@ from django_mq.executor.ended import (
     moment_or_delay,
 )
 from django_mq.executor.lease_clock import lease_clock
+from django_mq.executor.outage import LOST
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.session import Session
+from django_mq.executor.simple_protocol import rows_of, simple_results
 from django_mq.executor.statements import Statements, within_transaction
 from django_mq.messages import fence_of
 from django_mq.policy.outcomes import Snoozed

@@ -14,12 +14,13 @@ from time import monotonic
 from django_mq.executor import reports, slice_limits
 from django_mq.executor.attempts import Attempts
 from django_mq.executor.calls import tidy_up
-from django_mq.executor.connections import DATABASE_ERRORS, simple_query
+from django_mq.executor.connections import DATABASE_ERRORS
 from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import Session, run_hooks
 from django_mq.executor.settlement import Settlement, settle_all
+from django_mq.executor.simple_protocol import simple_query
 from django_mq.executor.slice_body import SliceBody
 from django_mq.executor.slice_recovery import SliceRecovery
 from django_mq.executor.slice_state import (

@@ -11,14 +11,14 @@ import psycopg
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.executor.connections import (
-    LOST,
     is_idle,
     plain_connection,
     prepare_statements,
     roll_back,
-    simple_query,
     statement_cursor,
 )
+from django_mq.executor.outage import LOST
+from django_mq.executor.simple_protocol import simple_query
 from django_mq.executor.watchdog import STALL_MARGIN, Link
 from django_mq.store import Cursor
 from django_mq.store import limits as server_limits

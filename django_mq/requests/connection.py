@@ -13,7 +13,8 @@ import psycopg
 from psycopg import sql
 
 from django_mq.conf import get_settings
-from django_mq.executor.connections import LOST, plain_connection
+from django_mq.executor.connections import plain_connection
+from django_mq.executor.outage import LOST
 from django_mq.executor.statements import RepeatingCursor
 from django_mq.executor.watchdog import STALL_MARGIN, Link
 from django_mq.requests.timed_link import TimedLink

@@ -18,7 +18,7 @@ from time import monotonic
 
 from django.core import mail
 
-from django_mq.executor.connections import LOST, reason_of, was_refused
+from django_mq.executor.outage import LOST, reason_of, was_refused
 from django_mq.requests.connection import ServerLink, SleepBreaker
 from django_mq.store.results import ReplyState
 

@@ -14,7 +14,7 @@ from django.db import connections, transaction
 
 from django_mq.conf import get_settings
 from django_mq.exceptions import BroadcastBusy
-from django_mq.executor.connections import LOST
+from django_mq.executor.outage import LOST
 from django_mq.handlers.cron import can_read_cron, times_of
 from django_mq.messages import Message, Receipt
 from django_mq.outbox.send import send

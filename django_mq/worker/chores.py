@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from django_mq.conf import Settings
-from django_mq.executor.connections import LOST
+from django_mq.executor.outage import LOST
 from django_mq.executor.statements import within_transaction
 from django_mq.signals import announce_queue, log_failure, named, queue_deep
 from django_mq.store import (

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from django_mq.executor.async_runner import AsyncRunner
-from django_mq.executor.connections import LOST, Outage
 from django_mq.executor.ended import Ended
 from django_mq.executor.local_queue import LocalQueue
+from django_mq.executor.outage import LOST, Outage
 from django_mq.executor.statements import Statements, skip_refused_rows
 from django_mq.executor.tasks import Line, Task
 from django_mq.messages import LONG_AGO, ClaimedRow, Delivery, Fence

@@ -9,8 +9,8 @@ import psycopg
 
 from django_mq.conf import Settings
 from django_mq.executor import reports, settle_effects
-from django_mq.executor.connections import LOST
 from django_mq.executor.ended import Ended, Settled
+from django_mq.executor.outage import LOST
 from django_mq.executor.statements import within_transaction
 from django_mq.messages import Delivery
 from django_mq.signals import log_failure, named

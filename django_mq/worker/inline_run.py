@@ -16,10 +16,11 @@ from asgiref.sync import async_to_sync
 from django_mq.conf import get_settings
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost, Reject, Retry
 from django_mq.executor import reports
-from django_mq.executor.connections import Outage, statement_cursor
+from django_mq.executor.connections import statement_cursor
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.leased_call import leased_call
 from django_mq.executor.nonatomic import run_call
+from django_mq.executor.outage import Outage
 from django_mq.executor.retry_policies import policies
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries, Scoreboard

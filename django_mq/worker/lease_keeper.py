@@ -18,9 +18,9 @@ import psycopg
 from psycopg.errors import LockNotAvailable
 
 from django_mq.executor import handler_counts
-from django_mq.executor.connections import LOST, RECONNECT_WAIT, reason_of
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.local_queue import LocalQueue
+from django_mq.executor.outage import LOST, RECONNECT_WAIT, reason_of
 from django_mq.executor.statements import Statements, skip_refused_rows
 from django_mq.executor.watchdog import Link
 from django_mq.messages import LONG_AGO, Delivery

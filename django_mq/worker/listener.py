@@ -12,7 +12,8 @@ from typing import Any
 import psycopg
 from django.db import connections
 
-from django_mq.executor.connections import CONNECT_SECONDS, LOST, MAX_RECONNECT_WAIT, RECONNECT_WAIT
+from django_mq.executor.connections import CONNECT_SECONDS
+from django_mq.executor.outage import LOST, MAX_RECONNECT_WAIT, RECONNECT_WAIT
 from django_mq.executor.watchdog import Link
 from django_mq.store import commands, notify
 from django_mq.store.limits import Limits, set_for_session

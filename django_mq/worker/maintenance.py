@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 
 from django_mq.conf import Settings
-from django_mq.executor.connections import LOST
+from django_mq.executor.outage import LOST
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link
 from django_mq.store import Cursor

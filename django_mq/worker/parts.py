@@ -11,11 +11,11 @@ from typing import Any
 
 from django_mq.conf.version import VERSION
 from django_mq.executor.async_runner import AsyncRunner
-from django_mq.executor.connections import Outage
 from django_mq.executor.ended import DONE, Ended, any_row_kept
 from django_mq.executor.executor import Executor
 from django_mq.executor.lingering import LINGER_SHARE
 from django_mq.executor.local_queue import LocalQueue
+from django_mq.executor.outage import Outage
 from django_mq.executor.retry_policies import policies
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries, MonitoredPart

@@ -11,8 +11,8 @@ from time import monotonic
 import psycopg
 
 from django_mq.executor import reports, settle_effects
-from django_mq.executor.connections import LOST, Outage
 from django_mq.executor.ended import Ended, failed_row, failure_end
+from django_mq.executor.outage import LOST, Outage
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link
 from django_mq.messages import ClaimedRow, Delivery, Fence

@@ -13,7 +13,8 @@ from typing import Protocol, TypeVar
 
 import psycopg
 
-from django_mq.executor.connections import LOST, is_idle
+from django_mq.executor.connections import is_idle
+from django_mq.executor.outage import LOST
 from django_mq.executor.statements import within_transaction
 from django_mq.signals import named, traced
 from django_mq.store import Cursor, refused_rows

@@ -7,7 +7,7 @@ from functools import partial
 
 import psycopg
 
-from django_mq.executor.connections import LOST
+from django_mq.executor.outage import LOST
 from django_mq.executor.statements import skip_refused_rows
 from django_mq.store import Cursor, recover, settle
 

@@ -12,8 +12,8 @@ from operator import attrgetter
 from django_mq import handlers
 from django_mq.conf import Settings
 from django_mq.executor import reports
-from django_mq.executor.connections import LOST
 from django_mq.executor.ended import Ended, Settled
+from django_mq.executor.outage import LOST
 from django_mq.executor.settlement import settle_all
 from django_mq.executor.statements import within_transaction
 from django_mq.executor.tasks import Line, Task

@@ -12,7 +12,7 @@ from random import random
 from time import monotonic
 
 from django_mq.conf import Settings
-from django_mq.executor.connections import LOST
+from django_mq.executor.outage import LOST
 from django_mq.executor.watchdog import Link
 from django_mq.handlers import all_schedules
 from django_mq.handlers.cron import can_read_cron

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack
 
-from django_mq.executor.connections import LOST
 from django_mq.executor.deadline import Deadline
+from django_mq.executor.outage import LOST
 from django_mq.store import notify
 from django_mq.worker.parts import Parts
 from django_mq.worker.unstarted import Unstarted

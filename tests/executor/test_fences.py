@@ -14,8 +14,7 @@ from django.db import (
 )
 
 from django_mq import handler
-from django_mq.executor import connections as database
-from django_mq.executor import slice_body
+from django_mq.executor import simple_protocol, slice_body
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
@@ -353,8 +352,8 @@ def test_a_wait_for_the_lock_that_is_interrupted(
         return plain(driver)
 
     interrupted: list[Any] = []
-    plain = database.results
-    monkeypatch.setattr(database, "results", answers)
+    plain = simple_protocol.results
+    monkeypatch.setattr(simple_protocol, "results", answers)
     message = add(handler="h")
     bench.run_all(bench.claim())
     assert (effects(), bench.settled) == ({message.pk}, [message.pk])

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from django.db import connection
 
-from django_mq.executor.connections import simple_query
+from django_mq.executor.simple_protocol import simple_query
 from django_mq.models import WorkerHeartbeat
 from django_mq.store import frozen_owner, leases
 from tests.database import second_connection

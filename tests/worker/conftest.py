@@ -16,9 +16,10 @@ from django.db import DEFAULT_DB_ALIAS, connection, connections
 
 from django_mq import handlers, signals
 from django_mq.conf import get_settings
-from django_mq.executor.connections import Outage, plain_connection
+from django_mq.executor.connections import plain_connection
 from django_mq.executor.ended import Ended, any_row_kept
 from django_mq.executor.lease_clock import lease_clock
+from django_mq.executor.outage import Outage
 from django_mq.executor.retry_policies import policies
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries, Scoreboard

@@ -13,7 +13,7 @@ import pytest
 from django.db import connection, connections
 
 from django_mq import Retry, RetryPolicy, Snooze, fixed, handler
-from django_mq.executor.connections import Outage
+from django_mq.executor.outage import Outage
 from django_mq.executor.statements import Statements
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, UniqueKey

@@ -12,7 +12,8 @@ import pytest
 from django.db import connection
 from psycopg.pq import TransactionStatus
 
-from django_mq.executor.connections import roll_back, simple_query
+from django_mq.executor.connections import roll_back
+from django_mq.executor.simple_protocol import simple_query
 from django_mq.executor.statements import Statements, transaction
 from django_mq.store.limits import Limits
 from tests.database import second_connection

@@ -12,7 +12,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_mq import RetryPolicy, broadcast, fixed, handler
-from django_mq.executor.connections import LOST
+from django_mq.executor.outage import LOST
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, WorkerHeartbeat

@@ -16,7 +16,7 @@ from django.utils.timezone import now
 from django_mq import handlers, queues
 from django_mq.conf import alias_of, get_settings
 from django_mq.conf.local_time import local_text
-from django_mq.executor.connections import LOST
+from django_mq.executor.outage import LOST
 from django_mq.management.arguments import duration, wrong_arguments
 from django_mq.management.base import OperatorCommand, add_queue
 from django_mq.management.output import as_json, heads_table, span, table, workers_table

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from django.db import connections
 
 from django_mq.conf import get_settings, is_postgresql
-from django_mq.executor.connections import LOST, reason_of
+from django_mq.executor.outage import LOST, reason_of
 from django_mq.handlers import all_handlers, timeout_of
 from django_mq.queues.doctor.findings import Finding, session
 from django_mq.queues.fleet import workers

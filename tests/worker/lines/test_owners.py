@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from django_mq import handler
-from django_mq.executor.connections import simple_query
+from django_mq.executor.simple_protocol import simple_query
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
 from django_mq.store import frozen_owner

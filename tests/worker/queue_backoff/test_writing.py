@@ -9,8 +9,8 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from django_mq.executor.connections import Outage
 from django_mq.executor.local_queue import LocalQueue
+from django_mq.executor.outage import Outage
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link
 from django_mq.models import QueueState

@@ -1,0 +1,105 @@
+"""A lost database: the errors that tell of it, and the wait until it is back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from time import monotonic
+
+import psycopg
+from django.db.utils import InterfaceError, OperationalError
+
+from django_mq.policy.error_text import one_line
+from django_mq.signals import named
+
+logger = logging.getLogger("django_mq")
+
+#: The errors of an unreachable or lost server, through Django and through the driver. A read-only
+#: server is a standby after a failover.
+LOST = (
+    OperationalError,
+    InterfaceError,
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.errors.ReadOnlySqlTransaction,
+    psycopg.errors.IdleInTransactionSessionTimeout,
+)
+
+#: SQLSTATEs of a reachable server that refuses a statement: it was cancelled, it is in conflict
+#: with another transaction, or the disk is full.
+_REFUSALS = frozenset({"57014", "40001", "40P01", "55P03", "53100"})
+
+#: Seconds between two tries to reach a lost database: the first wait, and the longest.
+RECONNECT_WAIT, MAX_RECONNECT_WAIT = 0.25, 5.0
+
+
+def was_refused(error: BaseException) -> bool:
+    """Return whether a reachable server refused a statement: the database is not lost."""
+    states = (getattr(each, "sqlstate", None) for each in (error, error.__cause__))
+    return not _REFUSALS.isdisjoint(states)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return how a log line tells of a lost database: in the words of the server or the driver.
+
+    The text of any other error may quote a row, so `named()` says which it is.
+    """
+    lost = isinstance(error, LOST)
+    return (lost and one_line(str(error), 200)) or named(error)
+
+
+class Outage:
+    """The outage of a process: its threads wait here for a lost database, with one log line."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._lock = threading.Lock()
+        self._wait = RECONNECT_WAIT
+        self._said_at = float("-inf")
+        self._lost = False
+
+    def wait(self, error: BaseException, *, logged: bool = False) -> None:
+        """Log at most once per wait, then sleep until the next try is due or the drain is over.
+
+        After a refused statement the thread waits in the same way, but that is no outage.
+        `logged`: the caller has logged it.
+        """
+        refused = not isinstance(error, LOST) or was_refused(error)
+        with self._lock:
+            wait = self._wait
+            says = monotonic() - self._said_at >= wait
+            if says:
+                self._said_at = monotonic()
+                self._lost = self._lost or not refused
+                self._wait = min(wait * 2, MAX_RECONNECT_WAIT)
+        if says and not logged:  # without the lock: a log handler may block
+            logger.warning(
+                "%s (%s); trying again in %.2g s",
+                "the database refused a statement" if refused else "database lost",
+                reason_of(error),
+                wait,
+                extra={"event": "statement_refused" if refused else "database_lost"},
+            )
+        self._stop.wait(wait)
+
+    def wait_quietly(self) -> None:
+        """Sleep for the first wait, or until the drain is over."""
+        self._stop.wait(RECONNECT_WAIT)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the database is lost, as far as this process knows."""
+        return self._lost
+
+    def stopped(self) -> bool:
+        """Return whether the drain is over: nothing waits for the database any longer."""
+        return self._stop.is_set()
+
+    def end(self) -> None:
+        """Note that the database has answered: the next outage begins with a short wait again."""
+        if self._wait != RECONNECT_WAIT:
+            with self._lock:
+                self._wait = RECONNECT_WAIT
+                back, self._lost = self._lost, False
+            if back:
+                logger.info("database is back", extra={"event": "database_back"})
