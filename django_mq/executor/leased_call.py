@@ -145,7 +145,7 @@ class BatchDelivery(LeasedDelivery):
         lease: float,
         timeout: Timeout,
         answer: Callable[[BatchDelivery, BaseException], None],
-        fences: Sequence[Fence] = (),
+        fences: Sequence[Fence],
     ) -> None:
         super().__init__(row, alias=alias, lease=lease, timeout=timeout)
         self._note_answer = answer

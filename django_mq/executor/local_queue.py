@@ -39,7 +39,7 @@ class LocalQueue:
         batch: int,
         slice_size: int,
         on_room: Callable[[], None],
-        max_linger: float = float("inf"),
+        max_linger: float,
     ) -> None:
         self._batch = batch
         self._slice_size = slice_size

@@ -125,9 +125,7 @@ class RepeatingCursor:
     runs outside a transaction.
     """
 
-    def __init__(
-        self, driver: psycopg.Connection[Any], limits: Limits, *, limited: bool = False
-    ) -> None:
+    def __init__(self, driver: psycopg.Connection[Any], limits: Limits, *, limited: bool) -> None:
         self.connection = driver
         self.limits = limits
         self._limited = limited

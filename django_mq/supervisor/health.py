@@ -28,7 +28,7 @@ MISSING = HealthResponse("no\n", "404 Not Found")
 class Endpoint:
     """Answers GET requests; call `answer()` when `fileno()` is readable."""
 
-    def __init__(self, port: int, address: str = "127.0.0.1") -> None:
+    def __init__(self, port: int, address: str) -> None:
         """Listen on `port`; raises OSError if it is taken."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._socket = socket.create_server((address, port), family=family)

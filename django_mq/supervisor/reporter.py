@@ -24,9 +24,9 @@ class Reporter:
     def __init__(
         self,
         *,
-        health: Endpoint | None = None,
-        metrics: Endpoint | None = None,
-        service: Service | None = None,
+        health: Endpoint | None,
+        metrics: Endpoint | None,
+        service: Service | None,
     ) -> None:
         self._health = health
         self._metrics = metrics

@@ -51,15 +51,15 @@ class Supervisor:
         processes: int,
         entries: int,
         drain_seconds: float,
-        until_empty: bool = False,
-        max_rss: int | None = None,
-        reporter: Reporter | None = None,
+        until_empty: bool,
+        max_rss: int | None,
+        reporter: Reporter,
     ) -> None:
         self._make_worker = make_worker
         self._until_empty = until_empty
         self._drain_seconds = drain_seconds
         self._max_rss = max_rss
-        self._reporter = reporter or Reporter()
+        self._reporter = reporter
         self._fork_guard = ForkGuard()
         self._slots = [ProcessSlot(Scoreboard(entries)) for _ in range(processes)]
         self._orphaned: dict[str, DeadWorker] = {}

@@ -134,7 +134,7 @@ class _UnstoredOfBatch(BatchDelivery):
     answer: BaseException | None = None
 
     def __init__(self, row: ClaimedRow, alias: str) -> None:
-        super().__init__(row, alias=alias, lease=0.0, timeout=self, answer=self._keep)
+        super().__init__(row, alias=alias, lease=0.0, timeout=self, answer=self._keep, fences=())
 
     def extend(self, seconds: float) -> None:
         """Do nothing: there is no lease."""

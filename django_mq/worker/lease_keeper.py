@@ -66,8 +66,8 @@ class LeaseKeeper(threading.Thread):
         shortest_lease: float,
         heartbeat: Callable[[], dict[str, Any]],
         on_heartbeat: Callable[[float | None], None],
-        on_commands: Callable[[Sequence[leases.Command]], None] = lambda commands: None,
-        probes: Callable[[], Iterable[tuple[str, str]]] = tuple,
+        on_commands: Callable[[Sequence[leases.Command]], None],
+        probes: Callable[[], Iterable[tuple[str, str]]],
         link: Link,
     ) -> None:
         super().__init__(name="mq-lease-keeper", daemon=True)

@@ -45,7 +45,7 @@ class Listener(threading.Thread):
         wakeup: Wakeup,
         *,
         link: Link,
-        on_command: Callable[[], None] = lambda: None,
+        on_command: Callable[[], None],
     ) -> None:
         super().__init__(name="mq-listener", daemon=True)
         self._alias = alias

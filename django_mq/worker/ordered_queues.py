@@ -42,7 +42,7 @@ class OrderedQueues:
         queues: Iterable[str],
         *,
         on_owned: Callable[[], None],
-        busy: Callable[[str], bool] = lambda queue: False,
+        busy: Callable[[str], bool],
     ) -> None:
         self._worker = worker
         self._queues = sorted(queues)

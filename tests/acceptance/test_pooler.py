@@ -160,7 +160,7 @@ def test_a_listener_takes_the_last_session_of_a_pooler(monkeypatch: pytest.Monke
         place = {"HOST": "127.0.0.1", "PORT": psycopg.conninfo.conninfo_to_dict(url)["port"]}
         monkeypatch.setitem(connections.settings, "pooler", {**here, **place})
         wakeup = Wakeup()
-        listener = Listener("pooler", wakeup, link=Link())
+        listener = Listener("pooler", wakeup, link=Link(), on_command=lambda: None)
         rung = threading.Event()
         monkeypatch.setattr(wakeup, "ring", rung.set)
         try:

@@ -44,7 +44,7 @@ def task(*given: Any, line: Line | None = None, **options: Any) -> Task:
 
 @pytest.fixture
 def local_queue() -> LocalQueue:
-    return LocalQueue(batch=100, slice_size=100, on_room=lambda: None)
+    return LocalQueue(batch=100, slice_size=100, on_room=lambda: None, max_linger=3600.0)
 
 
 def given_back(local_queue: LocalQueue) -> list[int]:

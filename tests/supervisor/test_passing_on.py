@@ -7,6 +7,7 @@ from time import monotonic
 import pytest
 
 from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
+from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.supervisor import Supervisor
 from django_mq.worker import Worker
 from tests.supervisor.links import dead, fill, linked
@@ -18,7 +19,15 @@ def supervisor_of(processes: int) -> Supervisor:
     def make_worker(number: int, id: str, scoreboard: Scoreboard) -> Worker:
         raise AssertionError
 
-    return Supervisor(make_worker, processes=processes, entries=1, drain_seconds=1)
+    return Supervisor(
+        make_worker,
+        processes=processes,
+        entries=1,
+        drain_seconds=1,
+        until_empty=False,
+        max_rss=None,
+        reporter=Reporter(health=None, metrics=None, service=None),
+    )
 
 
 def test_a_full_child_is_tried_once_and_its_siblings_are_asked_instead() -> None:

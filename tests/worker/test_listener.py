@@ -39,7 +39,7 @@ class Counted(Wakeup):
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
     monkeypatch.setattr(listener_module, "PING_INTERVAL", 0.05)
-    listener = Listener("default", Counted(), link=Link())
+    listener = Listener("default", Counted(), link=Link(), on_command=lambda: None)
     yield listener
     listener.stop()
     listener.join(30)
@@ -113,7 +113,7 @@ def test_it_listens_past_djangos_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = connections.settings["default"]
     options = {**settings.get("OPTIONS", {}), "pool": True}
     monkeypatch.setitem(connections.settings, "pooled", {**settings, "OPTIONS": options})
-    listener = Listener("pooled", Counted(), link=Link())
+    listener = Listener("pooled", Counted(), link=Link(), on_command=lambda: None)
     try:
         listener.start()
         listener._wakeup.until(1)
@@ -129,7 +129,7 @@ def test_through_a_pooler_that_keeps_sessions_it_hears(monkeypatch: pytest.Monke
     with Pooler(connections["default"].get_connection_params()) as pooler:
         here = {"HOST": "127.0.0.1", "PORT": str(pooler.port)}
         monkeypatch.setitem(connections.settings, "pooler", {**settings, **here})
-        listener = Listener("pooler", Counted(), link=Link())
+        listener = Listener("pooler", Counted(), link=Link(), on_command=lambda: None)
         try:
             listener.start()
             listener._wakeup.until(1)

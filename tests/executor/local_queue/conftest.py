@@ -63,7 +63,7 @@ def told() -> Told:
 
 @pytest.fixture
 def local_queue(told: Told) -> LocalQueue:
-    return LocalQueue(batch=100, slice_size=100, on_room=told)
+    return LocalQueue(batch=100, slice_size=100, on_room=told, max_linger=3600.0)
 
 
 def take(local_queue: LocalQueue) -> list[int]:

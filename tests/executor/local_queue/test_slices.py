@@ -112,7 +112,7 @@ def test_stuck_is_who_took_nothing_for_long_and_has_nobody_free(
 
 def test_a_slice_has_no_more_than_a_batch(told: Told) -> None:
     """KAF-3: waiting messages share a slice, up to the limit."""
-    local_queue = LocalQueue(batch=3, slice_size=3, on_room=told)
+    local_queue = LocalQueue(batch=3, slice_size=3, on_room=told, max_linger=3600.0)
     put(local_queue, *["batch"] * 5)
     assert take(local_queue) == [1, 2, 3]
     assert take(local_queue) == [4, 5]

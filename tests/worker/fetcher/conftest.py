@@ -81,7 +81,9 @@ class Rig:
                 probing=lambda queue, claimer: None,
                 stopped=StoppedQueues(),
             ),
-            ordered_queues=OrderedQueues("rig", [], on_owned=lambda: None),
+            ordered_queues=OrderedQueues(
+                "rig", [], on_owned=lambda: None, busy=lambda queue: False
+            ),
             poll_interval=poll,
         )
         return self

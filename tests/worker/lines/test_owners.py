@@ -150,7 +150,9 @@ def test_without_the_right_to_end_a_frozen_owner_the_line_waits(
             frozen.autocommit = False
             lock(frozen, message.pk)
             poor.execute("set role mq_test_poor")
-            ordered_queues = OrderedQueues("me", ["line"], on_owned=lambda: None)
+            ordered_queues = OrderedQueues(
+                "me", ["line"], on_owned=lambda: None, busy=lambda queue: False
+            )
             ordered_queues.maintain(poor.cursor())
             assert ordered_queues.owned == {"line"}
             ordered_queues._turn_at = 0.0

@@ -117,11 +117,12 @@ def keeper(transactional_db: None) -> Iterator[LeaseKeeper]:
     keeper = LeaseKeeper(
         alias="default",
         worker="w",
-        local_queue=LocalQueue(batch=1, slice_size=1, on_room=lambda: None),
+        local_queue=LocalQueue(batch=1, slice_size=1, on_room=lambda: None, max_linger=3600.0),
         lease_of=lambda queue: 30.0,
         shortest_lease=30.0,
         heartbeat=dict,
         on_heartbeat=lambda since: None,
+        on_commands=lambda commands: None,
         probes=lambda: [("mail", "w:1")],
         link=Link(),
     )
