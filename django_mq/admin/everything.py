@@ -15,7 +15,7 @@ from django_mq.admin.message_actions import MESSAGE_ACTIONS, MessageAction
 from django_mq.admin.message_filters import HEADS_PARAMETER, filter_of
 from django_mq.models import Operation, QueuedMessage
 from django_mq.operations.filter_words import in_words
-from django_mq.operations.heads import ACTIONS
+from django_mq.operations.heads import HEAD_ACTIONS
 from django_mq.policy.column_bounds import id_of
 from django_mq.policy.error_text import one_line
 from django_mq.policy.message_filter import MessageFilter
@@ -52,7 +52,7 @@ class EverythingAdmin(HeadsAdmin):
             for action in MESSAGE_ACTIONS.values()
             if state in action.states and self.may(request, action)
         ]
-        for name in ACTIONS if state == MessageState.BLOCKED else ():
+        for name in HEAD_ACTIONS if state == MessageState.BLOCKED else ():
             action = MESSAGE_ACTIONS[name]
             if self.may(request, action):
                 url = self.everything_url(action, request.GET, heads=True)
@@ -63,7 +63,7 @@ class EverythingAdmin(HeadsAdmin):
     def everything_view(self, request: HttpRequest, name: str) -> HttpResponse:
         """Show how many messages match, and store the operation once that is confirmed."""
         action = MESSAGE_ACTIONS.get(name)
-        if action is None or (HEADS_PARAMETER in request.GET and name not in ACTIONS):
+        if action is None or (HEADS_PARAMETER in request.GET and name not in HEAD_ACTIONS):
             raise Http404
         if not self.may(request, action):
             raise PermissionDenied

@@ -11,7 +11,7 @@ from django_mq.store import operations as store
 from django_mq.store.waiting_behind import standings
 
 #: The actions on heads: only a dead one waits for an operator.
-ACTIONS = ("requeue", "discard")
+HEAD_ACTIONS = ("requeue", "discard")
 
 
 def dead_heads(cursor: CursorWrapper, ids: Sequence[int], operation: int) -> list[int]:

@@ -14,7 +14,7 @@ from django.db import connections
 from django_mq.conf import alias_of, get_settings
 from django_mq.models import Operation
 from django_mq.operations.changes import CHANGES
-from django_mq.operations.heads import ACTIONS
+from django_mq.operations.heads import HEAD_ACTIONS
 from django_mq.policy.message_filter import MessageFilter
 from django_mq.policy.routing import check_key, check_name
 from django_mq.queues.arguments import flag, operator_name, whole_number
@@ -107,8 +107,8 @@ def _chosen(
     if wanted is not None and conditions != MessageFilter():
         raise ValueError("select messages by a filter, or by queue, state and so on, not both")
     chosen = wanted or conditions
-    if chosen.heads and action not in ACTIONS:
-        raise ValueError(f"{action} is not an action on heads; there are {', '.join(ACTIONS)}")
+    if chosen.heads and action not in HEAD_ACTIONS:
+        raise ValueError(f"{action} is not an action on heads; there are {', '.join(HEAD_ACTIONS)}")
     return chosen
 
 
