@@ -123,8 +123,10 @@ def test_an_owner_that_is_busy_lets_its_line_go(
             done.set()
 
     try:
-        start(threads=threads, async_slots=1 if busy_with == ["coroutine"] else 5)
+        owner = start(threads=threads, async_slots=1 if busy_with == ["coroutine"] else 5)
         said.wait("queue_assigned")
+        assert owner.worker._run is not None
+        lines = owner.worker._run.parts.ordered_queues
         with second_connection() as other:
             for kind in busy_with:
                 name = "coroutine" if "coroutine" in kind else "long"
@@ -133,7 +135,7 @@ def test_an_owner_that_is_busy_lets_its_line_go(
                 until(lambda: stored(message).leased_until is not None)  # noqa: B023
             assert started.wait(PATIENCE)
             start(queues=["line"])
-            other.execute("select pg_sleep(1.2)")
+            until(lambda: lines.stuck({"line"}), "the owner is stuck")
             add("line", handler="h", ordered=True)
             other.execute("notify django_mq")
         assert done.wait(PATIENCE)  # while the long one runs
@@ -202,11 +204,7 @@ def test_what_could_not_be_sorted_does_not_overtake_what_failed_meanwhile(
         with proxied(proxy):
             running = start(threads=8)
             said.wait("message_retried")
-            with second_connection() as other:
-                for _ in range(int(PATIENCE / 0.01)):
-                    if said.count("message_retried") > 1 or stored(second).attempts == 0:
-                        break
-                    other.execute("select pg_sleep(0.01)")
+            until(lambda: said.count("message_retried") > 1 or stored(second).attempts == 0)
             running.stop()
     finally:
         proxy.close()
@@ -235,15 +233,14 @@ def test_a_worker_without_room_keeps_what_it_owns(
         assert started.wait(PATIENCE)
         said.wait("queue_assigned")
         seen = set()
-        with second_connection() as other:
-            for _ in range(int(PATIENCE / 0.01)):
-                seen.add(QueueState.objects.get(queue="line").owned_until)
-                if len(seen) > 3:
-                    break
-                other.execute("select pg_sleep(0.01)")
+
+        def renewals() -> int:
+            seen.add(QueueState.objects.get(queue="line").owned_until)
+            return len(seen) - 1
+
+        until(lambda: renewals() > 2, "it was renewed repeatedly")
     finally:
         gate.set()
-    assert len(seen) > 3  # it was renewed repeatedly
 
 
 def test_a_drain_keeps_the_line_of_what_still_runs(
