@@ -143,7 +143,7 @@ FINALLY = {
                   from (select *, greatest(last_start, last_effect, attempts) as attempt
                           from facts) f
                  where not waits and attempt > started + %(spare)s) g
-         where charged > %(begun)s or attempt > started + %(spare)s + %(begun)s
+         where charged > %(marked)s or attempt > started + %(spare)s + %(begun)s
     """,
     "the reply is the handler's": """
         select name from facts join django_mq_result r on r.message_id = request
@@ -192,18 +192,22 @@ def load(cursor: Any, events: Iterable[tuple[str, str, int, int]]) -> None:
             copy.write_row((number, *event))
 
 
-def broken(cursor: Any, checks: dict[str, str], *, spare: int = 0, begun: int = 0) -> list[str]:
+def broken(
+    cursor: Any, checks: dict[str, str], *, spare: int = 0, begun: int = 0, in_call: int = 1
+) -> list[str]:
     """Return the violations, a line per message.
 
     `spare` is how many attempts a message may be charged that it did not start: one for the loss of
     a whole host, which no supervisor reports. `begun` is how many processes were killed at a moment
-    that no handler chose: each may have marked one message without starting it.
+    that no handler chose: each may have marked the messages of one call, up to `in_call`, without
+    starting it.
     """
     parts = [
         f"select {_quoted(name)} || ': ' || found::text from ({_escaped(sql)}) x (found)"
         for name, sql in checks.items()
     ]
-    cursor.execute(_escaped(FACTS) + "\nunion all\n".join(parts), {"spare": spare, "begun": begun})
+    given = {"spare": spare, "begun": begun, "marked": begun * in_call}
+    cursor.execute(_escaped(FACTS) + "\nunion all\n".join(parts), given)
     return [line for (line,) in cursor.fetchall()]
 
 

@@ -28,7 +28,12 @@ def play(stage: Any, scenario: str, kind: str, at: int, patch: str) -> dict[str,
             if how.strict:
                 checks += [WITHOUT_FAULT] * chosen.once + [IN_ORDER] * chosen.fifo
             beside = chosen.beside and not how.strict
-            broken = stage.check(*checks, spare=max(how.spare, int(beside)), begun=how.begun)
+            broken = stage.check(
+                *checks,
+                spare=max(how.spare, int(beside)),
+                begun=how.begun,
+                in_call=chosen.in_call,
+            )
         except Exception as error:
             broken = [f"the point cannot be played: {error!r}\n{traceback.format_exc()}"]
         log = stage.proxy.log

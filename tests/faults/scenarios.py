@@ -24,13 +24,14 @@ class Scenario:
     none runs again except after its own failure. `kinds` limits the scenario to these kinds of
     faults. Where messages run `beside` each other, a fault at one's request may end the process
     just before the first line of another, which the scoreboard lists as running: that one is
-    charged.
+    charged. `in_call` is the largest number of messages in one call of a handler.
     """
 
     send: Callable[[], None]
     fifo: bool = True
     once: bool = True
     beside: bool = False
+    in_call: int = 1
     kinds: tuple[str, ...] = ()
 
     def begin(self) -> None:
@@ -186,8 +187,8 @@ SCENARIOS = {
     "calls": Scenario(calls),
     "finishes": Scenario(finishes),
     "coroutines": Scenario(coroutines, fifo=False, beside=True),
-    "batches": Scenario(batches, once=False),
-    "idle_batches": Scenario(idle_batches, once=False),
+    "batches": Scenario(batches, once=False, in_call=4),
+    "idle_batches": Scenario(idle_batches, once=False, in_call=5),
     "lists": Scenario(lists, beside=True),
     "alists": Scenario(alists, fifo=False, beside=True),
     "keyed": Scenario(keyed, fifo=False),

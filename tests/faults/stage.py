@@ -282,13 +282,13 @@ class Stage:
     def _not_started(self) -> list[Tree]:
         return [tree for tree in self._trees if tree.code() == NO_WORKER]
 
-    def check(self, *checks: dict[str, str], spare: int = 0, begun: int = 0) -> list[str]:
+    def check(self, *checks: dict[str, str], **allowed: int) -> list[str]:
         """Return the violations now, and those of earlier checks of the point."""
         with self._connection.cursor() as cursor:
             for tree in self._not_started():
                 self.find(f"{NOT_STARTED}: {tree.said().strip().rpartition(chr(10))[2]}")
             invariants.load(cursor, trace.events(self.directory))
             for each in checks:
-                self._checks += invariants.broken(cursor, each, spare=spare, begun=begun)
+                self._checks += invariants.broken(cursor, each, **allowed)
         self._checks = list(dict.fromkeys(self._checks))
         return self._checks
