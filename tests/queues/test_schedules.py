@@ -248,7 +248,9 @@ def test_disable_and_enable_by_command():
         "next_at": None,
         "changed": False,
     }
+    assert mq_schedule("disable", "hourly") == "Schedule hourly was already disabled.\n"
     assert "Schedule hourly is enabled: its next time is 2" in mq_schedule("enable", "hourly")
+    assert "hourly was already enabled: its next time is 2" in mq_schedule("enable", "hourly")
     assert Schedule.objects.get().enabled
 
 

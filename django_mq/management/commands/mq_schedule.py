@@ -104,6 +104,7 @@ class Command(OperatorCommand):
         switch = queues.enable_schedule if enable else queues.disable_schedule
         changed = switch(name, using=database)
         [found] = _chosen(name, database)
+        is_now = f"Schedule {name} {'is' if changed else 'was already'}"
         if json:
             answer = {"name": name, "enabled": found.enabled, "next_at": found.next_at}
             self.stdout.write(as_json({**answer, "changed": changed}))
@@ -113,9 +114,9 @@ class Command(OperatorCommand):
                 if found.next_at
                 else "it has no next time"
             )
-            self.stdout.write(f"Schedule {name} is enabled: {next_at}.")
+            self.stdout.write(f"{is_now} enabled: {next_at}.")
         else:
-            self.stdout.write(f"Schedule {name} is disabled.")
+            self.stdout.write(f"{is_now} disabled.")
 
 
 def _chosen(name: str | None, database: str | None) -> list[Schedule]:
