@@ -213,10 +213,12 @@ def _behind(case: _Case) -> str:
 
 def _held(case: _Case) -> Reason:
     message = case.message
-    text = f"has been held since {local_text(message.held_since)}: {obstacle(message)}"
+    found = obstacle(message)
+    text = f"has been held since {local_text(message.held_since)}: {found}"
     if message.processable_after > case.now:
         text += f". Workers check it again at {local_text(message.processable_after)}"
-    return text, message.last_error
+    # A worker stored why it holds the message: mostly what is found here, too.
+    return text, "" if message.last_error == found else message.last_error
 
 
 def _expired(case: _Case) -> Reason:

@@ -199,6 +199,13 @@ class TestHeld:
         text = "its schema version 3 is newer than version 2 that handler h understands"
         self.why(text, handler=handler, schema_version=3)
 
+    def test_the_reason_is_given_once(self):
+        """The worker that holds it stored the same reason."""
+        handlers.handler("#", name="h", queue="mail")(lambda delivery: None)
+        text = "its schema version 3 is newer than version 1 that handler h understands"
+        message = add(held=-60, after=30, last_error=text, handler="h", schema_version=3)
+        assert str(why(message, "held", text)).count(text) == 1
+
     def test_it_could_run_here(self):
         handlers.handler("#", name="h", queue="mail")(lambda delivery: None)
         self.why("though handler h is registered here", handler="h")
