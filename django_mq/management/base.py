@@ -18,7 +18,7 @@ from django_mq.conf import alias_of
 from django_mq.exceptions import MQError
 from django_mq.executor.connections import without_pool
 from django_mq.handlers.nearest import has_subscriber, nearest_handlers, nearest_types
-from django_mq.management.arguments import message_id, wrong_arguments
+from django_mq.management.arguments import wrong_arguments
 from django_mq.management.output import as_json
 from django_mq.management.serving import unknown_queue_warning
 from django_mq.policy.error_text import one_line
@@ -121,8 +121,12 @@ class OperatorCommand(BaseCommand):
             warnings.append(f"no handler here is {handler!r}{nearest_handlers(handler)}")
         if type is not None and not has_subscriber(type):
             warnings.append(f"no handler here takes {type!r}{nearest_types(type)}")
-        for warning in filter(None, warnings):
-            self.stderr.write(self.style.WARNING(f"Note: {warning}"))
+        self.note(filter(None, warnings))
+
+    def note(self, texts: Iterable[str]) -> None:
+        """Print remarks beside the answer."""
+        for text in texts:
+            self.stderr.write(self.style.WARNING(f"Note: {text}"))
 
     def agree(self, question: str, *, yes: bool, json: bool, **options: Any) -> None:
         """Ask for confirmation of an action that can be undone, at a terminal only.
@@ -242,49 +246,3 @@ def add_queue_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--force", action="store_true", help="also change a queue that is unknown here"
     )
-
-
-#: The options of `add_selection` that select messages by a shared property.
-SELECTION = ("queue", "type", "handler", "key", "fingerprint")
-
-
-def add_common_selection(parser: CommandParser) -> None:
-    """Add the options that select messages, stored or handled, and those of the confirmation."""
-    parser.add_argument(
-        "--id",
-        type=message_id,
-        nargs="+",
-        action="extend",
-        dest="ids",
-        metavar="ID",
-        help="these messages",
-    )
-    parser.add_argument("--queue", metavar="NAME", help="messages of this queue")
-    parser.add_argument("--type", metavar="TYPE", help="messages of exactly this type")
-    parser.add_argument("--handler", metavar="NAME", help="messages of this handler")
-    parser.add_argument("--dry-run", action="store_true", help="print the number, change nothing")
-    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
-
-
-def add_selection(parser: CommandParser) -> None:
-    """Add the options that select dead letters."""
-    add_common_selection(parser)
-    parser.add_argument("--key", metavar="KEY", help="messages with this order key")
-    parser.add_argument(
-        "--fingerprint",
-        metavar="HASH",
-        help="messages whose last attempt has this fingerprint (see mq_errors)",
-    )
-    parser.add_argument("--all", action="store_true", help="messages of every queue and type")
-    parser.add_argument("--limit", type=int, metavar="N", help="at most N, longest dead first")
-
-
-def check_selection(chosen: Iterable[object], everything: bool) -> None:
-    """Raise CommandError unless the options select messages in exactly one way."""
-    some = any(each is not None for each in chosen)
-    if not some and not everything:
-        raise wrong_arguments(
-            "select messages: by --id, --queue, --type, --handler, --key, --fingerprint, or --all"
-        )
-    if some and everything:
-        raise wrong_arguments("--all cannot be combined with another selection")

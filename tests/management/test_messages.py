@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from django.core.management import CommandError
 
+from django_mq import queues
+from django_mq.management.selection import notes_on_others
 from django_mq.models import QueuedMessage
 from tests.management.conftest import run, run_json
 from tests.rows import add
@@ -18,6 +20,26 @@ class TestRequeue:
         text = run("mq_requeue", "--id", dead.pk, waiting.pk)
         assert text == "Requeued 1 message, skipped 1 (in flight or changed).\n"
         assert (dead.state, other.state) == ("processable", "dead")
+
+    def test_ids_that_are_not_dead_are_told(self, capsys):
+        held, running = add(held=-60, after=30), add(leased=60)
+        assert run("mq_requeue", "--id", held.pk, 10**9) == "Nothing was requeued.\n"
+        assert capsys.readouterr().err.splitlines() == [
+            f"Note: message {held.pk} is held, not dead: see mq_why {held.pk}",
+            "Note: message 1000000000 is not stored: see mq_why 1000000000",
+        ]
+        run("mq_requeue", "--id", add(dead=-1).pk, running.pk)
+        [note] = capsys.readouterr().err.splitlines()
+        assert note.startswith(f"Note: message {running.pk} is leased, not dead")
+        run("mq_requeue", "--id", add(dead=-1).pk)
+        assert capsys.readouterr().err == ""
+
+    def test_of_many_ids_the_first_ten_are_told(self, capsys):
+        run("mq_requeue", "--id", *range(10**9, 10**9 + 11))
+        assert len(capsys.readouterr().err.splitlines()) == 10
+
+    def test_one_that_died_after_it_was_looked_for_needs_no_note(self):
+        assert list(notes_on_others([add(dead=-1).pk], queues.Changed(()), None)) == []
 
     def test_more_attempts(self):
         dead = add(dead=-1, attempts=20)
@@ -87,6 +109,14 @@ class TestPurge:
         terminal("y")
         assert run("mq_purge", "--queue", "mail") == "Removed 2 messages.\n"
         assert QueuedMessage.objects.get() == waiting
+
+    def test_ids_that_are_not_dead_are_told(self, capsys):
+        waiting = add(after=60)
+        assert run("mq_purge", "--id", waiting.pk, "--yes") == "Nothing was removed.\n"
+        note = f"Note: message {waiting.pk} is delayed, not dead: see mq_why {waiting.pk}\n"
+        assert capsys.readouterr().err == note
+        assert "Removed 1 message" in run("mq_purge", "--id", waiting.pk, "--waiting", "--yes")
+        assert capsys.readouterr().err == ""
 
     def test_without_a_terminal_it_refuses(self):
         add(dead=-1)

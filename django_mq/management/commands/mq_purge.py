@@ -9,12 +9,12 @@ from django.core.management.base import CommandParser
 
 from django_mq import queues
 from django_mq.management.arguments import duration
-from django_mq.management.base import (
+from django_mq.management.base import OperatorCommand, count
+from django_mq.management.selection import (
     SELECTION,
-    OperatorCommand,
     add_selection,
     check_selection,
-    count,
+    notes_on_others,
 )
 
 
@@ -42,7 +42,9 @@ class Command(OperatorCommand):
         check_selection((options["ids"], *(options[name] for name in SELECTION)), options["all"])
         chosen = {name: options[name] for name in names}
         found = queues.purge(dry_run=True, using=database, **chosen)
-        if not found:
+        if chosen["ids"] is not None:
+            self.note(notes_on_others(chosen["ids"], found, database))
+        elif not found:
             self.warn_of_unknown(database=database, **options)
         what = "messages, including waiting ones" if chosen["waiting"] else "dead letters"
         question = f"Remove {count(len(found.ids))} ({what}) permanently?"

@@ -9,7 +9,8 @@ from django.core.management.base import CommandParser
 
 from django_mq import queues
 from django_mq.management.arguments import moment_or_ago, past_moment_or_ago, wrong_arguments
-from django_mq.management.base import OperatorCommand, add_common_selection, count
+from django_mq.management.base import OperatorCommand, count
+from django_mq.management.selection import add_common_selection
 
 #: The options that select messages.
 SELECTION = ("ids", "queue", "type", "handler", "since", "until")

@@ -8,12 +8,12 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq import queues
-from django_mq.management.base import (
+from django_mq.management.base import OperatorCommand, count
+from django_mq.management.selection import (
     SELECTION,
-    OperatorCommand,
     add_selection,
     check_selection,
-    count,
+    notes_on_others,
 )
 
 
@@ -38,7 +38,9 @@ class Command(OperatorCommand):
         found = queues.requeue(
             ids, attempts=options["attempts"], dry_run=True, using=database, **chosen
         )
-        if not found:
+        if ids is not None:
+            self.note(notes_on_others(ids, found, database))
+        elif not found:
             self.warn_of_unknown(database=database, **options)
         question = f"Requeue {count(len(found.ids))}?" if ids is None else None
         wanted = ids or found.ids
