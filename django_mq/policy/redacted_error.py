@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import cast
 
 from django_mq.exceptions import UnexpectedPayload
-from django_mq.policy.error_text import describe
+from django_mq.policy.error_text import describe, one_line
 from django_mq.policy.outcomes import AttemptEnded
 
 #: The replacement for the text of an error that a failed attempt has, and of others.
@@ -22,8 +22,8 @@ _get_traceback = BaseException.__dict__["__traceback__"].__get__
 def redacted(error: BaseException, text: str = HIDDEN) -> Exception:
     """Return an exception with the class name and stack of `error`, but with `text` as its text.
 
-    The text of an error about content that does not fit its message class is kept, without the
-    values in it. Causes and notes are left out, since they also have texts.
+    A text that `loggable_text()` returns is kept. Causes and notes are left out, since they also
+    have texts.
 
     >>> try:
     ...     int("secret")
@@ -48,7 +48,7 @@ def loggable_text(error: BaseException | None) -> str:
     """
     kind = type(error)  # isinstance() would read `__class__`
     if issubclass(kind, AttemptEnded):
-        return str(error)
+        return one_line(str(error))
     if issubclass(kind, UnexpectedPayload):
         return cast(UnexpectedPayload, error)._redacted_text
     return ""

@@ -222,7 +222,8 @@ class Supervisor:
         elif slot.overran:
             self._on_died(slot, f"process {pid} was ended")
         elif slot.failure:
-            self._on_died(slot, f"process {pid} failed ({slot.failure})")
+            failed = f"process {pid} failed ({slot.failure})"
+            self._on_died(slot, failed, lost=failed.partition(":")[0] + ")")
         else:
             self._on_died(slot, f"process {pid} {child_process.describe_exit(status)}")
 
@@ -233,9 +234,13 @@ class Supervisor:
         elif slot.leaving or not self._orphaned:
             slot.finished = True
 
-    def _on_died(self, slot: ProcessSlot, reason: str) -> None:
+    def _on_died(self, slot: ProcessSlot, reason: str, lost: str = "") -> None:
+        """Log the `reason`; its messages get `lost`, if that is another: it has no error's text.
+
+        A text may quote a row, and the log lines of messages quote none.
+        """
         ran = [entry.fence.id for entry in slot.scoreboard.read(slot.worker)]
-        self._orphaned[slot.worker] = slot.dead_worker(reason)
+        self._orphaned[slot.worker] = slot.dead_worker(lost or reason)
         if slot.finished or slot.leaving or self._deadline is not None:
             slot.finished = True
             self._code = max(self._code, BROKEN)

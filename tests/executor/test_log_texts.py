@@ -23,12 +23,15 @@ from django_mq import (
     queues,
     signals,
 )
+from django_mq.executor import reports
+from django_mq.executor.ended import failure_end
 from django_mq.messages import Delivery, classes
 from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.policy.outcomes import AttemptEnded, TimedOut, WorkerLost, was_stopped
 from django_mq.worker import refused_rows
 from tests.rows import add, stored
 from tests.waiting import until
-from tests.worker.conftest import Running, Said
+from tests.worker.conftest import Bench, Running, Said
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -124,6 +127,34 @@ def test_the_log_says_which_field_has_wrong_content(
     assert SECRET not in lines
     assert f"{reason} (django_mq.exceptions.UnexpectedPayload)" in lines
     assert "text is hidden" not in lines
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (WorkerLost("process 7 was killed by SIGKILL"), "process 7 was killed by SIGKILL"),
+        (TimedOut("the handler ran past its timeout"), "the handler ran past its timeout"),
+        (was_stopped("ana\nforged line"), "stopped by ana forged line"),
+    ],
+)
+@pytest.mark.parametrize("max_attempts", [1, 2])
+def test_the_log_says_what_ended_an_attempt_from_outside(
+    error: AttemptEnded,
+    text: str,
+    max_attempts: int,
+    bench: Bench,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The package's own text; what the handler raised because of it is left out."""
+    handler("#", name="h")(lambda delivery: None)
+    error.__cause__ = Fails(SECRET)
+    add(handler="h", max_attempts=max_attempts)
+    [task] = bench.claim()
+    reports.one_ended(failure_end(task.delivery, RetryPolicy(), error, seconds=0.0))
+    lines = all_of(caplog)
+    assert f"{type(error).__name__}: {text}" in lines
+    assert "text is hidden" not in lines
+    assert SECRET not in lines
 
 
 def test_what_a_handler_says_is_unexpected_is_its_own_text(

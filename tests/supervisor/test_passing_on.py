@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from time import monotonic
 
 import pytest
 
 from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
+from django_mq.supervisor.child import report_failure
 from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.supervisor import Supervisor
 from django_mq.worker import Worker
@@ -42,6 +44,22 @@ def test_a_full_child_is_tried_once_and_its_siblings_are_asked_instead() -> None
         assert not supervisor._orphaned
         assert len(other.recovering) == 50
         assert not healthy.recovering
+
+
+def test_messages_of_a_child_that_failed_get_the_class_of_its_error_without_its_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its text may quote a row, and an attempt's reason is in the log."""
+    supervisor = supervisor_of(1)
+    [slot] = supervisor._slots
+    pid = os.posix_spawnp("false", ["false"], os.environ)
+    with linked(slot) as child:
+        slot.pid = pid
+        report_failure(child, ValueError("row: 4111"))
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        supervisor._reap(slot)
+    assert supervisor._orphaned[slot.worker].reason == f"process {pid} failed (ValueError)"
+    assert f"process {pid} failed (ValueError: row: 4111) while it ran nothing" in caplog.text
 
 
 @pytest.mark.parametrize("part", list(MonitoredPart))
