@@ -314,8 +314,12 @@ class TestQueuesAndTypes:
     def test_d014_a_type_that_nobody_hears(self) -> None:
         beat()
         add(held=-9, type="shop.orders.lost")
-        (text,) = found("D014")
-        assert "1 message of type shop.orders.lost is held" in text
+        (finding,) = [each for each in examine() if each.id == "D014"]
+        assert "1 message of type shop.orders.lost is held" in finding.text
+        command = finding.hint.rpartition("manage.py ")[2].removesuffix(".")
+        assert command == "mq_purge --type shop.orders.lost --waiting"
+        call_command(*command.split(), "--yes", stdout=StringIO())
+        assert found("D014") == []
 
     def test_d014_a_misspelt_type(self) -> None:
         handler("shop.orders.placed", name="h")(print)

@@ -115,8 +115,8 @@ def unheard(alias: str) -> Iterator[Finding]:
             counted(messages, 0, stopped=stopped),
             f"of type {type}",
             hint=(f"Did you mean {' or '.join(meant)}? " if meant else "")
-            + f"manage.py mq_why {first_id} gives the reason; deploy the handler, or drop the"
-            f" messages with mq_purge --type {type} --waiting.",
+            + f"manage.py mq_why {first_id} gives the reason; deploy the handler, or drop all"
+            f" messages of the type: manage.py mq_purge --type {type} --waiting.",
         )
     if not types:  # they lie in the middle of a long backlog
         yield _held(
