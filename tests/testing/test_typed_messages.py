@@ -50,6 +50,11 @@ class Placed:
 
 
 @dataclass
+class Ordered(Placed):
+    """The class of the type's former name."""
+
+
+@dataclass
 class Cancelled:
     order_id: int
 
@@ -132,6 +137,28 @@ def test_a_union_takes_several_types() -> None:
         broadcast_many([Message(Placed(7)), Message(Cancelled(7))])
     assert drain() == 2
     assert got == [Placed(7), Cancelled(7)]
+
+
+def test_a_renamed_type() -> None:
+    """docs/deploy/upgrades.md: the old type gets a subclass, and an upcast of its payload."""
+    ids: list[int] = []
+
+    message("shop.orders.ordered", version=2)(Ordered)
+
+    @upcast("shop.orders.ordered", from_version=1)
+    def rename(payload: Any) -> Any:
+        return {"order_id": payload["id"]}
+
+    @handler("shop.orders.placed", "shop.orders.ordered")
+    def h(event: Placed | Ordered) -> None:
+        assert isinstance(event, Placed)
+        ids.append(event.order_id)
+
+    with transaction.atomic():
+        broadcast("shop.orders.ordered", {"id": 7})
+        broadcast(Placed(8))
+    assert drain() == 2
+    assert ids == [7, 8]
 
 
 def test_async_handlers_and_handlers_without_transaction() -> None:
