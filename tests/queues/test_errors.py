@@ -203,5 +203,5 @@ def test_the_commands_take_a_fingerprint():
         "mq_purge", "--fingerprint", queues.errors()[0].fingerprint, "--yes", stdout=StringIO()
     )
     assert QueuedMessage.objects.get() == mine
-    with pytest.raises(CommandError, match="not a fingerprint"):
+    with pytest.raises(CommandError, match="not a fingerprint: mq_errors"):
         call_command("mq_requeue", "--fingerprint", "x", "--yes")
