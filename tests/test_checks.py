@@ -104,6 +104,18 @@ def test_e002_alias_is_not_postgresql(setting: str, add_alias: AddAlias) -> None
     assert "E002" in ids(**{setting: "lite"})
 
 
+@pytest.mark.parametrize("setting", ["DATABASE", "WAKEUP"])
+def test_e002_backend_of_the_alias_cannot_be_loaded(setting: str, add_alias: AddAlias) -> None:
+    """Django raises as soon as somebody asks for its vendor; the other checks survive that."""
+    add_alias("broken", ENGINE="nowhere.engine")
+    errors = [each for each in found(**{setting: "broken"}) if each.id == "django_mq.E002"]
+    assert len(errors) == 1
+    assert errors[0].msg.startswith(setting)
+    assert "'broken'" in errors[0].msg
+    assert "No module named 'nowhere'" in errors[0].msg
+    assert "ENGINE" in str(errors[0].hint)
+
+
 def test_e002_router_writes_to_another_engine(add_alias: AddAlias) -> None:
     add_alias("lite", ENGINE="django.db.backends.sqlite3", NAME=":memory:")
     with override_settings(DATABASE_ROUTERS=[Router("lite")]):

@@ -44,7 +44,7 @@ def check_settings(app_configs: object, **kwargs: Any) -> list[checks.CheckMessa
 
 @check(TAG)
 def check_aliases(settings: Settings, databases: Collection[str]) -> CheckMessages:
-    """E002: an alias that is missing or not PostgreSQL. Opens no connection."""
+    """E002: an alias that is missing, not PostgreSQL, or unusable. Opens no connection."""
     used = {alias_of(): "DATABASE" if settings.database else "The database router"}
     if settings.wakeup not in ("notify", "poll"):
         used.setdefault(settings.wakeup, "WAKEUP ('notify', 'poll' or an alias)")
@@ -55,10 +55,10 @@ def check_aliases(settings: Settings, databases: Collection[str]) -> CheckMessag
                 hint=f"Use one of the aliases in DATABASES: {', '.join(map(repr, connections))}.",
                 id="django_mq.E002",
             )
-        elif connections[alias].vendor != "postgresql":
+        elif problem := _unfit(alias):
             yield checks.Error(
-                f"{source} names the database {alias!r}, which is not PostgreSQL.",
-                hint="Messages need PostgreSQL: name the alias of a PostgreSQL database.",
+                f"{source} names the database {alias!r}, {problem}.",
+                hint="Messages need PostgreSQL: name an alias whose ENGINE is one for PostgreSQL.",
                 id="django_mq.E002",
             )
 
@@ -90,7 +90,7 @@ def check_versions(settings: Settings, databases: Collection[str]) -> CheckMessa
 def check_autocommit(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """E013: nobody would commit what a worker writes between its transactions."""
     alias = alias_of()
-    if alias in connections and not connections[alias].settings_dict["AUTOCOMMIT"]:
+    if is_postgresql(alias) and not connections[alias].settings_dict["AUTOCOMMIT"]:
         yield checks.Error(
             f"AUTOCOMMIT is off for the database {alias!r}: a worker could not commit its work.",
             hint="Remove AUTOCOMMIT from this alias and use transaction.atomic(), or set DATABASE"
@@ -257,6 +257,15 @@ def check_slice(settings: Settings, databases: Collection[str]) -> CheckMessages
                 hint=f"Set SLICE_SECONDS to a third of the lease or less: {lease / RENEWALS:g} s.",
                 id="django_mq.W006",
             )
+
+
+def _unfit(alias: str) -> str:
+    """Say why no messages can be in the database of `alias`; empty if they can."""
+    try:
+        vendor = connections[alias].vendor
+    except ImproperlyConfigured as error:  # Django imports the backend only now
+        return f"whose backend cannot be loaded: {one_line(str(error.__cause__ or error), 200)}"
+    return "" if vendor == "postgresql" else "which is not PostgreSQL"
 
 
 def _driver_version() -> str:

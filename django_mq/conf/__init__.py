@@ -211,8 +211,11 @@ def alias_of(using: str | None = None) -> str:
 
 
 def is_postgresql(alias: str) -> bool:
-    """Return whether `alias` exists and is PostgreSQL."""
-    return alias in connections and connections[alias].vendor == "postgresql"
+    """Return whether `alias` exists, its backend can be loaded, and it is PostgreSQL."""
+    try:
+        return alias in connections and connections[alias].vendor == "postgresql"
+    except ImproperlyConfigured:
+        return False
 
 
 def find_errors(raw: object) -> list[SettingError]:

@@ -24,7 +24,7 @@ from django_mq.conf.readers import (
 )
 from django_mq.contrib.tasks.compat import DEFAULT_TASK_BACKEND_ALIAS, InvalidTask, Task
 from django_mq.contrib.tasks.message_task import Named
-from django_mq.exceptions import InvalidName, MQError, as_seconds, checked_when
+from django_mq.exceptions import InvalidName, MQError, as_seconds, checked_when, short_repr
 from django_mq.messages import Message
 from django_mq.outbox.options import check_unique
 from django_mq.policy.backoff import RetryPolicy
@@ -66,12 +66,14 @@ class BackendOptions:
     modules: tuple[str, ...] = _option(_modules, ())
 
 
-def backend_options(
-    alias: str, raw: Mapping[str, Any]
-) -> tuple[BackendOptions, list[SettingError]]:
+def backend_options(alias: str, raw: object) -> tuple[BackendOptions, list[SettingError]]:
     """Return the OPTIONS of backend `alias`, with defaults for bad ones, and their errors."""
+    where = f"TASKS[{alias!r}]['OPTIONS']"
+    if not isinstance(raw, Mapping):
+        error = SettingError(where, f"is {short_repr(raw)}: must be a dict.")
+        return BackendOptions(), [error]
     errors: list[SettingError] = []
-    values = read_fields(BackendOptions, raw, str, f"TASKS[{alias!r}]['OPTIONS']", errors)
+    values = read_fields(BackendOptions, raw, str, where, errors)
     return BackendOptions(**values), errors
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 
 from django_mq import (
     InvalidHandler,
@@ -188,12 +188,29 @@ def test_errors_of_the_settings_are_told_once(settings: Any) -> None:
     assert sum("THREADS" in each.msg for each in every) == 1
 
 
-def test_an_alias_that_does_not_exist_ends_no_check(settings: Any) -> None:
-    found = configure(settings)
-    settings.DJANGO_MQ = {"DATABASE": "nowhere"}
-    [error] = found.check()
+@pytest.mark.parametrize("options", [None, [], "database", 7])
+def test_options_that_are_no_dict_are_an_error_of_the_checks(settings: Any, options: Any) -> None:
+    """Django does not look at them; each use of the tasks would raise an error of Python's."""
+    [error] = configure(settings, OPTIONS=options).check()
     assert error.id == "django_mq.E020"
-    assert "nowhere" in error.msg
+    assert f"TASKS['default']['OPTIONS'] is {options!r}: must be a dict." in error.msg
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("alias", ["nowhere", "lite", "broken"])
+@pytest.mark.parametrize("setting", ["DATABASE", "WAKEUP"])
+def test_an_alias_without_postgresql_ends_no_check(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, setting: str, alias: str
+) -> None:
+    """It does not exist, is of another vendor, or its backend cannot be loaded."""
+    for name, engine in (("lite", "django.db.backends.sqlite3"), ("broken", "nowhere.engine")):
+        other = {**connections.settings["default"], "ENGINE": engine, "NAME": ":memory:"}
+        monkeypatch.setitem(connections.settings, name, other)
+    backend = configure(settings)
+    settings.DJANGO_MQ = {setting: alias}
+    errors = backend.check()
+    assert [each.id for each in errors] == ["django_mq.E020"] * (setting == "DATABASE")
+    assert all("TASKS['default']" in each.msg for each in errors)
     assert "django_mq.E002" in {each.id for each in run_checks(databases=["default"])}
 
 
