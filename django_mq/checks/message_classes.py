@@ -48,13 +48,17 @@ def check_versions(settings: Settings, databases: Collection[str]) -> CheckMessa
     """W010: a handler without the message class of a type holds the version that it has now."""
     valid = [handler for handler in all_handlers() if not any(annotation_errors(handler))]
     for each in message_classes():
+        name = each.cls.__qualname__
         for handler in valid:
             if is_subscribed(handler, each.type) and refusal(handler, each.type, each.version):
+                # E012 refuses the annotation on a handler that also takes other types.
+                is_alone = handler.patterns == (each.type,)
+                advice = f", or annotate its argument with {name}" if is_alone else ""
                 yield checks.Warning(
                     f"The handler {handler.name} holds messages {each.type} of version"
-                    f" {each.version}, which {each.cls.__qualname__} has: it understands version"
+                    f" {each.version}, which {name} has: it understands version"
                     f" {handler.schema_version}.",
                     hint=f"Set schema_version={each.version} on the handler once it can read that"
-                    f" version, or annotate its argument with {each.cls.__qualname__}.",
+                    f" version{advice}.",
                     id="django_mq.W010",
                 )

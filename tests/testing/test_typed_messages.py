@@ -309,6 +309,25 @@ def test_w010_a_handler_without_the_class_holds_its_version(capsys: Any) -> None
     assert "newer than version 1 that handler wild understands" in line
 
 
+@pytest.mark.parametrize(
+    ("patterns", "advice"),
+    [
+        (("shop.orders.placed",), ", or annotate its argument with Placed."),
+        (("shop.orders.*",), "."),
+        (("shop.orders.placed", "shop.orders.paid"), "."),
+    ],
+)
+def test_w010_advises_no_annotation_that_e012_would_refuse(
+    patterns: tuple[str, ...], advice: str
+) -> None:
+    """A handler of other types, too, would get them without a class."""
+    handler(*patterns, name="plain")(lambda delivery: None)
+    [warning] = check_versions(None) or ()
+    assert warning.hint == (
+        f"Set schema_version=2 on the handler once it can read that version{advice}"
+    )
+
+
 def test_a_reply_to_an_instance() -> None:
     @handler("shop.orders.cancelled", queue="answers")
     def refund(event: Cancelled) -> int:
