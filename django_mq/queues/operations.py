@@ -40,6 +40,7 @@ def operate(
     until: datetime | None = None,
     metadata: Mapping[str, Any] | None = None,
     heads: bool = False,
+    everything: bool = False,
     by: str = "",
     user_id: object = "",
     matched: int | None = None,
@@ -48,14 +49,14 @@ def operate(
     """Ask for an action (requeue, run_now, cancel, discard) on all messages that match.
 
     They match the filter `wanted`, or else all of the other conditions; `type` may end in `*`,
-    `since` and `until` bound the time of the broadcast. Without any, the action covers every
-    message that it applies to. A worker begins within a poll interval of the commit. It acts on
-    each message that is stored now at most once, 1,000 per transaction. Messages in flight, and
-    later ones, are left alone. With `heads`, it requeues or discards the dead first messages of the
-    lines (order keys, ordered queues) of the matching messages instead.
+    `since` and `until` bound the time of the broadcast. `everything=True`, instead of a filter,
+    stands for every message that the action applies to. A worker begins within a poll interval of
+    the commit. It acts on each message that is stored now at most once, 1,000 per transaction.
+    Messages in flight, and later ones, are left alone. With `heads`, it requeues or discards the
+    dead first messages of the lines (order keys, ordered queues) of the matching messages instead.
 
     `by` names the operator, `user_id` is that user's key for the log of the admin, `matched` a
-    count.
+    count. Raises TypeError without a filter, and ValueError or InvalidName for bad arguments.
     """
     conditions = MessageFilter(
         queues=None if queue is None else (check_name(queue, "queue"),),
@@ -70,7 +71,7 @@ def operate(
         metadata=metadata,
         heads=flag(heads, "heads") or None,
     )
-    chosen = _chosen(action, wanted, conditions)
+    chosen = _chosen(action, wanted, conditions, everything=flag(everything, "everything"))
     made = Operation(
         action=action,
         filter=_storable(chosen).as_json(),
@@ -97,9 +98,12 @@ def _checked_user(user_id: object) -> str:
 
 
 def _chosen(
-    action: object, wanted: MessageFilter | None, conditions: MessageFilter
+    action: object, wanted: MessageFilter | None, conditions: MessageFilter, *, everything: bool
 ) -> MessageFilter:
-    """Return the one that is given; raise ValueError for both, or if the action does not apply."""
+    """Return the filter that is given, empty for everything; raise TypeError if there is neither.
+
+    Raises ValueError if there are several, or if the action does not apply.
+    """
     if not isinstance(action, str) or action not in CHANGES:
         raise ValueError(f"there is no action {action!r}; there are {', '.join(sorted(CHANGES))}")
     if wanted is not None and not isinstance(wanted, MessageFilter):
@@ -109,6 +113,16 @@ def _chosen(
     chosen = wanted or conditions
     if chosen.heads and action not in HEAD_ACTIONS:
         raise ValueError(f"{action} is not an action on heads; there are {', '.join(HEAD_ACTIONS)}")
+    # `heads` alone filters nothing; a filter as a value may be empty: the admin showed the count.
+    is_filtered = wanted is not None or replace(conditions, heads=None) != MessageFilter()
+    if everything and is_filtered:
+        raise ValueError("select messages by a filter, or all by everything=True, not both")
+    if not everything and not is_filtered:
+        raise TypeError(
+            "operate() needs a filter: at least one of queue=, state=, handler=, type=, key=,"
+            " priority=, fingerprint=, since=, until=, metadata=; or everything=True, to act on"
+            " all messages"
+        )
     return chosen
 
 

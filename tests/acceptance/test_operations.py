@@ -43,7 +43,7 @@ def test_a_worker_is_killed_in_the_middle(start: Callable[..., Worker], beside: 
     try:
         with second_connection() as other:
             other.execute("select pg_advisory_lock(%s)", [STAND])
-            made = queues.operate("requeue")
+            made = queues.operate("requeue", everything=True)
             stands = lambda: bool(other.execute(STANDS, [STAND]).fetchall())  # noqa: E731
             killed.until(stands, "its second step stands still")
             assert Operation.objects.get().done == 1000

@@ -124,7 +124,7 @@ def test_a_step_rings_for_what_may_run_now(monkeypatch, action, columns, rings):
     monkeypatch.setattr(notify, "_last", {})
     add(**columns)
     with listening() as bell:
-        queues.operate(action)
+        queues.operate(action, everything=True)
         bell.heard()
         run_all()
         assert bell.heard() == rings
@@ -134,7 +134,7 @@ def test_a_step_rings_for_what_may_run_now(monkeypatch, action, columns, rings):
 @pytest.mark.parametrize("user_id", ["", "99999", "no key"])
 def test_the_user_may_be_gone(user_id):
     add(dead=-1)
-    made = queues.operate("discard", user_id=user_id)
+    made = queues.operate("discard", everything=True, user_id=user_id)
     run_all()
     assert stored(made).state == "done"
     assert not QueuedMessage.objects.exists()
@@ -148,7 +148,7 @@ def test_each_action_does_what_it_is_for():
         QueuedMessage.objects.all().delete()
         for columns in rows:
             add(key="k" if "blocked_by" in columns else None, **columns)
-        made = queues.operate(action)
+        made = queues.operate(action, everything=True)
         run_all()
         assert (action, stored(made).done) == (action, done)
         assert QueuedMessage.objects.filter(leased_until__isnull=False).count() == 1
@@ -157,7 +157,7 @@ def test_each_action_does_what_it_is_for():
 @pytest.mark.django_db
 def test_a_cancelled_operation_stops_where_it_is():
     insert_all({"dead": -1} for _ in range(1500))
-    made = queues.operate("discard")
+    made = queues.operate("discard", everything=True)
     take_step()
     assert queues.cancel_operation(made.pk)
     assert not queues.cancel_operation(made.pk)
@@ -170,7 +170,7 @@ def test_a_cancelled_operation_stops_where_it_is():
 def test_a_worker_that_dies_in_a_step_did_nothing_and_the_next_goes_on():
     """No step is half done, and no message is acted on twice."""
     insert_all({"dead": -1, "attempts": 3, "max_attempts": 3} for _ in range(2500))
-    made = queues.operate("requeue")
+    made = queues.operate("requeue", everything=True)
     take_step()
     with transaction.atomic():
         with connection.cursor() as cursor:
@@ -196,7 +196,7 @@ def test_a_worker_that_dies_in_a_step_did_nothing_and_the_next_goes_on():
 @pytest.mark.django_db(transaction=True)
 def test_a_locked_message_is_skipped_and_the_rest_done():
     held, free = add(dead=-1), add(dead=-1)
-    made = queues.operate("discard")
+    made = queues.operate("discard", everything=True)
     with second_connection() as other, other.transaction():
         other.execute("select 1 from django_mq_queuedmessage where id = %s for update", [held.pk])
         turn()
@@ -208,7 +208,8 @@ def test_a_locked_message_is_skipped_and_the_rest_done():
 @pytest.mark.django_db(transaction=True)
 def test_an_operation_that_the_database_refuses_fails_alone(monkeypatch):
     add(dead=-1)
-    bad, good = queues.operate("discard"), queues.operate("requeue")
+    bad = queues.operate("discard", everything=True)
+    good = queues.operate("requeue", everything=True)
 
     def refuse(cursor, ids):
         cursor.execute("select 1 / 0")
@@ -231,7 +232,8 @@ def test_an_operation_that_the_database_refuses_fails_alone(monkeypatch):
 def test_a_filter_that_cannot_be_read_fails_alone(bad, text):
     """Other programs also write rows."""
     add(dead=-1)
-    made, later = queues.operate("discard"), queues.operate("requeue")
+    made = queues.operate("discard", everything=True)
+    later = queues.operate("requeue", everything=True)
     Operation.objects.filter(pk=made.pk).update(filter=bad)
     turn()
     assert (stored(made).state, made.error[: len(text)]) == ("failed", text)
@@ -246,7 +248,7 @@ def test_whatever_a_filter_raises_ends_its_operation_alone(monkeypatch, error):
     def refuse(value):
         raise error("no filter")
 
-    made = queues.operate("discard")
+    made = queues.operate("discard", everything=True)
     monkeypatch.setattr(MessageFilter, "from_json", refuse)
     assert take_step() == (0, False)
     assert (stored(made).state, take_step()) == ("failed", None)
@@ -413,6 +415,28 @@ def test_what_is_asked_for_badly():
         queues.operate("cancel", MessageFilter(), queue="mail")
     with pytest.raises(ValueError, match="not an action on heads"):
         queues.operate("cancel", heads=True)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("given", [{}, {"queue": None, "type": None}, {"heads": True}], ids=str)
+def test_an_action_on_every_message_says_so(django_assert_num_queries, given):
+    """A variable that happens to be None is no reason to discard all dead letters."""
+    with django_assert_num_queries(0), pytest.raises(TypeError, match="everything=True"):
+        queues.operate("discard", **given)
+
+
+@pytest.mark.django_db
+def test_everything_is_no_filter_and_goes_with_none():
+    assert stored(queues.operate("discard", everything=True)).filter == {}
+    assert stored(queues.operate("discard", everything=True, heads=True)).filter == {"heads": True}
+    assert stored(queues.operate("discard", MessageFilter())).filter == {}  # the admin's
+    for wanted, given in ((None, {"queue": "mail"}), (MessageFilter(), {})):
+        with pytest.raises(ValueError, match=r"everything=True.*not both"):
+            queues.operate("discard", wanted, everything=True, **given)
+    with pytest.raises(ValueError, match="everything must be True or False"):
+        queues.operate("discard", everything="yes")
+    with pytest.raises(TypeError, match="everything=True"):
+        queues.operate("discard", everything=False)
 
 
 @pytest.mark.django_db
