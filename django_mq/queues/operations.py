@@ -14,6 +14,7 @@ from django.db import connections
 from django_mq.conf import alias_of, get_settings
 from django_mq.models import Operation
 from django_mq.operations.changes import CHANGES
+from django_mq.operations.filter_words import public_words
 from django_mq.operations.heads import HEAD_ACTIONS
 from django_mq.policy.message_filter import MessageFilter
 from django_mq.policy.routing import check_key, check_name
@@ -139,11 +140,20 @@ def _store(made: Operation, alias: str) -> Operation:
         made.last_id = filters.last_id(cursor)
     made.save(using=alias, force_insert=True)
     made.refresh_from_db(using=alias)
+    words = public_words(made.filter)
     logger.info(
-        "operation %d: %s requested for all messages that match",
+        "operation %d: %s requested%s for all messages that match (%s)",
         made.pk,
         made.action,
-        extra={"event": "operation_asked_for", "operation": made.pk, "action": made.action},
+        f" by {made.by}" if made.by else "",
+        words,
+        extra={
+            "event": "operation_asked_for",
+            "operation": made.pk,
+            "action": made.action,
+            "by": made.by,
+            "filter": words,
+        },
     )
     return made
 

@@ -426,6 +426,28 @@ def test_an_action_on_every_message_says_so(django_assert_num_queries, given):
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("given", "by", "filter"),
+    [
+        ({"queue": "mail", "state": "dead", "by": "ada"}, "ada", "state dead, queue mail"),
+        ({"everything": True}, "", "no filter"),
+        ({"metadata": {"patient": "Q4711"}}, "", "metadata ..."),
+    ],
+)
+def test_the_log_says_who_asked_for_what(caplog, given, by, filter):
+    """Without values of payloads and metadata; in the order of jsonb."""
+    caplog.set_level("INFO", "django_mq")
+    made = queues.operate("requeue", **given)
+    [record] = [each for each in caplog.records if each.event == "operation_asked_for"]
+    name = f" by {by}" if by else ""
+    assert record.getMessage() == (
+        f"operation {made.pk}: requeue requested{name} for all messages that match ({filter})"
+    )
+    assert (record.by, record.filter) == (by, filter)
+    assert "Q4711" not in str(vars(record))
+
+
+@pytest.mark.django_db
 def test_everything_is_no_filter_and_goes_with_none():
     assert stored(queues.operate("discard", everything=True)).filter == {}
     assert stored(queues.operate("discard", everything=True, heads=True)).filter == {"heads": True}
