@@ -108,16 +108,19 @@ def decide(state: UniqueState, on_duplicate: OnDuplicate) -> Decision:
 class Plan(NamedTuple):
     """The combined effect of the messages of one id, and the verdict on each.
 
-    `content` and `due` are the indexes of the messages whose content and due time are written;
-    None if the stored value stays. `dues` are those of all messages that set the due time, in
-    order; `due` is the last of them.
+    `content` is the index of the message whose content is written; None if the stored one stays.
+    `dues` are the indexes of all messages that set the due time, in order.
     """
 
     action: Action
     content: int | None
-    due: int | None
-    verdicts: tuple[Verdict, ...]
     dues: tuple[int, ...]
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def due(self) -> int | None:
+        """The index of the message whose due time is written; None if the stored one stays."""
+        return self.dues[-1] if self.dues else None
 
 
 def plan(state: UniqueState, on_duplicate: Sequence[OnDuplicate]) -> Plan:
@@ -131,11 +134,11 @@ def plan(state: UniqueState, on_duplicate: Sequence[OnDuplicate]) -> Plan:
     >>> [verdict.outcome for verdict in found.verdicts]
     ['added', 'updated', 'duplicate', 'debounced']
     >>> plan(UniqueState.FREE, ["skip", "update"])[:3]
-    (<Action.ADD: 'add'>, 1, 0)
+    (<Action.ADD: 'add'>, 1, (0,))
     >>> plan(UniqueState.WAITING, ["debounce"])[:3]
-    (<Action.CHANGE: 'change'>, None, 0)
+    (<Action.CHANGE: 'change'>, None, (0,))
     >>> plan(UniqueState.IN_FLIGHT, ["requeue", "rerun"])[:3]
-    (<Action.PUT_ASIDE: 'put aside'>, 1, 1)
+    (<Action.PUT_ASIDE: 'put aside'>, 1, (0, 1))
     """
     action = Action.NOTHING
     content: int | None = None
@@ -154,4 +157,4 @@ def plan(state: UniqueState, on_duplicate: Sequence[OnDuplicate]) -> Plan:
             dues.append(index)
         if decision.action is Action.ADD:
             state = UniqueState.WAITING
-    return Plan(action, content, dues[-1] if dues else None, tuple(verdicts), tuple(dues))
+    return Plan(action, content, tuple(dues), tuple(verdicts))

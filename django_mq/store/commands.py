@@ -63,7 +63,7 @@ def order(
     return [row[0] for row in cursor.fetchall()]
 
 
-#: What workers listen on for commands.
+#: The channel on which workers hear of commands.
 CHANNEL = "django_mq_commands"
 RING = f"select pg_notify('{CHANNEL}', '')"
 

@@ -14,7 +14,8 @@ def is_enabled() -> bool:
     return get_settings().wakeup != "poll"
 
 
-#: What workers listen on: one channel, and no payload, since every login may listen.
+#: The channel on which workers hear of due messages: one, and without payloads, since every login
+#: may listen.
 CHANNEL = "django_mq"
 
 # A NOTIFY writes a commit record, so without synchronous_commit=off the commit would wait for the

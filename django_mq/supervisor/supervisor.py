@@ -222,8 +222,12 @@ class Supervisor:
         elif slot.overran:
             self._on_died(slot, f"process {pid} was ended")
         elif slot.failure:
-            failed = f"process {pid} failed ({slot.failure})"
-            self._on_died(slot, failed, lost=failed.partition(":")[0] + ")")
+            error_class = slot.failure.partition(":")[0]
+            self._on_died(
+                slot,
+                f"process {pid} failed ({slot.failure})",
+                lost=f"process {pid} failed ({error_class})",
+            )
         else:
             self._on_died(slot, f"process {pid} {child_process.describe_exit(status)}")
 
