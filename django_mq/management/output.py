@@ -23,7 +23,7 @@ WORKER_HEADERS = (
     "queues",
     "running",
     "wakeup",
-    "started",
+    "uptime",
     "last seen",
 )
 
@@ -129,6 +129,6 @@ def _worker(worker: WorkerProcess) -> tuple[object, ...]:
         " ".join(worker.queues) or ("-" if "queues" in worker.unreadable else "all"),
         len(worker.running),
         worker.wakeup,
-        f"{span(worker.last_seen - worker.started_at + worker.silent)} ago",
+        span(worker.last_seen - worker.started_at),
         f"{span(worker.silent)} ago",
     )

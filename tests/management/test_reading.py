@@ -93,7 +93,7 @@ class TestStatus:
         beat("c" * 32, host="web3", pid=43, wakeup="poll", seen=-90)
         found = rows(run("mq_status"))
         assert " ".join(found["aaaaaaaa"]) == (
-            "aaaaaaaa web1 41 alive mail shop.* 2 notify 2 h 3 min ago 0 s ago"
+            "aaaaaaaa web1 41 alive mail shop.* 2 notify 2 h 3 min 0 s ago"
         )
         assert found["bbbbbbbb"][3:7] == ["draining", "all", "0", "degraded"]
         assert found["cccccccc"][3] == "gone"
