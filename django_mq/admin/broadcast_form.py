@@ -14,7 +14,7 @@ from django_mq.exceptions import InvalidName, InvalidOption, InvalidPayload, Rou
 from django_mq.messages.classes import class_of_type
 from django_mq.policy.column_bounds import MAX_PRIORITY, MIN_PRIORITY
 from django_mq.policy.metadata import check_metadata
-from django_mq.policy.routing import check_key, check_name
+from django_mq.policy.names import check_key, check_name
 
 
 def _suggesting(name: str) -> forms.TextInput:

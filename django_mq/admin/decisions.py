@@ -20,7 +20,7 @@ from django_mq.admin.bounds import TookTooLong, writing
 from django_mq.admin.queue_rows import QueueRowsAdmin
 from django_mq.exceptions import InvalidName
 from django_mq.models import QueueState
-from django_mq.policy.routing import check_name
+from django_mq.policy.names import check_name
 from django_mq.queues.decisions import MAX_IN_FLIGHT
 
 #: The offered pauses in seconds; the empty one lasts until the queue is resumed.

@@ -16,7 +16,7 @@ from django_mq.handlers.cron import times_of
 from django_mq.handlers.periodic import check_type
 from django_mq.models import Schedule
 from django_mq.policy.metadata import check_metadata
-from django_mq.policy.routing import check_name
+from django_mq.policy.names import check_name
 
 if TYPE_CHECKING:
     StockForm = forms.ModelForm[Schedule]

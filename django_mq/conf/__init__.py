@@ -33,9 +33,10 @@ from django_mq.conf.readers import (
     read_fields,
     setting_error,
 )
-from django_mq.exceptions import InvalidOption, short_repr
+from django_mq.exceptions import InvalidOption
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.encoding import encode
+from django_mq.values import short_repr
 
 DAY = 86400.0
 #: Deeper JSON comes close to the recursion limit of Python's own encoder.

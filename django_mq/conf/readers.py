@@ -13,10 +13,10 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
-from django_mq.exceptions import as_seconds, short_repr
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.column_bounds import MAX_INTEGER, MAX_SPAN_SECONDS
-from django_mq.policy.routing import RULE, check_name
+from django_mq.policy.names import RULE, check_name
+from django_mq.values import as_seconds, short_repr
 
 Reader = Callable[[Any], Any]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload, When
+from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload
 from django_mq.executor import forks, replies, reports
 from django_mq.executor.call_timeout import CallTimeout, Timeout
 from django_mq.executor.calls import surrounded, surroundings
@@ -19,6 +19,7 @@ from django_mq.executor.ended import ACKED, Ended, FailureEnd, Settled
 from django_mq.executor.leased_delivery import LeasedDelivery
 from django_mq.executor.tasks import Line, Task
 from django_mq.messages import ClaimedRow, Delivery, Fence
+from django_mq.values import When
 
 P = ParamSpec("P")
 T = TypeVar("T")

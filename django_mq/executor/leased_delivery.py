@@ -12,13 +12,14 @@ from typing import Any, ParamSpec, TypeVar
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections, transaction
 
-from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost, as_seconds, short_repr
+from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost
 from django_mq.executor import forks, history_rules, replies, settle_effects
 from django_mq.executor.call_timeout import Timeout
 from django_mq.messages import ClaimedRow, Delivery, Fence
 from django_mq.policy.backoff import MAX_WAIT
 from django_mq.store import Cursor, history, leases, notify, open_transaction, settle
 from django_mq.store.results import Reply
+from django_mq.values import as_seconds, short_repr
 
 P = ParamSpec("P")
 T = TypeVar("T")

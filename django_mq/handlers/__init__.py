@@ -8,7 +8,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from django_mq.exceptions import BroadcastError, InvalidHandler, Seconds
+from django_mq.exceptions import BroadcastError, InvalidHandler
 from django_mq.handlers.callables import check_function, name_of, source_of
 from django_mq.handlers.options import (
     check_flags,
@@ -48,6 +48,7 @@ from django_mq.handlers.registry import (
 from django_mq.handlers.typed import refusal, typed
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.column_bounds import check_version
+from django_mq.values import Seconds
 
 __all__ = [
     "REPLAY",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django_mq.exceptions import InvalidHandler, InvalidName
-from django_mq.policy.routing import check_name
+from django_mq.policy.names import check_name
 
 
 def check_function(function: object) -> bool:

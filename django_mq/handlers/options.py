@@ -9,11 +9,13 @@ from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
 
-from django_mq.exceptions import InvalidHandler, InvalidName, as_seconds
+from django_mq.exceptions import InvalidHandler, InvalidName
 from django_mq.handlers.callables import shown
 from django_mq.policy.backoff import MAX_WAIT, RetryPolicy
 from django_mq.policy.column_bounds import MAX_SPAN_SECONDS
-from django_mq.policy.routing import TASKS, check_name, check_pattern, plain_types
+from django_mq.policy.names import check_name, check_pattern
+from django_mq.policy.routing import TASKS, plain_types
+from django_mq.values import as_seconds
 
 
 def check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_mq.exceptions import InvalidName, InvalidOption, MQError, Seconds, as_seconds
+from django_mq.exceptions import InvalidName, InvalidOption, MQError
 from django_mq.handlers import registry
 from django_mq.handlers.callables import is_django_task, shown
 from django_mq.handlers.cron import times_of
@@ -21,7 +21,9 @@ from django_mq.messages.classes import class_of, message_class
 from django_mq.policy.column_bounds import MAX_SPAN_SECONDS
 from django_mq.policy.due_times import CATCH_UP, OVERLAP, CatchUp, Overlap
 from django_mq.policy.metadata import check_metadata
-from django_mq.policy.routing import TASKS, check_name
+from django_mq.policy.names import check_name
+from django_mq.policy.routing import TASKS
+from django_mq.values import Seconds, as_seconds
 
 if TYPE_CHECKING:
     from django_mq.conf import Settings

@@ -12,9 +12,9 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from django_mq.conf.local_time import utc_now
-from django_mq.exceptions import as_seconds
 from django_mq.policy.column_bounds import FIRST_TIME, MAX_INTEGER, id_of
 from django_mq.policy.error_text import one_line
+from django_mq.values import as_seconds
 
 
 def wrong_arguments(text: str) -> CommandError:

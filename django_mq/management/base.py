@@ -22,7 +22,7 @@ from django_mq.management.arguments import wrong_arguments
 from django_mq.management.output import as_json
 from django_mq.management.serving import unknown_queue_warning
 from django_mq.policy.error_text import one_line
-from django_mq.policy.routing import check_name
+from django_mq.policy.names import check_name
 from django_mq.queues import Changed
 from django_mq.queues.doctor.schema import unapplied_migrations
 from django_mq.supervisor.output import discard

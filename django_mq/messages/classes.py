@@ -13,7 +13,7 @@ from django_mq.messages.adapters import codec_of, is_supported
 from django_mq.messages.codecs import Codec
 from django_mq.messages.scalars import Mismatch
 from django_mq.policy.column_bounds import check_version
-from django_mq.policy.routing import check_name
+from django_mq.policy.names import check_name
 
 C = TypeVar("C", bound=type)
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]

@@ -10,8 +10,9 @@ from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
-from django_mq.exceptions import UnreadablePayload, When
+from django_mq.exceptions import UnreadablePayload
 from django_mq.policy.routing import TASKS
+from django_mq.values import When
 
 P = ParamSpec("P")
 T = TypeVar("T")

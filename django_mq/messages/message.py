@@ -7,9 +7,10 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from django_mq.exceptions import InvalidName, When
+from django_mq.exceptions import InvalidName
 from django_mq.messages.classes import class_of
 from django_mq.policy.backoff import RetryPolicy
+from django_mq.values import When
 
 if TYPE_CHECKING:
     from django_mq.messages.adapters import MessageInstance

@@ -10,17 +10,17 @@ from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
 from django_mq.conf import get_settings
-from django_mq.exceptions import When
 from django_mq.messages import BulkReceipt, Cancelled, Message, MessageInstance, Receipt
 from django_mq.outbox.notify import ring_for_next
 from django_mq.outbox.options import check_integer, options_of
 from django_mq.outbox.send import queue_connection, send, send_durably, send_many, send_stream
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.column_bounds import MAX_BIGINT
-from django_mq.policy.routing import check_key, check_name
+from django_mq.policy.names import check_key, check_name
 from django_mq.policy.uniqueness import OnDuplicate
 from django_mq.store import free_unique_ids, operators
 from django_mq.store.cancel import cancel as cancel_waiting
+from django_mq.values import When
 
 
 def broadcast(

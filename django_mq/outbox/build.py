@@ -17,7 +17,8 @@ from django_mq.outbox.origin import merged_json, origin_metadata
 from django_mq.outbox.write import CallQueues
 from django_mq.policy.column_bounds import MAX_INTEGER, MAX_PRIORITY, MIN_PRIORITY
 from django_mq.policy.metadata import check_metadata
-from django_mq.policy.routing import TASKS, check_key, check_name
+from django_mq.policy.names import check_key, check_name
+from django_mq.policy.routing import TASKS
 from django_mq.store.rows import NewRow, Rows
 
 if TYPE_CHECKING:

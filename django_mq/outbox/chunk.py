@@ -13,7 +13,7 @@ from django_mq.outbox.build import RowBuilder
 from django_mq.outbox.dedupe_plan import Candidate
 from django_mq.outbox.options import unique_seconds
 from django_mq.outbox.write import RowWriter
-from django_mq.policy.routing import check_key
+from django_mq.policy.names import check_key
 from django_mq.store.rows import NewRow, Rows
 
 T = TypeVar("T")

@@ -8,13 +8,14 @@ from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, ParamSpec, TypeVar, get_args
 
-from django_mq.exceptions import InvalidOption, When, as_seconds, checked_when, short_repr
+from django_mq.exceptions import InvalidOption
 from django_mq.messages import Message
 from django_mq.policy.backoff import BackoffStrategy, RetryPolicy
 from django_mq.policy.column_bounds import FIRST_TIME, LAST_TIME
-from django_mq.policy.routing import check_key
+from django_mq.policy.names import check_key
 from django_mq.policy.uniqueness import OnDuplicate
 from django_mq.store.rows import NewRow
+from django_mq.values import When, as_seconds, checked_when, short_repr
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,7 +12,8 @@ from copy import copy
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, cast
 
-from django_mq.exceptions import InvalidOption, Seconds, as_seconds, short_repr
+from django_mq.exceptions import InvalidOption
+from django_mq.values import Seconds, as_seconds, short_repr
 
 #: Returns a number in [0, 1), as `random.random` does; passed in, so that tests choose it.
 Random = Callable[[], float]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from django_mq.exceptions import in_utc
 from django_mq.policy.column_bounds import MAX_BIGINT
+from django_mq.values import in_utc
 
 #: Both states in which a worker has a message.
 IN_FLIGHT = "in_flight"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from django_mq.exceptions import InvalidOption, short_repr
+from django_mq.exceptions import InvalidOption
 from django_mq.policy.column_bounds import MAX_NAME
+from django_mq.values import short_repr
 
 #: The prefix of metadata keys that only django_mq writes.
 RESERVED = "mq."

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from django_mq.exceptions import Reject, Retry, Snooze, UnexpectedPayload, checked_when
+from django_mq.exceptions import Reject, Retry, Snooze, UnexpectedPayload
 from django_mq.policy.backoff import MAX_WAIT, BackoffFailed, Random, RetryPolicy
 from django_mq.policy.error_text import Failure, describe, one_line
 from django_mq.policy.stack import Frame
+from django_mq.values import checked_when
 
 #: Seconds that a message waits if the callable of its policy fails.
 WAIT_WITHOUT_POLICY = 1.0

@@ -20,7 +20,7 @@ from django_mq.conf import alias_of
 from django_mq.operations import changes
 from django_mq.operations.changes import CHANGES, Change
 from django_mq.policy.column_bounds import MAX_BIGINT
-from django_mq.policy.routing import check_key
+from django_mq.policy.names import check_key
 from django_mq.queues.arguments import check_fingerprint, check_names, flag, seconds, whole_number
 from django_mq.queues.transactions import reading, writing
 from django_mq.store import select_messages as selection

@@ -14,13 +14,13 @@ from django.db import transaction
 
 from django_mq import signals
 from django_mq.conf import alias_of, get_settings
-from django_mq.exceptions import When, checked_when
 from django_mq.policy.column_bounds import MAX_INTEGER
-from django_mq.policy.routing import check_name
+from django_mq.policy.names import check_name
 from django_mq.queues.arguments import MAX_SECONDS
 from django_mq.queues.transactions import wake, writing
 from django_mq.store import queue_backoff
 from django_mq.store import queues as store
+from django_mq.values import When, checked_when
 
 logger = logging.getLogger("django_mq")
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from django_mq.conf import alias_of, get_settings
 from django_mq.conf.local_time import aware
-from django_mq.exceptions import InvalidOption, NotWaiting, short_repr
+from django_mq.exceptions import InvalidOption, NotWaiting
 from django_mq.messages import Message
 from django_mq.messages.classes import class_of_type
 from django_mq.outbox.options import check_integer, moments
@@ -17,6 +17,7 @@ from django_mq.policy.column_bounds import MAX_PRIORITY, MIN_PRIORITY
 from django_mq.queues.arguments import whole_number
 from django_mq.queues.transactions import wake, writing
 from django_mq.store import editing as store
+from django_mq.values import short_repr
 
 logger = logging.getLogger("django_mq")
 

@@ -12,7 +12,7 @@ from django_mq.conf import alias_of, get_settings
 from django_mq.models import HandledMessage
 from django_mq.outbox.replay import Replays
 from django_mq.policy.column_bounds import id_of
-from django_mq.policy.routing import check_key
+from django_mq.policy.names import check_key
 from django_mq.queues.actions import Changed, Ids, checked_ids, log_changed
 from django_mq.queues.arguments import Moment, check_moment, check_names, past_moment, whole_number
 from django_mq.queues.transactions import reading

@@ -17,7 +17,7 @@ from django_mq.operations.changes import CHANGES
 from django_mq.operations.filter_words import public_words
 from django_mq.operations.heads import HEAD_ACTIONS
 from django_mq.policy.message_filter import MessageFilter
-from django_mq.policy.routing import check_key, check_name
+from django_mq.policy.names import check_key, check_name
 from django_mq.queues.arguments import flag, operator_name, whole_number
 from django_mq.queues.transactions import writing
 from django_mq.store import message_filters as filters

@@ -20,7 +20,7 @@ from django_mq.handlers.cron import in_words, times_of
 from django_mq.messages import Receipt
 from django_mq.models import Schedule
 from django_mq.policy.due_times import PUNCTUAL
-from django_mq.policy.routing import check_name
+from django_mq.policy.names import check_name
 from django_mq.queues.arguments import whole_number
 from django_mq.queues.transactions import writing
 from django_mq.schedules.firing import fire_now

@@ -11,7 +11,7 @@ from django.db import connections
 from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage
 from django_mq.operations.heads import ordered_queues, skipping_queues
-from django_mq.policy.routing import check_name
+from django_mq.policy.names import check_name
 from django_mq.queues.arguments import whole_number
 from django_mq.queues.transactions import reading
 from django_mq.store import waiting_behind as store

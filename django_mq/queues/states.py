@@ -8,7 +8,7 @@ from typing import Literal, overload
 
 from django_mq.conf import alias_of, get_settings
 from django_mq.models import QueuedMessage
-from django_mq.policy.routing import check_name
+from django_mq.policy.names import check_name
 from django_mq.queues.arguments import whole_number
 from django_mq.queues.stalled import PRIVATE
 from django_mq.queues.transactions import reading

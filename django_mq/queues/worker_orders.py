@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from django_mq.conf import alias_of
 from django_mq.models import WorkerCommand
-from django_mq.policy.routing import check_name
+from django_mq.policy.names import check_name
 from django_mq.queues.arguments import names_in, operator_name
 from django_mq.queues.transactions import writing
 from django_mq.states import GONE_AFTER

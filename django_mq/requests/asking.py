@@ -9,7 +9,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_mq.exceptions import CannotWait, When
+from django_mq.exceptions import CannotWait
 from django_mq.messages import Message, MessageInstance
 from django_mq.outbox.blocks import in_transaction
 from django_mq.outbox.options import options_of
@@ -17,6 +17,7 @@ from django_mq.outbox.send import queue_connection, send, send_durably
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.requests.collecting import TIMEOUT, acollect, collect, seconds_of
 from django_mq.requests.pending import PendingReply
+from django_mq.values import When
 
 ASK_IN_ATOMIC = """\
 ask() inside an atomic() block on the database {alias!r}, or while autocommit is off, would wait \

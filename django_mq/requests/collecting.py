@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from asgiref.sync import sync_to_async
 from django.utils.asyncio import async_unsafe
 
-from django_mq.exceptions import as_seconds
 from django_mq.executor.deadline import Deadline
+from django_mq.values import as_seconds
 
 if TYPE_CHECKING:
     from django_mq.exceptions import ReplyTimeout

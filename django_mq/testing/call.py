@@ -23,7 +23,8 @@ from django_mq.messages.classes import class_of
 from django_mq.outbox.options import check_integer
 from django_mq.outbox.send import queue_connection
 from django_mq.policy.backoff import MAX_ATTEMPTS
-from django_mq.policy.routing import check_key, check_name, plain_types
+from django_mq.policy.names import check_key, check_name
+from django_mq.policy.routing import plain_types
 from django_mq.store import Cursor
 
 _delivered = count(1)

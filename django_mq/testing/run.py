@@ -10,17 +10,17 @@ from typing import Literal, overload
 from django.db import transaction
 
 from django_mq.conf import get_settings
-from django_mq.exceptions import When, checked_when
 from django_mq.executor.watched_connection import is_watched
 from django_mq.outbox import backlog
 from django_mq.outbox.blocks import in_own_atomic
 from django_mq.outbox.send import queue_connection
-from django_mq.policy.routing import check_name
+from django_mq.policy.names import check_name
 from django_mq.requests.pending import test_runners
 from django_mq.schedules.declaring import declare_all
 from django_mq.schedules.firing import fire_until
 from django_mq.store import Cursor, schedules
 from django_mq.store import testing as store
+from django_mq.values import When, checked_when
 from django_mq.worker.inline_run import InlineFailure, InlineRun, add_note
 
 #: How to treat the errors that handlers raise.

@@ -9,10 +9,10 @@ from datetime import timedelta
 from django.db import connections
 
 from django_mq.conf import MAX_ASYNC_SLOTS, MAX_BATCH_SIZE, MAX_THREADS, alias_of, get_settings
-from django_mq.exceptions import as_seconds, short_repr
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.policy.column_bounds import MAX_INTEGER
-from django_mq.policy.routing import check_pattern
+from django_mq.policy.names import check_pattern
+from django_mq.values import as_seconds, short_repr
 from django_mq.worker.commands import EndProcess
 from django_mq.worker.orders import Orders
 from django_mq.worker.recovery import DeadWorker

@@ -24,9 +24,9 @@ from django_mq.contrib.tasks.compat import (
     TaskContext,
     task_backends,
 )
-from django_mq.exceptions import When
 from django_mq.policy.backoff import BackoffStrategy
 from django_mq.policy.uniqueness import OnDuplicate
+from django_mq.values import When
 
 P = ParamSpec("P")
 R = TypeVar("R")

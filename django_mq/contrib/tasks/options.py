@@ -24,12 +24,14 @@ from django_mq.conf.readers import (
 )
 from django_mq.contrib.tasks.compat import DEFAULT_TASK_BACKEND_ALIAS, InvalidTask, Task
 from django_mq.contrib.tasks.message_task import Named
-from django_mq.exceptions import InvalidName, MQError, as_seconds, checked_when, short_repr
+from django_mq.exceptions import InvalidName, MQError
 from django_mq.messages import Message
 from django_mq.outbox.options import check_unique
 from django_mq.policy.backoff import RetryPolicy
-from django_mq.policy.routing import TASKS, check_key, check_name
+from django_mq.policy.names import check_key, check_name
+from django_mq.policy.routing import TASKS
 from django_mq.store.kept_results import OPTIONS
+from django_mq.values import as_seconds, checked_when, short_repr
 
 NEVER = RetryPolicy.never()
 #: The `on_duplicate` options that a task may have.

@@ -25,9 +25,10 @@ from django_mq.contrib.tasks.compat import (
 )
 from django_mq.contrib.tasks.errors import TaskInterrupted
 from django_mq.contrib.tasks.options import NEVER, option, stored_options
-from django_mq.exceptions import Reject, as_seconds
+from django_mq.exceptions import Reject
 from django_mq.handlers import Handler
 from django_mq.messages import ClaimedRow, Delivery
+from django_mq.values import as_seconds
 
 
 class TaskRunner:

@@ -16,7 +16,8 @@ from django_mq.management.arguments import wrong_arguments
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json, table
 from django_mq.messages.classes import class_of_type
-from django_mq.policy.routing import Explanation, check_name
+from django_mq.policy.names import check_name
+from django_mq.policy.routing import Explanation
 
 
 class Command(OperatorCommand):

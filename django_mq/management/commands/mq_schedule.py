@@ -15,7 +15,7 @@ from django_mq.management.arguments import wrong_arguments
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json, table
 from django_mq.models import Schedule
-from django_mq.policy.routing import check_name
+from django_mq.policy.names import check_name
 from django_mq.queues.scheduling import no_schedule, state_of, timing_of
 
 ACTIONS = ("list", "run", "enable", "disable", "next")
