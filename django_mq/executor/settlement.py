@@ -113,17 +113,13 @@ class Settlement:
                 is_kept = isinstance(error, LockNotAvailable) and (
                     monotonic() > once_after or self.outage.stopped()
                 )
-                if is_kept or not is_conflict(error) or conflicts > MAX_CONFLICTS:
-                    if not (careful or is_kept) and settle_effects.needing_transaction(ended):
-                        return self.settle(
-                            ended, careful=True, doubtful=doubtful, once_after=once_after
-                        )
+                if is_conflict(error) and not is_kept and conflicts <= MAX_CONFLICTS:
+                    continue
+                if careful or is_kept or not settle_effects.needing_transaction(ended):
                     return self._refused(ended[0], error)
+                careful, conflicts, answers = True, 0, 0
         self.outage.end()
-        for each in ended if tried.lost else ():
-            if each.delivery.id in tried.lost:
-                reports.lease_lost(each.delivery)
-        return ends_or_lost(ended, tried.lost)
+        return _reported_ends(ended, tried.lost)
 
     def _settle_singly(self, ended: Sequence[Ended], *, doubtful: bool) -> list[Ended]:
         once_after = monotonic() + LOCKED_SECONDS
@@ -200,6 +196,13 @@ class Settlement:
             failed = self._context.failure_end(ended.delivery, error, ended.seconds)
             return self.settle([failed])
         return ends_or_lost([ended], {ended.delivery.id})
+
+
+def _reported_ends(ended: Sequence[Ended], lost: set[int]) -> list[Ended]:
+    for each in ended if lost else ():
+        if each.delivery.id in lost:
+            reports.lease_lost(each.delivery)
+    return ends_or_lost(ended, lost)
 
 
 def settle_all(cursor: Cursor, ended: Sequence[Ended], *, careful: bool = False) -> set[int]:
