@@ -97,12 +97,12 @@ def test_a_transaction_left_open_is_rolled_back(
 
 @pytest.mark.usefixtures("_other")
 def test_the_handlers_own_error_is_kept() -> None:
-    @handler("#", queue="mail", name="h", retry=RetryPolicy.never())
+    @handler("#", queue="mail", name="h")
     def h(delivery: Any) -> None:
         raw_begin()
         raise ValueError("no such order")
 
-    add(handler="h")
+    add(handler="h", max_attempts=1)
     assert Worker(queues=["mail"], max_seconds=60).run(until_empty=True)
     assert FailedAttempt.objects.get().error_class == "ValueError"
 
