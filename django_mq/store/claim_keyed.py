@@ -89,7 +89,8 @@ select line.queue, line.handler, line.key, line.n
  limit %(limit)s
 """
 
-# The head of a line is its first row; with skip_dead, the first that is not dead. With key =
+# The head of a line is its first row; with skip_dead, the first that is not dead. A row whose key
+# has changed since the snapshot is in a line that is not locked: it is left out. With key =
 # line.key, or an order by id alone, the planner may scan the primary key, over every row settled
 # since the last vacuum: 10 ms instead of 0.01. While a session holds a snapshot, each lookup walks
 # over the dead entries of its key: one per line, and for rows behind taken ones only from these on.
@@ -105,9 +106,9 @@ with seen as materialized ({_WINDOW}), line as materialized (
             / greatest((select count(*) from line), 1) + 1,
         1) as each
 ), run as (
-    select row_.id, row_.n, row_number() over run as ordinal, bool_and(row_.ok) over run as unbroken
+    select row_.*, row_number() over run as ordinal, bool_and(row_.ok) over run as unbroken
       from (
-        select m.id, line.n, m.ok
+        select m.id, line.key, line.n, m.ok
           from line
          cross join lateral (
             select m.id,
@@ -123,17 +124,17 @@ with seen as materialized ({_WINDOW}), line as materialized (
       ) row_
     window run as (partition by row_.n order by row_.id)
 ), chosen as materialized (
-    select run.id, run.n, run.ordinal, true as lined from run where run.unbroken
+    select run.id, run.key, run.n, run.ordinal, true as lined from run where run.unbroken
     union all
-    select seen.id, seen.n, 1, false from seen where seen.key is null
+    select seen.id, null, seen.n, 1, false from seen where seen.key is null
 ), locked as materialized (
     select m.id, m.payload::text as payload, chosen.n, chosen.ordinal, chosen.lined
       from (select * from chosen order by ordinal, n) chosen
      cross join lateral (
         select m.id, m.payload
           from django_mq_queuedmessage m
-         where m.id = chosen.id and m.dead_at is null and m.leased_until is null
-           and m.processable_after <= statement_timestamp()
+         where m.id = chosen.id and m.key is not distinct from chosen.key and m.dead_at is null
+           and m.leased_until is null and m.processable_after <= statement_timestamp()
            for no key update skip locked
      ) m
      limit %(limit)s

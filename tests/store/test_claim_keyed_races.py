@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -105,17 +106,16 @@ def claimed_by(statement: str) -> list[int]:
     }
     with second_connection() as third, third.cursor() as mine, third.transaction():
         mine.execute(statement, given)
-        return sorted(row[0] for row in mine.fetchall())
+        return sorted(row[0] for row in mine.fetchall() if row[0] is not None)
 
 
-def test_a_head_that_changes_between_snapshot_and_lock_is_taken_all_the_same(
-    cursor: Cursor, other: psycopg.Connection[Any]
-) -> None:
-    """Trap 1: joined by ctid, the claim took the followers of a head updated in between.
+def claimed_while(
+    cursor: Cursor, other: psycopg.Connection[Any], change: str, values: Sequence[object]
+) -> list[int]:
+    """Claim the line (mail, h, k); `change` commits between the claim's snapshot and its locks.
 
-    A row of another table stops the statement between its snapshot and its locks.
+    An advisory lock stops the statement there. Returns the ids.
     """
-    messages = [keyed(), keyed(), keyed()]
     slow = CLAIM_LINES.replace(
         "), locked as materialized (",
         "), stop as materialized (select pg_advisory_xact_lock(4711)), locked as materialized (",
@@ -130,9 +130,28 @@ def test_a_head_that_changes_between_snapshot_and_lock_is_taken_all_the_same(
     thread = threading.Thread(target=lambda: took.extend(claimed_by(slow)))
     thread.start()
     until_any_blocked(event="advisory")
-    cursor.execute(
-        "update django_mq_queuedmessage set last_error = 'touched' where id = %s", [messages[0].pk]
-    )
+    cursor.execute(change, values)
     other.rollback()
     thread.join(30)
-    assert took == pks(*messages)
+    return took
+
+
+def test_a_head_that_changes_between_snapshot_and_lock_is_taken_all_the_same(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    """Trap 1: joined by ctid, the claim took the followers of a head updated in between."""
+    messages = [keyed(), keyed(), keyed()]
+    touch = "update django_mq_queuedmessage set last_error = 'touched' where id = %s"
+    assert claimed_while(cursor, other, touch, [messages[0].pk]) == pks(*messages)
+
+
+@pytest.mark.parametrize("key", ["k", None])
+def test_a_message_that_joins_another_line_before_it_is_locked_is_not_taken(
+    cursor: Cursor, other: psycopg.Connection[Any], key: str | None
+) -> None:
+    """Guarantee 8: a message of its new line may be running. `on_duplicate` can change the key."""
+    moved, follower = keyed(key), keyed(key)
+    move = "update django_mq_queuedmessage set key = 'another' where id = %s"
+    took = claimed_while(cursor, other, move, [moved.pk])
+    assert took == ([] if key else [follower.pk])
+    assert ids(take(cursor)) == ([moved.pk, follower.pk] if key else [moved.pk])
