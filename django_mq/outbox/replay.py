@@ -62,6 +62,7 @@ class Replays:
             metadata=past.metadata or "{}",
             priority=past.priority,
             key=past.key,
+            wants_result=not handler.patterns,  # a task, and each task has a result
             ordered=options.ordered,
         )
 

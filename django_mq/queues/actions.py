@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from django.db import OperationalError
+from django.db import OperationalError, connections
 from psycopg.errors import LockNotAvailable
 
 from django_mq.conf import alias_of
@@ -177,10 +177,15 @@ def _change(event: str, change: Change, ids: Sequence[int], alias: str) -> Chang
         try:
             with writing(alias) as cursor:
                 done = set(change(cursor, chunk))
-        except OperationalError as error:
-            if not isinstance(error.__cause__, LockNotAvailable):
-                raise
-            break  # wait for a lock at most once: the rest counts as skipped
+        except BaseException as error:
+            if isinstance(error, OperationalError) and isinstance(
+                error.__cause__, LockNotAvailable
+            ):
+                break  # wait for a lock at most once: the rest counts as skipped
+            if changed and not connections[alias].in_atomic_block:  # those chunks are committed
+                left = Changed(tuple(changed), len(ids) - len(changed))
+                log_changed(event, left, " before it was interrupted")
+            raise
         changed += [id for id in chunk if id in done]
     result = Changed(tuple(changed), len(ids) - len(changed))
     log_changed(event, result)

@@ -115,6 +115,21 @@ def replay(
 def _chunks(
     alias: str, chosen: store.Filter, limit: int | None, *, with_content: bool
 ) -> Iterator[list[store.PastMessage]]:
+    """Yield the messages in chunks; of many ids, each statement gets only its own."""
+    if chosen.ids is None:
+        yield from _pages(alias, chosen, limit, with_content=with_content)
+        return
+    left = limit
+    for start in range(0, len(chosen.ids), CHUNK):
+        some = chosen._replace(ids=chosen.ids[start : start + CHUNK])
+        for found in _pages(alias, some, left, with_content=with_content):
+            yield found
+            left = None if left is None else left - len(found)
+
+
+def _pages(
+    alias: str, chosen: store.Filter, limit: int | None, *, with_content: bool
+) -> Iterator[list[store.PastMessage]]:
     after, left = 0, limit
     while left is None or left > 0:
         size = CHUNK if left is None else min(CHUNK, left)

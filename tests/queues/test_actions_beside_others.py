@@ -184,3 +184,44 @@ def test_the_log_keeps_a_trace(caplog):
     assert record.message_ids == (message.pk,)
     assert str(message.pk) in record.getMessage()
     assert "canary" not in record.getMessage()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OperationalError])
+@pytest.mark.django_db(transaction=True)
+def test_the_log_keeps_a_trace_of_an_action_that_was_interrupted(caplog, monkeypatch, error):
+    """Guarantee 14: chunks that are committed are logged, though the next one fails."""
+    monkeypatch.setattr(acting, "CHUNK", 1)
+    first, second = add(dead=-1).pk, add(dead=-1).pk
+    remove = acting.changes.remove
+
+    def remove_one(cursor, ids, **options):
+        if second in ids:
+            raise error
+        return remove(cursor, ids, **options)
+
+    monkeypatch.setattr(acting.changes, "remove", remove_one)
+    with caplog.at_level(logging.INFO, logger="django_mq"), pytest.raises(error):
+        queues.purge(ids=[first, second])
+    assert list(QueuedMessage.objects.values_list("pk", flat=True)) == [second]
+    [record] = caplog.records
+    assert (record.event, record.message_ids) == ("messages_purged", (first,))
+    assert "interrupted" in record.getMessage()
+
+
+def test_a_failed_action_in_the_callers_transaction_leaves_no_trace(caplog, monkeypatch):
+    """Nothing of it is committed."""
+    monkeypatch.setattr(acting, "CHUNK", 1)
+    ids = [add(dead=-1).pk, add(dead=-1).pk]
+    remove = acting.changes.remove
+
+    def remove_one(cursor, chunk, **options):
+        if ids[1] in chunk:
+            raise KeyboardInterrupt
+        return remove(cursor, chunk, **options)
+
+    monkeypatch.setattr(acting.changes, "remove", remove_one)
+    caplog.set_level(logging.INFO, logger="django_mq")
+    with pytest.raises(KeyboardInterrupt), transaction.atomic():
+        queues.purge(ids=ids)
+    assert not caplog.records
+    assert QueuedMessage.objects.count() == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from django_mq import BroadcastBusy, NothingKept, RoutingError, broadcast, handl
 from django_mq.conf.local_time import local_text
 from django_mq.models import HandledMessage, QueuedMessage
 from django_mq.outbox import backlog
+from django_mq.store.replay import find
 from django_mq.testing import drain
 from tests.management.conftest import run, run_json
 
@@ -248,6 +250,25 @@ class TestCommand:
         ):
             with pytest.raises(CommandError, match=text):
                 run("mq_replay", *options)
+
+
+def test_each_statement_of_a_replay_reads_its_own_ids_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`mq_replay` names the ids that it has counted: all of them in each chunk is quadratic."""
+    monkeypatch.setattr(import_module("django_mq.queues.history"), "CHUNK", 2)
+    asked = []
+
+    def look(cursor: Any, wanted: Any, **given: Any) -> Any:
+        asked.append(wanted.ids)
+        return find(cursor, wanted, **given)
+
+    monkeypatch.setattr("django_mq.store.replay.find", look)
+    for id in range(1, 6):
+        keep(id)
+    assert queues.replay(ids=[5, 4, 3, 2, 1, 99]).ids == (1, 2, 3, 4, 5)
+    assert queues.replay(ids=range(1, 6), limit=3).ids == (1, 2, 3)
+    assert max(map(len, asked)) == 2
 
 
 @pytest.mark.parametrize("call", [queues.history, queues.replay])

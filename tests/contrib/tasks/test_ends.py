@@ -73,6 +73,30 @@ def test_a_discarded_task_keeps_the_errors_of_its_attempts() -> None:
     assert len(workers) == 2
 
 
+def test_a_replayed_task_has_a_result(settings: Any) -> None:
+    """Its copy is a task like the original, whose end is announced."""
+    settings.DJANGO_MQ = {"QUEUES": {"default": {"history": 60, "history_payload": True}}}
+    original = jobs.note.enqueue(1, 2)
+    drain()
+    queues.replay(ids=int(original.id))
+    [copy] = QueuedMessage.objects.all()
+    result = jobs.note.get_result(str(copy.pk))
+    assert result.status == READY
+    ended = []
+
+    def note(task_result: Any, **kwargs: Any) -> None:
+        ended.append(task_result.id)
+
+    task_finished.connect(note)
+    try:
+        drain()
+    finally:
+        task_finished.disconnect(note)
+    result.refresh()
+    assert (result.status, result.return_value) == (SUCCESSFUL, {"args": [1, 2], "kwargs": {}})
+    assert ended == [result.id]
+
+
 def test_a_task_that_is_requeued_is_ready_and_can_be_cancelled() -> None:
     """The attempt is the only trace of its death."""
     result = jobs.fail.enqueue()
