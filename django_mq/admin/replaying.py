@@ -124,6 +124,10 @@ class ReplayingAdmin(ChainsAdmin):
                 done = queues.replay(ids=list(rows), to=to, using=self.alias)
                 note = f"Replayed to {to or 'its own handler'}{batch_note(len(done.ids))}."
                 self.log(request, [rows[id] for id in done.ids], CHANGE, note)
-        count = len(rows)
-        text = f"{count:,} message{'' if count == 1 else 's'} replayed."
-        self.message_user(request, text, notices.SUCCESS if count else notices.WARNING)
+        if count := len(rows):
+            text = f"{count:,} message{'' if count == 1 else 's'} replayed."
+            self.message_user(request, text, notices.SUCCESS)
+        if missing := len(ids) - count:
+            subject = f"{missing:,} message{'' if missing == 1 else 's'}"
+            text = f"{subject} skipped: no longer in the history."
+            self.message_user(request, text, notices.WARNING)

@@ -45,6 +45,8 @@ class OperatorCommand(BaseCommand):
     needs_queue = False
     #: The role of docs/roles.md that allows the command.
     role = "mq_operator"
+    #: Why messages are skipped.
+    skipped = "in flight or changed"
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -169,7 +171,7 @@ class OperatorCommand(BaseCommand):
             answer = {"ids": changed.ids, "skipped": changed.skipped, "dry_run": dry_run}
             self.stdout.write(as_json(answer))
             return
-        skipped = f", skipped {changed.skipped:,} (in flight or changed)" if changed.skipped else ""
+        skipped = f", skipped {changed.skipped:,} ({self.skipped})" if changed.skipped else ""
         self.stdout.write(f"{verb} {count(len(changed.ids))}{skipped}.")
 
     def change(

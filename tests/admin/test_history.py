@@ -169,6 +169,15 @@ def test_what_was_not_kept_is_not_replayed(boss):
     assert not LogEntry.objects.exists()
 
 
+def test_a_replay_reports_what_it_skipped(boss):
+    """Guarantee 13: messages that have left the history since the page was shown."""
+    keep(1)
+    assert told(replay(boss, [1, 98, 99])) == [
+        "1 message replayed.",
+        "2 messages skipped: no longer in the history.",
+    ]
+
+
 def test_replay_needs_its_permission(viewer, login):
     keep(1)
     assert replay(viewer, [1]).status_code == 403
@@ -193,5 +202,5 @@ def test_a_user_of_one_queue_sees_and_replays_that_queue(boss, monkeypatch):
     assert boss.get(url("handledmessage", "change", 2)).status_code == 302
     assert not boss.get(url("handledmessage", "change", 1)).context["chain"]
     assert replay(boss, [1], to="other").status_code == 403
-    assert told(replay(boss, [2])) == ["0 messages replayed."]
+    assert told(replay(boss, [2])) == ["1 message skipped: no longer in the history."]
     assert not QueuedMessage.objects.exists()

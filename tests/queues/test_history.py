@@ -234,6 +234,14 @@ class TestCommand:
         assert run("mq_replay", "--handler", "x", "--yes") == "Nothing was replayed.\n"
         assert QueuedMessage.objects.count() == 2
 
+    def test_ids_that_are_not_in_the_history_are_counted(self) -> None:
+        keep(1)
+        ids = ("mq_replay", "--id", 1, 99)
+        skipped = "1 message, skipped 1 (not in the history, or not selected)"
+        assert run(*ids, "--dry-run") == f"Would replay {skipped}.\n"
+        assert run(*ids, "--yes") == f"Replayed {skipped}.\n"
+        assert run_json(*ids, "--yes") == {"ids": [1], "skipped": 1, "dry_run": False}
+
     def test_json_and_to(self) -> None:
         keep(1)
         told = {"ids": [1], "skipped": 0, "dry_run": False}

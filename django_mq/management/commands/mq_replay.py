@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -11,6 +10,7 @@ from django_mq import queues
 from django_mq.management.arguments import moment_or_ago, past_moment_or_ago, wrong_arguments
 from django_mq.management.base import OperatorCommand, count
 from django_mq.management.selection import add_common_selection
+from django_mq.queues import Changed
 
 #: The options that select messages.
 SELECTION = ("ids", "queue", "type", "handler", "since", "until")
@@ -19,6 +19,7 @@ SELECTION = ("ids", "queue", "type", "handler", "since", "until")
 class Command(OperatorCommand):
     help = "Broadcast copies of handled messages, from the history, after a confirmation."
     role = "mq_admin"
+    skipped = "not in the history, or not selected"
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -53,6 +54,10 @@ class Command(OperatorCommand):
             self.warn_of_unknown(database=database, **options)
         where = f" to {chosen['to']}" if chosen["to"] else ""
         question = f"Broadcast {count(len(found.ids))} again{where}?"
-        # The ids that the question counted: more messages may have been handled since.
-        act = partial(queues.replay, ids=found.ids, to=chosen["to"], using=database)
+
+        def act() -> Changed:
+            # The ids that the question counted: more messages may have been handled since.
+            done = queues.replay(ids=found.ids, to=chosen["to"], using=database)
+            return Changed(done.ids, found.skipped + done.skipped)
+
         self.change("replay", "replayed", question, found, act, **options)
