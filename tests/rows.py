@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import cache
 from itertools import groupby
+from time import time
 from typing import Any, TypeVar
 
 from django.db import connection
 from django.db.models import Model
 from django.db.models.functions import Now
 
+from django_mq.messages import ClaimedRow, Delivery
 from django_mq.models import QueuedMessage, QueueState, WorkerHeartbeat
 from django_mq.policy.handler_stats import HandlerTotals
 
@@ -138,3 +140,15 @@ def tally(
     tally.waited.add(waited)
     tally.ran.add(ran)
     return tally.as_json()
+
+
+def delivery(**changed: Any) -> Delivery:
+    """Return a delivery as a worker makes it, of a row with these columns."""
+    values: dict[str, Any] = {
+        "id": 77, "queue": "q", "type": "t", "handler": "h", "schema_version": 1,
+        "payload": "{}", "metadata": "{}", "priority": 0, "key": None, "attempts": 1,
+        "max_attempts": 20, "retry": None, "claimed_by": "w", "wants_result": False,
+        "suspect": False, "held_for": None, "created": time(),
+        "claimed": time(), **changed,
+    }  # fmt: skip
+    return Delivery(ClaimedRow(**values))

@@ -23,7 +23,7 @@ from django_mq.executor.scoreboard import CallEntries, Scoreboard
 from django_mq.executor.shared_thread import OtherThreads, SharedThread
 from django_mq.executor.tasks import Task, has_expired, max_in_call, may_start_unlocked
 from django_mq.executor.watchdog import Link
-from django_mq.messages import current_delivery
+from django_mq.messages import set_current
 from django_mq.policy.outcomes import AttemptEnded, TimedOut, was_stopped
 from django_mq.policy.stack import Frame, awaited_by, raised_from
 from django_mq.signals import is_observed, log_failure, message_started
@@ -235,7 +235,7 @@ class AsyncRunner(threading.Thread):
             for delivery in call.deliveries:
                 reports.started(delivery)
         timeout.show(tasks[0].timeout)
-        current_delivery.set(call.deliveries[0])
+        set_current(call.deliveries[0], self._context.alias)
         began = perf_counter()
         try:
             async with limit:

@@ -14,7 +14,7 @@ from django_mq.exceptions import HandlerBrokeTransaction, Reject, Retry, Snooze
 from django_mq.executor import forks, replies
 from django_mq.executor.tasks import Task
 from django_mq.executor.thread_connections import clean_up, open_aliases
-from django_mq.messages import Delivery, current_delivery
+from django_mq.messages import Delivery, set_current
 from django_mq.store.history_days import was_attached_meanwhile
 
 #: The SQLSTATEs of conflicts with other transactions: the same attempt runs again.
@@ -44,7 +44,7 @@ def call(
     others = len(connections.settings) > 1
     if others:  # not `alias`: a look at its connection would begin its lazy transaction
         before = {alias, *open_aliases(excluding=alias)} if in_test else {alias}
-    result, error = copy_context().run(_call, function, argument, delivery)
+    result, error = copy_context().run(_call, function, argument, delivery, alias)
     if forks.process is not process:
         forks.leave(error)
     if others and (left := clean_up(excluding=before, resets=not in_test)) and error is None:
@@ -55,9 +55,9 @@ def call(
 
 
 def _call(
-    function: Callable[[Any], Any], argument: Any, delivery: Delivery
+    function: Callable[[Any], Any], argument: Any, delivery: Delivery, alias: str
 ) -> tuple[Any, BaseException | None]:
-    current_delivery.set(delivery)
+    set_current(delivery, alias)
     try:
         if surroundings:
             with surrounded(argument):

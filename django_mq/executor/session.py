@@ -26,7 +26,7 @@ from django_mq.executor.simple_protocol import simple_query
 from django_mq.executor.statements import RepeatingCursor
 from django_mq.executor.thread_connections import clean_up
 from django_mq.executor.watchdog import Link
-from django_mq.messages import Delivery, current_delivery
+from django_mq.messages import Delivery, set_current
 from django_mq.signals import log_failure
 from django_mq.store import Cursor, frozen_owner
 from django_mq.store.driver import DISCARD, may_prepare
@@ -225,17 +225,17 @@ class Session:
         drop_connection(self.wrapper)
 
 
-def run_hooks(hooks: list[Any], delivery: Delivery) -> None:
+def run_hooks(hooks: list[Any], delivery: Delivery, alias: str) -> None:
     """Run the on_commit hooks of the handler of `delivery`, in a copy of this thread's context.
 
     Messages that they broadcast name `delivery` as their cause, as those of the handler do. What
     they raise is logged, since the commit stands.
     """
-    copy_context().run(_run_hooks, hooks, delivery)
+    copy_context().run(_run_hooks, hooks, delivery, alias)
 
 
-def _run_hooks(hooks: list[Any], delivery: Delivery) -> None:
-    current_delivery.set(delivery)
+def _run_hooks(hooks: list[Any], delivery: Delivery, alias: str) -> None:
+    set_current(delivery, alias)
     for _, hook, _ in hooks:
         try:
             hook()

@@ -176,7 +176,7 @@ class SliceRunner:
             for each in ran.ended if ran.hooks else ():
                 if each.settled is ACKED and (hooks := ran.hooks.get(each.delivery.id)):
                     with self._session.reset_if_used():
-                        run_hooks(hooks, each.delivery)
+                        run_hooks(hooks, each.delivery, self._session.wrapper.alias)
             with self._session.reset_if_used():
                 self._on_settled(ran.ended)
                 reports.all_ended(ran.ended)

@@ -1,13 +1,13 @@
 """Message (what is broadcast), its receipts, and Delivery (one message claimed for an attempt)."""
 
 from django_mq.messages.adapters import MessageInstance
+from django_mq.messages.current import current_delivery, foreign_alias, set_current
 from django_mq.messages.delivery import (
     LONG_AGO,
     ClaimedRow,
     Delivery,
     Fence,
     PlainFence,
-    current_delivery,
     fence_of,
     worker_of,
 )
@@ -31,5 +31,7 @@ __all__ = [
     "Receipt",
     "current_delivery",
     "fence_of",
+    "foreign_alias",
+    "set_current",
     "worker_of",
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
@@ -286,10 +285,6 @@ class Delivery(Generic[Payload]):
             f"<{type(self).__name__} {self.id} {self.type} queue={self.queue}"
             f" attempt {self.attempt} of {self.max_attempts}>"
         )
-
-
-#: The delivery that runs in this context; messages broadcast here name it as their cause.
-current_delivery: ContextVar[Delivery | None] = ContextVar("django_mq.delivery", default=None)
 
 
 def _decode(text: str, delivery: Delivery) -> Any:

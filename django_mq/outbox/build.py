@@ -56,13 +56,14 @@ def _cache_for(settings: Settings, table: object) -> _Cache:
 class RowBuilder:
     """Build the rows of one call; settings, routes and the current delivery are looked up once.
 
-    The rows go to `handler`, if one is given, and carry `reserved`: metadata of the package
-    itself, as JSON text.
+    The rows are for the database `alias`. They go to `handler`, if one is given, and carry
+    `reserved`: metadata of the package itself, as JSON text.
     """
 
     def __init__(
         self,
         settings: Settings,
+        alias: str,
         *,
         wants_result: bool = False,
         handler: handlers.Handler | None = None,
@@ -72,7 +73,7 @@ class RowBuilder:
         self._table = handlers.table()
         cache = _cache_for(settings, self._table)
         self._encoder = cache.encoder
-        self._origin = merged_json(reserved, origin_metadata(settings.max_hops))
+        self._origin = merged_json(reserved, origin_metadata(settings.max_hops, alias))
         self._wants_result = wants_result
         self._handler = handler
         # Rows that depend on this call stay out of the cache that all calls share.

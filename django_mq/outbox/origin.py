@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from django_mq.exceptions import TooManyHops, UnreadablePayload
-from django_mq.messages import Delivery, current_delivery
+from django_mq.messages import Delivery, current_delivery, foreign_alias
+from django_mq.policy.causes import name_in
 from django_mq.policy.column_bounds import MAX_NAME
 
 #: Each returns further metadata for a broadcast, such as the context of a trace. It is called once
@@ -15,8 +16,8 @@ from django_mq.policy.column_bounds import MAX_NAME
 metadata_sources: list[Callable[[], Mapping[str, str]]] = []
 
 
-def origin_metadata(max_hops: int) -> str:
-    """Return the `mq.` metadata of a message that is broadcast now, as JSON text.
+def origin_metadata(max_hops: int, alias: str) -> str:
+    """Return the `mq.` metadata of a message that is broadcast now into `alias`, as JSON text.
 
     Inside a handler: the id that the whole chain shares, the id of the current message, and the
     length of the chain. Elsewhere only what `metadata_sources` add. Raises TooManyHops when the
@@ -29,11 +30,11 @@ def origin_metadata(max_hops: int) -> str:
     for source in metadata_sources:
         found.update(source())
     if delivery is not None:
-        found.update(_chain(delivery, max_hops))
+        found.update(_chain(delivery, max_hops, alias))
     return json.dumps(found) if found else "{}"
 
 
-def _chain(delivery: Delivery, max_hops: int) -> dict[str, Any]:
+def _chain(delivery: Delivery, max_hops: int, alias: str) -> dict[str, Any]:
     """Return the `mq.` metadata of messages that the handler of `delivery` broadcasts."""
     found: Any
     try:
@@ -52,7 +53,10 @@ def _chain(delivery: Delivery, max_hops: int) -> dict[str, Any]:
     chain = found.get("mq.correlation_id")
     if not (isinstance(chain, str) and 0 < len(chain) <= MAX_NAME):
         chain = str(delivery.id)
-    return {"mq.correlation_id": chain, "mq.causation_id": str(delivery.id), "mq.hops": hops}
+    cause = str(delivery.id)
+    if (source := foreign_alias(alias)) is not None:
+        chain, cause = (name_in(alias, each, source=source) for each in (chain, cause))
+    return {"mq.correlation_id": chain, "mq.causation_id": cause, "mq.hops": hops}
 
 
 def merged_json(metadata: str, origin: str) -> str:

@@ -47,7 +47,7 @@ def send(
     """
     connection = connection_in_transaction(using)
     own = json.dumps(dict(reserved)) if reserved else "{}"
-    builder = RowBuilder(get_settings(), wants_result=wants_result, reserved=own)
+    builder = RowBuilder(get_settings(), connection.alias, wants_result=wants_result, reserved=own)
     return _checked([message], builder).store(connection)[0]
 
 
@@ -61,7 +61,7 @@ def send_durably(
             "this call writes in a transaction of its own, but an atomic() block is open, or"
             " autocommit is off: call broadcast() in that block, or in one"
         )
-    builder = RowBuilder(get_settings(), wants_result=wants_result)
+    builder = RowBuilder(get_settings(), connection.alias, wants_result=wants_result)
     chunk = _checked([message], builder)
     with transaction.atomic(using=connection.alias):
         return chunk.store(connection)[0]
@@ -76,7 +76,9 @@ def send_to(
     that `handler` reads from the metadata.
     """
     connection = queue_connection(using)
-    builder = RowBuilder(get_settings(), wants_result=True, handler=handler, reserved=options)
+    builder = RowBuilder(
+        get_settings(), connection.alias, wants_result=True, handler=handler, reserved=options
+    )
     chunk = _checked([message], builder)
     if in_transaction(connection):
         return chunk.store(connection)[0]
@@ -87,13 +89,13 @@ def send_to(
 def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt]:
     """Store messages, all or none; check all of them before any SQL."""
     connection = connection_in_transaction(using)
-    return _checked(messages, RowBuilder(get_settings())).store(connection)
+    return _checked(messages, RowBuilder(get_settings(), connection.alias)).store(connection)
 
 
 def send_stream(messages: Iterable[Message], *, using: str | None) -> BulkReceipt:
     """Store messages as they come, all or none, in constant memory."""
     connection = connection_in_transaction(using)
-    builder = RowBuilder(get_settings())
+    builder = RowBuilder(get_settings(), connection.alias)
     count = 0
     with transaction.atomic(using=connection.alias):
         for chunk in _chunks(builder, messages):

@@ -5,6 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+#: The most characters of an alias in a name; the rest is room for an id.
+_MAX_ALIAS = 100
+
+
+def name_in(alias: str, name: str, *, source: str) -> str:
+    """Return the name that a chain or a message of the database `source` has in `alias`.
+
+    Each database counts its ids on its own, so abroad an id is named with its database.
+
+    >>> name_in("other", "17", source="default")
+    'default:17'
+    >>> name_in("third", "default:17", source="other"), name_in("default", "default:17", source="x")
+    ('default:17', '17')
+    """
+    whole = name if ":" in name else f"{source[:_MAX_ALIAS]}:{name}"
+    home, _, id = whole.rpartition(":")
+    return id if home == alias[:_MAX_ALIAS] else whole
+
 
 class Node(NamedTuple):
     """A message in a tree, `depth` broadcasts below the top."""

@@ -52,16 +52,19 @@ def chain(id: int, *, using: str | None = None) -> Chain:
     """Return the messages that a chain of broadcasts by handlers connects with message `id`.
 
     Stored and handled messages are found; a handled one only if its queue keeps a history. Of the
-    stored messages, the 10,000 that follow the first of the chain are examined.
+    stored messages, the 10,000 that follow the first of the chain are examined, or those that
+    follow `id` in a chain from another database.
     """
     whole_number(id, "id")
     alias = alias_of(using)
     with reading(alias) as cursor:
         name = store.chain_of(cursor, id) or str(id)
-        first = min(id_of(name) or id, id)  # the message that gave the chain its name
+        named_after = id_of(name)  # None: it begins in another database
+        first = min(named_after or id, id)
         stored, complete = store.stored(
             cursor, chain=name, id=id, first=first, window=MAX_EXAMINED, limit=MAX_MESSAGES
         )
+        complete = complete and named_after is not None
         ids = sorted({id, first})
         handled = store.handled(cursor, chain=name, ids=ids, limit=MAX_MESSAGES)
     found = {each.id: each for each in (*handled, *stored)}

@@ -19,7 +19,7 @@ from django_mq.exceptions import (
     Unanswered,
     UnreadablePayload,
 )
-from django_mq.messages import Receipt, current_delivery
+from django_mq.messages import Receipt, current_delivery, foreign_alias
 from django_mq.outbox.options import check_integer
 from django_mq.outbox.send import queue_connection
 from django_mq.policy.column_bounds import MAX_BIGINT
@@ -120,7 +120,11 @@ class PendingReply:
 
     def _refuse_own_queue(self) -> None:
         delivery = current_delivery.get()
-        if delivery is not None and delivery.queue == self._queue:
+        if (
+            delivery is not None
+            and delivery.queue == self._queue
+            and foreign_alias(self._alias) is None
+        ):
             raise CannotWait(
                 f"handler {delivery.handler} would wait for a reply from its own queue,"
                 f" {self._queue}, which its waiting could block: send the request to another queue"
@@ -171,7 +175,12 @@ class PendingReply:
     def _late(self, seconds: float | None) -> ReplyTimeout:
         """Return the timeout error; `seconds` is None in a TestCase, where waiting is futile."""
         what = f"message {self.id} ({self._type})" if self._type else f"message {self.id}"
-        if seconds is None:
+        if seconds is None and test_runners:
+            text = (
+                f"no reply to {what}: nothing that is due in the database of the answering() block"
+                f" answers it; this request is in {self._alias}: answering(using={self._alias!r})"
+            )
+        elif seconds is None:
             text = (
                 f"no reply to {what}: no worker runs inside a TestCase, so wait for it in a `with"
                 " answering():` block of django_mq.testing, or call drain() before result()"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from itertools import count
 from time import time
 from types import CoroutineType
@@ -18,7 +19,7 @@ from django_mq.executor.leased_call import BatchDelivery
 from django_mq.executor.leased_delivery import LeasedDelivery
 from django_mq.handlers import Handler, queue_of
 from django_mq.handlers.callables import is_django_task, shown
-from django_mq.messages import ClaimedRow, Delivery, Message, current_delivery
+from django_mq.messages import ClaimedRow, Delivery, Message, set_current
 from django_mq.messages.classes import class_of
 from django_mq.outbox.options import check_integer
 from django_mq.outbox.send import queue_connection
@@ -95,18 +96,19 @@ def _call(handler: Handler, row: ClaimedRow, alias: str) -> Any:
     else:
         delivery = _UnstoredOfBatch(row, alias) if handler.batch else _Unstored(row, alias)
     argument = [delivery] if handler.batch else delivery
-    token = current_delivery.set(delivery)
-    try:
-        if not handler.atomic:
-            call = async_to_sync(handler.call) if handler.is_async else handler.call
-            result = _ran(call(argument))
-            if (answer := getattr(delivery, "answer", None)) is not None:
-                raise answer
-            return result
-        with transaction.atomic(using=alias):
-            return _ran(handler.call(argument))
-    finally:
-        current_delivery.reset(token)
+    return copy_context().run(_run, handler, delivery, argument, alias)
+
+
+def _run(handler: Handler, delivery: Delivery, argument: Any, alias: str) -> Any:
+    set_current(delivery, alias)
+    if not handler.atomic:
+        call = async_to_sync(handler.call) if handler.is_async else handler.call
+        result = _ran(call(argument))
+        if (answer := getattr(delivery, "answer", None)) is not None:
+            raise answer
+        return result
+    with transaction.atomic(using=alias):
+        return _ran(handler.call(argument))
 
 
 def _ran(result: Any) -> Any:

@@ -2,27 +2,17 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 
-from django_mq import Delivery, Message, TooManyHops, broadcast, broadcast_many
-from django_mq.messages import ClaimedRow, current_delivery
+from django_mq import Message, TooManyHops, broadcast, broadcast_many
+from django_mq.messages import current_delivery, set_current
 from django_mq.models import QueuedMessage
 from django_mq.store.insert import MAX_INSERT_ROWS
-from tests.outbox.conftest import now
-
-
-def delivery(**changed: Any) -> Delivery:
-    values: dict[str, Any] = {
-        "id": 77, "queue": "q", "type": "t", "handler": "h", "schema_version": 1,
-        "payload": "{}", "metadata": "{}", "priority": 0, "key": None, "attempts": 1,
-        "max_attempts": 20, "retry": None, "claimed_by": "w", "wants_result": False,
-        "suspect": False, "held_for": None, "created": now().timestamp(),
-        "claimed": now().timestamp(), **changed,
-    }  # fmt: skip
-    return Delivery(ClaimedRow(**values))
+from tests.rows import delivery
 
 
 @pytest.fixture
@@ -60,6 +50,34 @@ def test_a_chain_keeps_its_correlation_and_counts_its_hops(handling: Callable[..
         assert (metadata["mq.correlation_id"], metadata["mq.hops"]) == ("77", expected)
         handling(id=id, metadata=json.dumps(metadata))
         assert broadcast_in_block("next").metadata["mq.causation_id"] == str(id)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("chain", "host", "expected"),
+    [
+        (None, "elsewhere", ("there:77", "there:77")),
+        ("5", "elsewhere", ("there:5", "there:77")),
+        ("default:5", "elsewhere", ("5", "there:77")),  # it began here
+        ("5", None, ("5", "77")),  # another alias of the same database
+    ],
+)
+def test_ids_of_another_database_are_named_with_it(
+    monkeypatch: pytest.MonkeyPatch, chain: str | None, host: str | None, expected: tuple[str, str]
+) -> None:
+    """Each database counts from 1: message 77 of this one is no cause."""
+    there = {**connections["default"].settings_dict, **({"HOST": host} if host else {})}
+    monkeypatch.setitem(connections.settings, "there", there)
+    metadata = json.dumps({"mq.correlation_id": chain, "mq.hops": 3} if chain else {})
+
+    def handle() -> dict[str, Any]:
+        set_current(delivery(id=77, metadata=metadata), "there")
+        found: dict[str, Any] = broadcast_in_block("a").metadata
+        return found
+
+    found = copy_context().run(handle)
+    assert (found["mq.correlation_id"], found["mq.causation_id"]) == expected
+    assert found["mq.hops"] == (4 if chain else 1)
 
 
 def broadcast_in_block(type: str) -> QueuedMessage:

@@ -117,3 +117,18 @@ def test_messages_that_cause_each_other() -> None:
         (0, one.pk),
         (1, two.pk),
     ]
+
+
+def test_a_chain_that_comes_from_another_database() -> None:
+    """Its messages are not taken for those of a chain of this database with the same number."""
+    other, first, second = add(), add(), add()
+    for row, cause in ((first, f"default:{other.pk}"), (second, str(first.pk))):
+        row.metadata = {
+            "mq.causation_id": cause,
+            "mq.correlation_id": f"default:{other.pk}",
+        }
+        row.save()
+    found = queues.chain(first.pk)
+    assert [(each.depth, each.id) for each in found.links] == [(0, first.pk), (1, second.pk)]
+    assert (found.correlation_id, found.complete) == (f"default:{other.pk}", False)
+    assert [each.id for each in queues.chain(other.pk).links] == [other.pk]

@@ -8,7 +8,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.test import TransactionTestCase
 
-from django_mq import RemoteError, RetryPolicy, aask, ask, gather, handler, request
+from django_mq import RemoteError, ReplyTimeout, RetryPolicy, aask, ask, gather, handler, request
 from django_mq.models import QueuedMessage
 from django_mq.testing import answering
 from tests.worker.conftest import registry  # noqa: F401  (fixture)
@@ -36,6 +36,10 @@ class CommittingTest(TransactionTestCase):
     def test_async_code_gets_a_reply(self) -> None:
         with answering():
             assert async_to_sync(aask)("test.double", 4, timeout=60) == 8
+
+    def test_the_database_of_a_request_that_it_cannot_answer_is_named(self) -> None:
+        with answering(errors="keep"), pytest.raises(ReplyTimeout, match="using='default'"):
+            request("test.double", 4, after=60).result()
 
     def test_the_error_of_the_handler_is_seen(self) -> None:
         @handler("test.fails", queue="answers", name="fails", retry=RetryPolicy.never())

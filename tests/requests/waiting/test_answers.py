@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextvars import copy_context
 from datetime import timedelta
 from time import monotonic
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models.functions import Now
 
 from django_mq import (
@@ -29,11 +30,13 @@ from django_mq import (
     request,
 )
 from django_mq.conf import get_settings
+from django_mq.messages import set_current
 from django_mq.models import FailedAttempt, QueuedMessage, Result
 from django_mq.worker import chores, expiring
 from tests.database import second_connection
 from tests.requests.questions import echo
 from tests.requests.waiting.conftest import waiting
+from tests.rows import delivery
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Start
 
@@ -269,6 +272,22 @@ def test_a_handler_does_not_ask_its_own_queue(start: Start) -> None:
     answered = Result.objects.filter(handler="echo").values_list("value", flat=True)
     assert set(answered) <= {2}
     assert not QueuedMessage.objects.filter(type="test.echo").exclude(payload=2).exists()
+
+
+def test_a_handler_asks_the_queue_of_the_same_name_in_another_database(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other workers serve it."""
+    elsewhere = {**connections["default"].settings_dict, "HOST": "elsewhere"}
+    monkeypatch.setitem(connections.settings, "elsewhere", elsewhere)
+    echo(queue="same")
+    start()
+
+    def handle() -> Any:
+        set_current(delivery(queue="same"), "elsewhere")
+        return ask("test.echo", 1, timeout=PATIENCE)
+
+    assert copy_context().run(handle) == 1
 
 
 def test_a_handler_asks_another_queue(start: Start) -> None:
