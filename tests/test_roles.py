@@ -76,6 +76,8 @@ def rows(settings: Any) -> None:
     add(id=5, leased=60)
     add("limited", id=6)
     add("tasks", id=8, type="tasks.t", handler="t", wants_result=True)
+    add("requeued", id=10, after=60, wants_result=True)
+    Result.objects.create(message_id=10, error_class="E", error_text="of its first life")
     FailedAttempt.objects.create(message_id=7, queue="q", type="t", attempt=1)
     Result.objects.create(message_id=7, value={"secret": 1})
     HandledMessage.objects.create(
@@ -185,6 +187,7 @@ CALLS: dict[str, dict[str, Call]] = {
         "cancel unique": lambda: cancel(unique_id="u1"),
         "cancel type": lambda: cancel(type="a.b"),
         "queues.cancel": lambda: queues.cancel([1, 1000, 1001]),
+        "queues.cancel requeued": lambda: queues.cancel(10),
         "queues.discard": lambda: queues.discard(2),
         "delete": sql("delete from django_mq_queuedmessage"),
     },

@@ -8,7 +8,7 @@ from django_mq.store import Cursor
 from django_mq.store.kept_results import IDS, IS_KEPT, keep_removed
 from django_mq.store.keys import BEFORE_ALL
 from django_mq.store.message_filters import last_id
-from django_mq.store.operators import Removed
+from django_mq.store.operators import REMOVED_COLUMNS, Removed, replace_answers
 
 #: The number of messages, of any type, that one statement looks at if only a type is given.
 WINDOW = 10_000
@@ -42,16 +42,16 @@ with matching as materialized (
 ), removed as (
     delete from django_mq_queuedmessage
      where id = any(array(select id from waiting))
-    returning id, queue, handler, key, type, unique_id, wants_result
+    returning id, queue, handler, key, type, unique_id, wants_result, dead_at
 ), unanswered as (
     insert into django_mq_result (message_id, handler, error_class, error_text)
     select id, handler, 'Unanswered', 'cancelled' from removed where wants_result
         on conflict (message_id) do nothing
+    returning message_id
 )
-select matched.count, removed.id, removed.queue, removed.handler, removed.key, removed.type,
-       removed.unique_id
+select matched.count, removed.*
   from (select count(*) from matching) matched
-  left join removed on true
+  left join (select {REMOVED_COLUMNS} from removed) removed on true
  order by removed.id
 """
 
@@ -94,7 +94,8 @@ def _run(
     kept = keep_removed(cursor, params, waiting=True, dead=False, reason="cancelled", asked=asked)
     cursor.execute(statement, {**params, "kept": kept})
     rows = cursor.fetchall()
-    removed = [Removed._make(row[1:]) for row in rows if row[1] is not None]
+    removed = [Removed(*row[1:]) for row in rows if row[1] is not None]
+    replace_answers(cursor, removed, "cancelled")
     return removed, rows[0][0] - len(removed)
 
 

@@ -214,7 +214,7 @@ PRUNE_DEAD = _prune(
 def prune_dead(cursor: Cursor, *, queue: str, older_than: float, limit: int) -> list[Removed]:
     """Delete and return dead letters of `queue` that died more than `older_than` seconds ago."""
     cursor.execute(PRUNE_DEAD, {"queue": queue, "older_than": older_than, "limit": limit})
-    return [Removed._make(row) for row in cursor.fetchall()]
+    return [Removed(*row) for row in cursor.fetchall()]
 
 
 DEAD_QUEUES = _next_queues("m.dead_at is not null")

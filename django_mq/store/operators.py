@@ -14,6 +14,11 @@ from django_mq.store.conditions import WAITS
 from django_mq.store.kept_results import IS_KEPT, keep_removed
 from django_mq.store.keys import KeyLine, free_next
 
+#: The columns of `Removed`. `unanswered` has those with a new answer; tasks in `kept` have theirs.
+REMOVED_COLUMNS = """id, queue, handler, key, type, unique_id,
+       wants_result and dead_at is null and id <> all(%(kept)s::bigint[])
+           and id not in (select message_id from unanswered)"""
+
 #: The isolation level can be set only before the first statement of a transaction.
 READ_COMMITTED = "set transaction isolation level read committed"
 
@@ -41,7 +46,8 @@ def restore_waits(cursor: Cursor, before: str) -> None:
     cursor.execute(RESTORE_WAITS, {"before": before})
 
 
-# A dead letter has its answer already; it is not replaced.
+# A dead letter has its answer already; it is not replaced. One that was requeued has the answer of
+# its first life, which is (`replace_answers`).
 REMOVE = f"""
 with removed as (
     delete from django_mq_queuedmessage
@@ -52,18 +58,22 @@ with removed as (
            and case when m.dead_at is null then %(waiting)s else %(dead)s end
            and {IS_KEPT}
            for update skip locked))
-    returning id, queue, handler, key, type, unique_id, wants_result
+    returning id, queue, handler, key, type, unique_id, wants_result, dead_at
 ), unanswered as (
     insert into django_mq_result (message_id, handler, error_class, error_text)
     select id, handler, 'Unanswered', %(reason)s from removed where wants_result
         on conflict (message_id) do nothing
+    returning message_id
 )
-select id, queue, handler, key, type, unique_id from removed
+select {REMOVED_COLUMNS} from removed
 """
 
 
 class Removed(NamedTuple):
-    """A removed message, the line of its key, and its unique id."""
+    """A removed message, the line of its key, and its unique id.
+
+    `has_old_answer`: it was requeued, and its answer is that of its first life.
+    """
 
     id: int
     queue: str
@@ -71,6 +81,22 @@ class Removed(NamedTuple):
     key: str | None
     type: str
     unique_id: str | None
+    has_old_answer: bool = False
+
+
+# A separate statement, for the rare case alone: it needs more rights than an insert.
+REPLACE_ANSWERS = """
+update django_mq_result
+   set value = null, error_class = 'Unanswered', error_text = %(reason)s,
+       created_at = statement_timestamp()
+ where message_id = any(%(ids)s::bigint[])
+"""
+
+
+def replace_answers(cursor: Cursor, removed: Sequence[Removed], reason: str) -> None:
+    """Make `reason` the answer of those removed requests that died and were requeued."""
+    if ids := [row.id for row in removed if row.has_old_answer]:
+        cursor.execute(REPLACE_ANSWERS, {"ids": ids, "reason": reason})
 
 
 def remove(
@@ -83,7 +109,9 @@ def remove(
     how: dict[str, Any] = {"waiting": waiting, "dead": dead, "reason": reason}
     kept = keep_removed(cursor, {"ids": list(ids)}, **how)
     cursor.execute(REMOVE, {"ids": list(ids), "kept": kept, **how})
-    return [Removed._make(row) for row in cursor.fetchall()]
+    removed = [Removed(*row) for row in cursor.fetchall()]
+    replace_answers(cursor, removed, reason)
+    return removed
 
 
 def free_followers(cursor: Cursor, removed: Sequence[Removed]) -> None:

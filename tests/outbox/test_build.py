@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_a_stream_of_many_types_is_not_remembered() -> None:
-    builder = RowBuilder(get_settings())
+    builder = RowBuilder(get_settings(), "default")
     for n in range(MAX_CACHED + 10):
         builder.add(Rows(), Message(f"t.{n}", {"large": "x" * 100}))
     assert len(builder._cached_templates) <= MAX_CACHED

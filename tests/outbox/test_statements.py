@@ -193,7 +193,7 @@ def test_a_lost_connection_is_noticed_where_django_checks_it(
 def test_what_the_server_refuses_is_djangos_error(broken: str) -> None:
     column, _, value = broken.partition(" = ")
     row = NewRow("q", "a.b", "{}", 20)._replace(**{column: value.strip("'")})
-    writer = RowWriter(connection, RowBuilder(get_settings()).queues)
+    writer = RowWriter(connection, RowBuilder(get_settings(), "default").queues)
     with pytest.raises(IntegrityError, match="name"), transaction.atomic():
         writer.insert(Rows([row]))
     assert not QueuedMessage.objects.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -215,6 +216,32 @@ def test_removed_by_hand() -> None:
         "discarded",
     ]
     assert all(each.done() for each in pendings)
+
+
+@pytest.mark.parametrize(
+    ("remove", "reason"),
+    [
+        (lambda id: cancel(id=id), "cancelled"),
+        (queues.cancel, "cancelled"),
+        (lambda id: queues.purge(type="test.fails", waiting=True), "purged"),
+    ],
+    ids=["cancel", "queues.cancel", "purge"],
+)
+def test_one_that_is_requeued_and_removed_is_unanswered(
+    remove: Callable[[int], object], reason: str
+) -> None:
+    """The error of its first life is no longer its answer."""
+
+    @handler("test.fails", name="fails", retry=NEVER)
+    def fails(delivery: Any) -> str:
+        raise ValueError("first")
+
+    pending = request("test.fails")
+    drain(errors="keep")
+    queues.requeue(pending.id)
+    remove(pending.id)
+    with pytest.raises(Unanswered, match=f"will not be answered: {reason}"):
+        pending.result()
 
 
 def test_a_dead_letter_that_is_discarded_keeps_its_answer_and_one_requeued_gets_another() -> None:
