@@ -29,7 +29,6 @@ from django_mq.contrib.tasks.compat import (
 )
 from django_mq.contrib.tasks.message_task import MessageTask
 from django_mq.contrib.tasks.options import (
-    NEVER,
     StoredOptions,
     backend_options,
     check_options,
@@ -75,7 +74,7 @@ class MessageQueueBackend(BaseTaskBackend):
             check_options(task)
         except (MQError, ValueError) as error:
             raise InvalidTask(f"{task.module_path}: {error}") from error
-        register(task, timeout=self._options.timeout)
+        self._register(task)
 
     def enqueue(self, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
         """Store the task in the open transaction, if there is one, else in one of its own.
@@ -88,8 +87,8 @@ class MessageQueueBackend(BaseTaskBackend):
         """
         self.validate_task(task)
         args, kwargs = normalize_json(args), normalize_json(kwargs)
-        handler = register(task, timeout=self._options.timeout)
-        message = self._message(task, args, kwargs)
+        handler = self._register(task)
+        message = self._message(task, args, kwargs, handler)
         options = self._carried(task, handler).encode()
         receipt = send_to(handler, message, using=self.database, options=options)
         [copy] = receipt.copies
@@ -148,7 +147,17 @@ class MessageQueueBackend(BaseTaskBackend):
                     for module in backend._options.modules:
                         import_module(module)
 
-    def _message(self, task: Task[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Message:
+    def _register(self, task: Task[..., Any]) -> handlers.Handler:
+        policy = policy_of(task, self._options.retry)
+        return register(task, timeout=self._options.timeout, retry=policy)
+
+    def _message(
+        self,
+        task: Task[..., Any],
+        args: list[Any],
+        kwargs: dict[str, Any],
+        handler: handlers.Handler,
+    ) -> Message:
         policy = policy_of(task, self._options.retry)
         return Message(
             TASKS + task.module_path,
@@ -161,7 +170,7 @@ class MessageQueueBackend(BaseTaskBackend):
             unique_id=(unique_id := named(task, "unique_id", args, kwargs)),
             on_duplicate=(unique_id and option(task, "on_duplicate")) or "skip",
             unique_for=option(task, "unique_for") if unique_id is not None else None,
-            retry=None if policy == NEVER else policy,
+            retry=None if policy == handler.retry else policy,
         )
 
     def _carried(self, task: Task[..., Any], handler: handlers.Handler) -> StoredOptions:

@@ -24,10 +24,11 @@ from django_mq.contrib.tasks.compat import (
     task_started,
 )
 from django_mq.contrib.tasks.errors import TaskInterrupted
-from django_mq.contrib.tasks.options import NEVER, option, stored_options
+from django_mq.contrib.tasks.options import option, stored_options
 from django_mq.exceptions import Reject
 from django_mq.handlers import Handler
 from django_mq.messages import ClaimedRow, Delivery
+from django_mq.policy.backoff import RetryPolicy
 from django_mq.values import as_seconds
 
 
@@ -65,11 +66,11 @@ class TaskRunner:
         return args, found.kwargs
 
 
-def register(task: Task[..., Any], *, timeout: float | None) -> Handler:
+def register(task: Task[..., Any], *, timeout: float | None, retry: RetryPolicy) -> Handler:
     """Return the handler of the task's function; register it if that has not been done.
 
     The options of the first task of a function are those of the handler; a message of another task
-    carries its own. `timeout` is the backend's, in seconds.
+    carries its own. `timeout` is the backend's, in seconds; `retry` is the task's policy.
     """
     known = handlers.get(task.module_path)
     if known is not None and (registered := task_of(known)) and registered.func is task.func:
@@ -89,7 +90,7 @@ def register(task: Task[..., Any], *, timeout: float | None) -> Handler:
         match="all",
         aliases=(),
         schema_version=1,
-        retry=NEVER,
+        retry=retry,
         atomic=atomic_of(task),
         batch=False,
         timeout=timeout_of(task, timeout),

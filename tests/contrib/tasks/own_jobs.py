@@ -13,6 +13,10 @@ def retried(*args: Any) -> None:
     raise ValueError("again")
 
 
+@task(max_attempts=3, backoff=fixed(60))
+def steady() -> None: ...
+
+
 @task(atomic=False, timeout=7)
 def unbound() -> str:
     return "done"

@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 from django.db.models.functions import Now
 
-from django_mq import cancel, fixed, handlers, queues
+from django_mq import RetryPolicy, cancel, fixed, handlers, queues
 from django_mq.conf import get_settings
 from django_mq.contrib.tasks import TaskCancelled, TaskDiscarded, TaskExpired
 from django_mq.contrib.tasks.compat import TaskResultDoesNotExist, TaskResultStatus, task_finished
@@ -18,7 +18,7 @@ from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result
 from django_mq.policy.outcomes import WorkerLost
 from django_mq.testing import drain, due
 from django_mq.worker import Worker, chores
-from tests.contrib.tasks import jobs
+from tests.contrib.tasks import jobs, own_jobs
 from tests.contrib.tasks.conftest import BACKEND, TASKS
 from tests.database import second_connection
 
@@ -95,6 +95,18 @@ def test_a_replayed_task_has_a_result(settings: Any) -> None:
     result.refresh()
     assert (result.status, result.return_value) == (SUCCESSFUL, {"args": [1, 2], "kwargs": {}})
     assert ended == [result.id]
+
+
+def test_a_replayed_task_is_retried_as_its_declaration_says(settings: Any) -> None:
+    settings.DJANGO_MQ = {"QUEUES": {"default": {"history": 60, "history_payload": True}}}
+    original = own_jobs.steady.enqueue()
+    drain()
+    queues.replay(ids=int(original.id))
+    copy = QueuedMessage.objects.get()
+    registered = handlers.get(copy.handler)
+    assert registered is not None
+    assert (copy.max_attempts, copy.retry) == (3, None)
+    assert registered.retry == RetryPolicy(3, fixed(60))
 
 
 def test_a_task_that_is_requeued_is_ready_and_can_be_cancelled() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import django
 import pytest
 
-from django_mq import DuplicateMessage, RetryPolicy, exponential
+from django_mq import DuplicateMessage, RetryPolicy, exponential, handlers
 from django_mq.checks import check_schedules
 from django_mq.contrib.tasks.compat import task_backends
 from django_mq.models import QueuedMessage
@@ -59,7 +59,10 @@ def test_the_options_of_the_page(story: dict[str, Any]) -> None:
     receipt, posted = QueuedMessage.objects.order_by("id")
     policy = RetryPolicy(max_attempts=5, backoff=exponential(base=10))
     assert (receipt.queue, receipt.unique_id) == ("mail", "receipt-7")
-    assert RetryPolicy.from_data(receipt.retry) == policy
+    assert (receipt.max_attempts, receipt.retry) == (5, None)  # those of the declared task
+    registered = handlers.get(receipt.handler)
+    assert registered is not None
+    assert registered.retry == policy
     assert receipt.expires_at is not None
     assert (posted.key, posted.max_attempts) == ("account/a", 1)
     with pytest.raises(DuplicateMessage):
