@@ -14,7 +14,17 @@ from django_mq.admin.exports import ExportAdmin
 from django_mq.admin.filter_boxes import HandlerFilter, QueueFilter, TypeFilter
 from django_mq.admin.filter_moments import EndedFilter
 from django_mq.admin.replaying import ReplayingAdmin
-from django_mq.admin.texts import block, breakable, link, moment_column, pretty, titled, took, when
+from django_mq.admin.texts import (
+    block,
+    breakable,
+    link,
+    moment_column,
+    number,
+    pretty,
+    titled,
+    took,
+    when,
+)
 from django_mq.models import FailedAttempt, HandledMessage
 from django_mq.queues.history import CONTENT
 
@@ -34,8 +44,8 @@ class HandledMessageAdmin(ExportAdmin, ReplayingAdmin):
         *("started_at", "ended_at", "keep_until"),
     )
     exported_by = ("ended_at", "pk")
-    list_display: Any = ("number", "what", "ended", "where", "tries", "ran")
-    list_display_links = ("number", "what")
+    list_display: Any = (number, "what", "ended", "where", "tries", "ran")
+    list_display_links: Any = (number, "what")
     list_filter = (EndedFilter, QueueFilter, TypeFilter, HandlerFilter)
     ordering = ("-ended_at", "-pk")  # type: ignore[assignment]
     search_fields = ("pk",)
@@ -73,10 +83,6 @@ class HandledMessageAdmin(ExportAdmin, ReplayingAdmin):
         if self.may_see_payloads(request):
             found.append(("Content", {"fields": ["whole_payload", "whole_metadata"]}))
         return found
-
-    @admin.display(description="id")
-    def number(self, message: HandledMessage) -> Any:
-        return message.pk
 
     @admin.display(description="message")
     def what(self, message: HandledMessage) -> Any:

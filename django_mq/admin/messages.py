@@ -37,7 +37,7 @@ from django_mq.admin.message_page import MessagePageAdmin
 from django_mq.admin.state_counts import StateCountsAdmin
 from django_mq.admin.suggesting import SuggestingAdmin
 from django_mq.admin.tables import TableAdmin
-from django_mq.admin.texts import badge, breakable, excerpt, link, notes_below, titled, when
+from django_mq.admin.texts import badge, breakable, excerpt, link, notes_below, number, titled, when
 from django_mq.admin.windows import AFTER_PARAMETER
 from django_mq.conf.local_time import local
 from django_mq.models import (
@@ -70,8 +70,8 @@ class QueuedMessageAdmin(
         *("leased_until", "claimed_by", "expires_at", "held_since", "dead_at"),
     )
     exported_privately = ("dead_reason", "last_error", "payload", "metadata")
-    list_display: Any = ("id", "what", "condition", "where", "tries")
-    list_display_links = ("id", "what")
+    list_display: Any = (number, "what", "condition", "where", "tries")
+    list_display_links = (number, "what")
     indexed_lookups = ("id", "pk", "blocked_by")
     list_filter = (
         StateFilter,
@@ -129,9 +129,9 @@ class QueuedMessageAdmin(
         found.days = self.days(request)  # type: ignore[attr-defined]  # for the template
         found.state_counts = self.state_counts(request)  # type: ignore[attr-defined]
 
-    def get_sortable_by(self, request: HttpRequest) -> tuple[str, ...]:
+    def get_sortable_by(self, request: HttpRequest) -> Any:
         """Return the columns that an index sorts by."""
-        return ("id",)
+        return (number,)
 
     def days(self, request: HttpRequest) -> dict[str, Any]:
         """Return the links to periods of creation; none for a user who may see only some queues."""

@@ -12,7 +12,17 @@ from django_mq.admin.filter_boxes import HandlerFilter
 from django_mq.admin.filter_moments import CreatedFilter
 from django_mq.admin.filters import OutcomeFilter
 from django_mq.admin.tables import TableAdmin
-from django_mq.admin.texts import badge, block, excerpt, full, moment_column, plain, pretty, when
+from django_mq.admin.texts import (
+    badge,
+    block,
+    excerpt,
+    full,
+    moment_column,
+    number,
+    plain,
+    pretty,
+    when,
+)
 from django_mq.models import Result
 
 
@@ -23,7 +33,7 @@ class ResultAdmin(TableAdmin):
     exact_lookups = ("message_id", "handler")
     indexed_lookups = ("message_id", "pk")
     list_filter = (HandlerFilter, OutcomeFilter, CreatedFilter)
-    list_display: Any = ("message_id", "handler", "outcome", "created")
+    list_display: Any = (number, "handler", "outcome", "created")
     search_fields = ("pk",)
     search_help_text = "Exact id of a message."
 

@@ -139,6 +139,12 @@ def moment_column(
     return shown
 
 
+@admin.display(description="id", ordering="pk")
+def number(row: Any) -> str:
+    """Return the id of a message as people copy it: without a thousands separator."""
+    return str(row.pk)
+
+
 def badge(state: str, text: Any = None) -> SafeString:
     """Return a state in its colour."""
     label = MessageState(state).label if text is None else text

@@ -68,10 +68,13 @@ def _admit(connection: BaseDatabaseWrapper, queue: str, limit: int, more: int) -
     if known is None or (known.waiting + known.added + more > limit and not known.may_refuse(now)):
         known = _counts[connection.alias, queue] = _count(connection, queue, limit, last)
     if known.waiting + known.added + more > limit:
+        count = known.waiting + known.added
+        waiting = f"{count:,} message{'' if count == 1 else 's'}"
+        if known.waiting >= limit:  # the count stops there
+            waiting = f"{count:,} or more messages"
         raise BroadcastBusy(
-            f"queue {queue} has {known.waiting + known.added:,} messages waiting and no room for"
-            f" {more:,} more: max_backlog is {limit:,}. Try again later, send fewer at once, or run"
-            " more workers"
+            f"queue {queue} has {waiting} waiting and no room for {more:,} more: max_backlog is"
+            f" {limit:,}. Try again later, send fewer at once, or run more workers"
         )
     known.added += more
     known.writer = _transaction_of(connection)

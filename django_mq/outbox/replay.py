@@ -71,7 +71,7 @@ class Replays:
         if handler is None:
             raise RoutingError(
                 f"message {past.id} was handled by {past.handler or 'no named handler'}, which is"
-                " not registered here: say to which handler to replay it, with to="
+                " not registered here: say to which handler to replay it (`to`)"
             )
         return handler
 

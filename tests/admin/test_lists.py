@@ -236,6 +236,15 @@ def test_a_capped_count_is_still_a_number(settings):
     assert str(AtLeast(10_001)) == "10001"
 
 
+def test_ids_are_shown_as_a_search_takes_them(boss, settings):
+    settings.USE_THOUSAND_SEPARATOR = True
+    add(id=1234567, dead=-5)
+    page = boss.get(LIST)
+    assert "1234567" in text(page)
+    assert "1,234,567" not in text(page)
+    assert listed(boss.get(LIST, {"q": "1234567"})) == [1234567]
+
+
 def test_a_search_that_takes_too_long_is_given_up(boss, monkeypatch):
     monkeypatch.setattr(bounds, "STATEMENT_SECONDS", 0.01)
     add()

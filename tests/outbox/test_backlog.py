@@ -225,7 +225,7 @@ def test_a_drained_queue_has_room_at_once(clock: Clock) -> None:
 
 def test_a_call_is_refused_as_a_whole(clock: Clock) -> None:
     send()
-    with pytest.raises(BroadcastBusy, match="has 1 messages waiting and no room for 3 more"):
+    with pytest.raises(BroadcastBusy, match="has 1 message waiting and no room for 3 more"):
         broadcast_many([Message("a.b", queue="mail")] * 3)
     assert QueuedMessage.objects.count() == 1
     assert len(broadcast_many([Message("a.b", queue="mail")] * 2)) == 2
