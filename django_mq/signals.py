@@ -12,6 +12,8 @@ payload, nor the text of an exception, unless LOG_ERROR_TEXTS is on.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
+from inspect import isawaitable
 from typing import Any
 
 from django.dispatch import Signal
@@ -32,6 +34,24 @@ class LoggedSignal(Signal):
         super().__init__()
         self.name = name
         self.level = level
+
+    def _log_robust_failure(self, receiver: Callable[..., Any], err: Exception) -> None:
+        """Do nothing: `_report()` logs it. Django's fails for receivers without `__qualname__`."""
+
+    async def send_on_loop(self, sender: str, **data: Any) -> list[tuple[Any, Any]]:
+        """Do as `send_robust()`, which must not be called where an event loop runs.
+
+        Plain receivers are called here, not in another thread, where they might wait for one.
+        """
+        plain, awaited = self._live_receivers(sender)
+        answers: list[tuple[Any, Any]] = []
+        for receiver in (*plain, *awaited):
+            try:
+                answer = receiver(signal=self, sender=sender, **data)
+                answers.append((receiver, await answer if isawaitable(answer) else answer))
+            except (Exception, SystemExit) as error:
+                answers.append((receiver, error))
+        return answers
 
 
 message_started = LoggedSignal("message_started", logging.DEBUG)
@@ -94,6 +114,19 @@ def log_failure(
 def announce(signal: LoggedSignal, delivery: Delivery, text: str, **data: Any) -> None:
     """Send and log an event of `delivery`; a receiver's exception is only logged."""
     _send(signal, delivery.handler, delivery=delivery, **data)
+    _log(signal, delivery, text, data)
+
+
+async def announce_on_loop(
+    signal: LoggedSignal, delivery: Delivery, text: str, **data: Any
+) -> None:
+    """Do as `announce()`, on a thread whose event loop runs."""
+    answers = await signal.send_on_loop(delivery.handler, delivery=delivery, **data)
+    _report(signal, answers)
+    _log(signal, delivery, text, data)
+
+
+def _log(signal: LoggedSignal, delivery: Delivery, text: str, data: dict[str, Any]) -> None:
     logger.log(
         signal.level,
         "message %s (%s, queue %s, handler %s, attempt %s of %s) %s",
@@ -139,11 +172,15 @@ def announce_queue(signal: LoggedSignal, queue: str, text: str, **data: Any) -> 
 def _send(signal: LoggedSignal, sender: str, **data: Any) -> None:
     try:
         answers = signal.send_robust(sender=sender, **data)
-    except SystemExit as error:  # a receiver does not end a thread of the worker
+    except (Exception, SystemExit) as error:  # a receiver does not end a thread of the worker
         log_failure("receiver_failed", error, "a receiver of %s ended them", signal.name)
         return
+    _report(signal, answers)
+
+
+def _report(signal: LoggedSignal, answers: Sequence[tuple[Any, Any]]) -> None:
     for receiver, answer in answers:
-        if isinstance(answer, Exception):
+        if isinstance(answer, Exception | SystemExit):
             logger.error(
                 "receiver %r of %s raised %s",
                 receiver,

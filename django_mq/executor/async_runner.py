@@ -233,7 +233,7 @@ class AsyncRunner(threading.Thread):
         call = leased_call(tasks, alias=self._context.alias, lease=lease, timeout=timeout)
         if is_observed(message_started):
             for delivery in call.deliveries:
-                reports.started(delivery)
+                await reports.started_on_loop(delivery)
         timeout.show(tasks[0].timeout)
         set_current(call.deliveries[0], self._context.alias)
         began = perf_counter()

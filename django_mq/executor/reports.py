@@ -28,6 +28,13 @@ def started(delivery: Delivery) -> None:
     signals.announce(signals.message_started, delivery, "started", queued_for=queued_for(delivery))
 
 
+async def started_on_loop(delivery: Delivery) -> None:
+    """Do as `started()`, on a thread whose event loop runs."""
+    await signals.announce_on_loop(
+        signals.message_started, delivery, "started", queued_for=queued_for(delivery)
+    )
+
+
 def all_ended(ended: Sequence[Ended]) -> None:
     """Report deliveries after the commit that settled them; lost ones are reported elsewhere."""
     ended = [each for each in ended if each.settled is not Settled.LOST]
