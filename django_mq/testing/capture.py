@@ -13,6 +13,7 @@ from typing import Any, overload
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_mq.conf import alias_of
 from django_mq.messages import Message, MessageInstance
 from django_mq.outbox.blocks import commits_by_hand
 from django_mq.outbox.chunk import observers
@@ -60,8 +61,13 @@ class CapturedBroadcasts(Sequence[Broadcast]):
 
     _captured: list[_Captured] = field(default_factory=list)
 
-    def _kept(self) -> list[Broadcast]:
-        return [each.broadcast for each in self._captured if each.is_kept()]
+    def _kept(self, alias: str | None = None) -> list[Broadcast]:
+        """Return those that are kept, on this alias if one is given."""
+        return [
+            each.broadcast
+            for each in self._captured
+            if alias in (None, each.connection.alias) and each.is_kept()
+        ]
 
     @overload
     def __getitem__(self, index: int) -> Broadcast: ...
@@ -138,8 +144,8 @@ def assert_broadcast(
 
     It has this `type`, and this `payload` if one is given; `type` may also be an instance of a
     `@message` class. A message with several handlers counts once. Inside `capture_broadcasts()` the
-    captured messages count, drained or not; elsewhere those in the table now, which `drain()`
-    removes. The AssertionError lists the messages found.
+    captured messages count, drained or not, of all aliases or of `using`; elsewhere those in the
+    table now, which `drain()` removes. The AssertionError lists the messages found.
     """
     if not isinstance(type, str):
         expected_message = Message(type, None if payload is _ANY else payload)
@@ -160,7 +166,8 @@ def assert_broadcast(
 def _seen(using: str | None) -> Counter[tuple[str, str]]:
     """Count messages by type and payload (as JSON text)."""
     if _open_blocks:
-        return Counter((each.type, _text(each.payload)) for each in _open_blocks[-1])
+        captured = _open_blocks[-1]._kept(None if using is None else alias_of(using))
+        return Counter((each.type, _text(each.payload)) for each in captured)
     from django_mq.models import QueuedMessage
 
     alias = queue_connection(using).alias

@@ -1,0 +1,41 @@
+"""Helpers with messages in two databases: `using=` names one of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+from django.db import connections, transaction
+from django.test import TestCase
+
+from django_mq import broadcast
+from django_mq.testing import assert_broadcast, capture_broadcasts
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _other_alias(django_db_setup: None) -> Iterator[None]:
+    connections.settings["other"] = copy.deepcopy(connections["default"].settings_dict)
+    yield
+    connections["other"].close()
+    del connections.settings["other"]
+    del connections["other"]
+
+
+class TwoDatabasesTest(TestCase):
+    databases = {"default", "other"}
+
+    def test_assert_broadcast_counts_what_was_captured_on_the_alias(self) -> None:
+        with capture_broadcasts() as captured:
+            with transaction.atomic():
+                broadcast("test.here")
+            with transaction.atomic(using="other"):
+                broadcast("test.there", using="other")
+            assert_broadcast("test.here", times=1, using="default")
+            assert_broadcast("test.here", times=0, using="other")
+            assert_broadcast("test.there", times=1, using="other")
+            with pytest.raises(AssertionError, match=r"there is: test\.here"):
+                assert_broadcast("test.there", using="default")
+            assert_broadcast("test.here", times=1)
+            assert_broadcast("test.there", times=1)
+        assert [each.type for each in captured] == ["test.here", "test.there"]
