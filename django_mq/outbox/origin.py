@@ -10,6 +10,7 @@ from django_mq.exceptions import TooManyHops, UnreadablePayload
 from django_mq.messages import Delivery, current_delivery, foreign_alias
 from django_mq.policy.causes import name_in
 from django_mq.policy.column_bounds import MAX_NAME
+from django_mq.policy.metadata import MAX_SOURCED
 
 #: Each returns further metadata for a broadcast, such as the context of a trace. It is called once
 #: per call of `broadcast()` or `broadcast_many()`.
@@ -26,12 +27,26 @@ def origin_metadata(max_hops: int, alias: str) -> str:
     delivery = current_delivery.get()
     if delivery is None and not metadata_sources:
         return "{}"
-    found: dict[str, Any] = {}
-    for source in metadata_sources:
-        found.update(source())
+    found: dict[str, Any] = _sourced()
     if delivery is not None:
         found.update(_chain(delivery, max_hops, alias))
     return json.dumps(found) if found else "{}"
+
+
+def _sourced() -> dict[str, str]:
+    """Return what `metadata_sources` add, without what would exceed MAX_SOURCED.
+
+    Workers hold a message with more metadata than they expect.
+    """
+    found: dict[str, str] = {}
+    size = 0
+    for source in metadata_sources:
+        for name, text in source().items():
+            length = len(json.dumps({name: text}))
+            if size + length <= MAX_SOURCED:
+                found[name] = text
+                size += length
+    return found
 
 
 def _chain(delivery: Delivery, max_hops: int, alias: str) -> dict[str, Any]:

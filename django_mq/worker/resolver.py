@@ -20,13 +20,11 @@ from django_mq.executor.tasks import Line, Task
 from django_mq.handlers import Handler, refusal
 from django_mq.handlers.nearest import nearest_handlers, nearest_types
 from django_mq.messages import ClaimedRow, Delivery
+from django_mq.policy.metadata import MAX_ADDED
 from django_mq.policy.stored_json import excess, max_brackets
 from django_mq.signals import log_failure
 from django_mq.store import Cursor, keys, settle
 from django_mq.store import routing as store_routing
-
-#: The maximum of bytes that workers add to the metadata of a handler's broadcasts.
-ADDED_METADATA = 1024
 
 #: Returns what decides about the handler of a row.
 _kind_of = attrgetter("handler", "queue", "type", "schema_version")
@@ -118,7 +116,7 @@ class Resolver:
         settings = self._settings
         for what, text, max_bytes in (
             ("payload", row.payload, settings.max_payload_bytes),
-            ("metadata", row.metadata, settings.max_metadata_bytes + ADDED_METADATA),
+            ("metadata", row.metadata, settings.max_metadata_bytes + MAX_ADDED),
         ):
             if len(text) > self._short and (
                 found := excess(text, what=what, max_bytes=max_bytes, max_depth=settings.max_depth)

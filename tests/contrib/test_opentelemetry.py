@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from django.db import transaction
+from opentelemetry import baggage, context
+from opentelemetry.context import Context
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -109,6 +111,30 @@ def test_what_a_handler_broadcasts_belongs_to_its_trace(traced: Traced) -> None:
     assert set(metadata) == {"traceparent", "mq.correlation_id", "mq.causation_id", "mq.hops"}
     assert consumer.attributes is not None
     assert consumer.links == ()
+
+
+def test_a_message_with_baggage_runs(traced: Traced, settings: Any) -> None:
+    """However large its own metadata is: workers would hold more than they expect."""
+    settings.DJANGO_MQ = {"MAX_METADATA_BYTES": 1024}
+
+    @handler("a.b", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        read.append(delivery.metadata)
+
+    read: list[Any] = []
+    found = Context()
+    for number in range(4):  # the propagator writes 8,192 bytes of it at most
+        found = baggage.set_baggage(f"b{number}", "x" * 4000, found)
+    token = context.attach(found)
+    try:
+        with traced.tracer.start_as_current_span("request"), transaction.atomic():
+            broadcast("a.b", metadata={"own": "x" * 1000})
+    finally:
+        context.detach(token)
+    assert drain() == 1
+    [metadata] = read
+    assert set(metadata) == {"own", "traceparent", "baggage"}
+    assert len(metadata["baggage"]) > 8000
 
 
 def test_a_list_links_to_all_of_its_producers(traced: Traced) -> None:

@@ -11,6 +11,8 @@ from django.db import connections, transaction
 from django_mq import Message, TooManyHops, broadcast, broadcast_many
 from django_mq.messages import current_delivery, set_current
 from django_mq.models import QueuedMessage
+from django_mq.outbox import origin
+from django_mq.policy.metadata import MAX_SOURCED
 from django_mq.store.insert import MAX_INSERT_ROWS
 from tests.rows import delivery
 
@@ -121,3 +123,12 @@ def test_metadata_that_others_wrote_breaks_nothing(
         "mq.causation_id": "77",
         "mq.hops": 1,
     }
+
+
+@pytest.mark.django_db
+def test_sources_add_no_more_than_workers_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = [lambda: {"small": "x", "large": "y" * MAX_SOURCED}, lambda: {"last": "z"}]
+    monkeypatch.setattr(origin, "metadata_sources", sources)
+    with transaction.atomic():
+        broadcast("a")
+    assert QueuedMessage.objects.get().metadata == {"small": "x", "last": "z"}
