@@ -26,6 +26,10 @@ _ENDINGS = {"1": "st", "2": "nd", "3": "rd"}
 NOT_INSTALLED = "cron= needs the package cronsim: pip install 'django-mq[periodic]', or use every="
 
 
+class UnknownZone(InvalidOption):
+    """This host does not know the time zone; another one, with newer data, may."""
+
+
 def can_read_cron() -> bool:
     """Return whether `cronsim` is installed."""
     return find_spec("cronsim") is not None
@@ -74,13 +78,13 @@ def _explained(cron: str) -> str:
 
 
 def zone_of(tz: str) -> tzinfo:
-    """Return the time zone of this name; raises InvalidOption if it is unknown."""
+    """Return the time zone of this name; raises UnknownZone if there is none here."""
     if tz == "UTC":
         return UTC
     try:
         return ZoneInfo(tz)
     except (KeyError, ValueError, OSError) as error:
-        raise InvalidOption(
+        raise UnknownZone(
             f"tz names the unknown time zone {tz[:ZONE_LENGTH]!r}: give a name such as"
             " Europe/Berlin (on a system without time zones, install tzdata)"
         ) from error

@@ -15,7 +15,7 @@ from django.db import connections, transaction
 from django_mq.conf import get_settings
 from django_mq.exceptions import BroadcastBusy
 from django_mq.executor.outage import LOST
-from django_mq.handlers.cron import can_read_cron, times_of
+from django_mq.handlers.cron import UnknownZone, can_read_cron, times_of
 from django_mq.messages import Message, Receipt
 from django_mq.outbox.send import send
 from django_mq.policy.column_bounds import MAX_NAME
@@ -49,7 +49,7 @@ def fire_due(cursor: Cursor, alias: str, *, after: store.Position = store.FIRST)
 
     A schedule that another session has locked is skipped, as is one with a cron expression if
     `cronsim` is missing. One whose broadcast fails moves on, with `last_error`; one whose queue is
-    full stays due.
+    full stays due, and so does one whose time zone this host does not know.
     """
     rows = store.take_due(cursor, limit=MAX_PER_TRANSACTION, after=after, cron=can_read_cron())
     tried = broadcasts = 0
@@ -67,7 +67,13 @@ def _fire(cursor: Cursor, alias: str, row: ScheduleRow, *, maximum: int) -> _Out
     """Broadcast at most `maximum` times of a schedule that is due, and move it on."""
     try:
         found = _due(row)
-    except Exception as error:  # written by others, or the zone is no longer known
+    except UnknownZone as error:  # it stays due, for a host that knows its zone
+        text = _text(error)
+        if text != row.last_error:
+            _report(row, error)
+        store.move(cursor, row.name, next_at=row.next_at, last_error=text)
+        return _Outcome(row.next_at)
+    except Exception as error:  # written by others
         _report(row, error)
         store.move(cursor, row.name, next_at=None, last_error=_text(error))
         return _Outcome(None)

@@ -265,8 +265,6 @@ def test_many_sessions_at_once_broadcast_each_time_once():
     [
         {"cron": "61 * * * *"},
         {"cron": "* * */20 * 1L"},
-        {"cron": "0 6 * * *", "tz": "Europe/Bonn"},
-        {"tz": "../../etc/passwd"},
     ],
     ids=str,
 )
@@ -278,6 +276,34 @@ def test_a_timing_that_nobody_can_read_stops_its_schedule_alone(odd):
     assert bad.next_at is None
     assert "InvalidOption: " in bad.last_error
     assert bad.enabled
+
+
+@pytest.mark.parametrize(
+    "odd", [{"cron": "0 6 * * *", "tz": "Europe/Bonn"}, {"tz": "../../etc/passwd"}], ids=str
+)
+def test_a_zone_that_this_host_does_not_know_stops_nothing_else(odd, caplog):
+    before = put("a-odd", due=-3, **odd)
+    put("b-good", due=-2)
+    assert turn() == 1
+    turn()
+    bad = Schedule.objects.get(name="a-odd")
+    assert bad.next_at == before.next_at
+    assert "unknown time zone" in bad.last_error
+    assert [each.schedule for each in caplog.records if each.event == "schedule_failed"] == [
+        "a-odd"
+    ]
+
+
+def test_a_host_that_knows_the_zone_broadcasts_in_place_of_one_that_does_not(monkeypatch):
+    """Hosts have different data: older data lacks Europe/Kyiv."""
+    put(due=-3, cron="0 6 * * *", tz="Europe/Kyiv")
+    with monkeypatch.context() as patch:
+        patch.setattr("django_mq.handlers.cron.ZoneInfo", {}.__getitem__)
+        assert turn() == 0
+    assert turn() == 1
+    known = Schedule.objects.get()
+    assert known.next_at is not None
+    assert known.last_error == ""
 
 
 def test_whatever_a_timing_raises_stops_its_schedule_alone(monkeypatch):
