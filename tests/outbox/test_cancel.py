@@ -7,7 +7,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_mq import InvalidName, InvalidOption, Message, broadcast, broadcast_many, cancel
-from django_mq.models import QueuedMessage
+from django_mq.models import QueuedMessage, Result
 from tests.database import second_connection
 from tests.outbox.conftest import now
 
@@ -36,6 +36,14 @@ def test_cancel_never_touches_what_a_worker_holds() -> None:
     assert (cancelled.ids, cancelled.in_flight) == ((waiting,), 2)
     assert cancel(id=leased).in_flight == 1
     assert set(QueuedMessage.objects.values_list("id", flat=True)) == {leased, lapsed, dead}
+
+
+@pytest.mark.django_db
+def test_cancel_stores_no_answer_to_a_message_that_is_no_request() -> None:
+    with transaction.atomic():
+        broadcast("a")
+    assert cancel(type="a")
+    assert not Result.objects.exists()
 
 
 @pytest.mark.django_db(transaction=True)

@@ -31,6 +31,7 @@ def test_next_to_be_taken():
 def test_behind_others():
     beat()
     add(priority=5)
+    add(priority=5, after=60)
     add(after=-90)
     add("other", priority=9)
     for columns in ({"after": 60}, {"dead": -1}, {"leased": 60}, {"after": -30}):
