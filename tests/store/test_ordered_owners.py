@@ -19,20 +19,42 @@ pytestmark = pytest.mark.django_db(transaction=True)
 # ---- the owner
 
 
-def test_a_queue_is_owned_though_somebody_writes_its_first_row_just_then(cursor: Cursor) -> None:
-    """The chore that warns of a deep queue does: a worker `--until-empty` would end at once."""
+def own_while(cursor: Cursor, inserts: str) -> OwnedQueue | None:
+    """Own the queue while another session `inserts` its first row, which it then commits."""
     owned: list[OwnedQueue | None] = []
     with second_connection() as other:
         other.execute("begin")
-        other.execute("insert into django_mq_queuestate (queue, warned_at) values ('line', now())")
+        other.execute(f"insert into django_mq_queuestate {inserts}")
         thread = threading.Thread(target=lambda: owned.append(own(cursor)))
         thread.start()
         until_blocked(cursor.connection.info.backend_pid)
         other.execute("commit")
         thread.join(30)
-    assert owned == [OwnedQueue(None)]
+    return owned[0]
+
+
+def test_a_queue_is_owned_though_somebody_writes_its_first_row_just_then(cursor: Cursor) -> None:
+    """The chore that warns of a deep queue does: a worker `--until-empty` would end at once."""
+    owned = own_while(cursor, "(queue, warned_at) values ('line', now())")
+    assert owned == OwnedQueue(None)
     with second_connection() as other:
         assert own(other.cursor(), "other") is None
+
+
+def test_of_two_that_own_an_unknown_queue_at_once_the_first_has_it(cursor: Cursor) -> None:
+    inserts = "(queue, owner, owned_until) values ('line', 'other', now() + interval '6 s')"
+    assert own_while(cursor, inserts) is None
+    assert QueueState.objects.get().owner == "other"
+
+
+@pytest.mark.parametrize(("lease", "owned"), [(6.0, OwnedQueue("me")), (-1.0, None)])
+def test_a_queue_whose_row_is_locked_stays_ours_until_it_lapses(
+    cursor: Cursor, lease: float, owned: OwnedQueue | None
+) -> None:
+    own(cursor, lease=lease)
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_queuestate for no key update")
+        assert own(cursor) == owned
 
 
 def test_one_owns_a_queue(cursor: Cursor) -> None:

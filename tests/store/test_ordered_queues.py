@@ -312,18 +312,21 @@ def test_what_was_parked_by_its_key_is_put_into_the_line(cursor: Cursor) -> None
     parked = add("line", key="k", handler="h", blocked_by=head.pk)
     late = row()
     assert ordered_queues.adopt(cursor, queue="line", limit=10).rows == 2
-    assert stored(parked).ordered
+    assert (stored(parked).ordered, stored(parked).blocked_by) == (True, None)
     head.delete()
     own(cursor)
     assert take(cursor) == pks(parked, late)
-    assert stored(parked).blocked_by is None
+
+
+#: A message in flight, and a dead one.
+GONE = ({"leased": 30}, {"dead": -1})
 
 
 def test_what_is_in_flight_dead_or_locked_is_left_alone(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
-    messages = [add("line", leased=30), add("line", dead=-1), add("line")]
-    lock(other, messages[2].pk)
+    messages = [add("line", key=key, **given) for key in (None, "k") for given in GONE]
+    lock(other, add("line").pk)
     cursor.execute("set statement_timeout = '60s'")
     assert ordered_queues.adopt(cursor, queue="line", limit=10).rows == 0
-    assert not any(stored(message).ordered for message in messages[:2])
+    assert not any(stored(message).ordered for message in messages)
