@@ -280,6 +280,7 @@ def test_standings(cursor: Cursor) -> None:
     [
         ({"backoff_level": 3, "backoff": 60}, 3),
         ({"backoff_level": 1, "backoff": -1}, 1),
+        ({"backoff": 60}, 0),  # written by another client: the queue counts as paused
         ({}, None),
     ],
 )

@@ -228,14 +228,22 @@ def test_fail_can_make_it_dead_or_suspect(cursor: Cursor) -> None:
 
 @pytest.mark.parametrize("at", [None, AT])
 def test_snooze_refunds_the_attempt(cursor: Cursor, at: datetime | None) -> None:
-    message = add(leased=30, attempts=1, suspect=True)
+    message = add(leased=30, attempts=1, suspect=True, held=-60)
     settle.snooze(cursor, [settle.SnoozedDelivery(fence_of(message), at, 90.0)])
     stored(message)
     assert (message.attempts, message.claimed_by, message.leased_until) == (0, None, None)
-    assert message.suspect is False
+    assert (message.suspect, message.held_since) == (False, None)
     assert message.processable_after > timezone.now() + timedelta(seconds=80)
     assert at is None or message.processable_after == at
     assert FailedAttempt.objects.count() == 0
+
+
+@pytest.mark.parametrize("at", [None, AT - timedelta(days=60)])
+def test_the_shortest_snooze_is_a_tenth_of_a_second(cursor: Cursor, at: datetime | None) -> None:
+    message = add(leased=30, attempts=1)
+    [(before,)] = cursor.execute("select statement_timestamp()").fetchall()
+    settle.snooze(cursor, [settle.SnoozedDelivery(fence_of(message), at, 0.0)])
+    assert stored(message).processable_after >= before + timedelta(seconds=0.1)
 
 
 def test_hold_refunds_and_remembers_since_when(cursor: Cursor) -> None:
