@@ -179,6 +179,15 @@ def test_a_day_is_dropped_when_its_last_row_may_go() -> None:
     assert set(HandledMessage.objects.values_list("pk", flat=True)) == {1, 2}
 
 
+def test_a_day_that_is_not_over_is_not_dropped() -> None:
+    """Whatever still runs may end in it, and would find no partition."""
+    with connection.cursor() as cursor:
+        today = history_days.days(cursor).today
+        create(today)
+        history_days.drop_day(cursor, today)
+    assert days() == [today]
+
+
 def test_a_row_that_outlives_its_time_among_others_is_deleted() -> None:
     now = datetime.now(UTC)
     late = history_days.PARTITION_GRACE + timedelta(minutes=1)

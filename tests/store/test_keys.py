@@ -75,6 +75,16 @@ def test_an_ack_frees_the_next_in_its_own_transaction(
     assert blocked_by(*behind) == [None, head.pk, head.pk]
 
 
+def test_of_several_that_end_in_a_line_the_first_frees_the_next(cursor: Cursor) -> None:
+    head, second, third, fourth = keyed(), keyed(), keyed(), keyed()
+    for each in second, fourth:
+        QueuedMessage.objects.filter(pk=each.pk).update(blocked_by=head.pk)
+    QueuedMessage.objects.filter(pk__in=pks(head, third)).delete()
+    lines = [KeyLine("mail", "h", "k", each) for each in (third.pk, head.pk)]
+    keys.free_next(cursor, lines)
+    assert blocked_by(second, fourth) == [None, head.pk]
+
+
 def test_freeing_nobody(cursor: Cursor) -> None:
     keys.free_next(cursor, [])
     keys.free_next(cursor, [KeyLine("mail", "h", "k")])
@@ -245,13 +255,16 @@ def test_many_that_wait_for_several_are_freed_in_pieces(cursor: Cursor) -> None:
     assert keys.free_stranded(cursor, skipping=[], limit=3).rows == 2
 
 
-def test_what_waits_for_one_that_went_to_another_line_is_freed(cursor: Cursor) -> None:
+@pytest.mark.parametrize("line", [{"handler": "h"}, {"key": "other"}])
+def test_what_waits_for_one_that_went_to_another_line_is_freed(
+    cursor: Cursor, line: dict[str, str]
+) -> None:
     """An unrouted head got its handler: its line is now that handler's."""
     head = keyed(handler="", after=60)
     behind = keyed(handler="")
     assert take(cursor).rows == []
     assert blocked_by(behind) == [head.pk]
-    QueuedMessage.objects.filter(pk=head.pk).update(handler="h")
+    QueuedMessage.objects.filter(pk=head.pk).update(**line)
     assert keys.free_stranded(cursor, skipping=[], limit=10).rows == 1
     assert ids(take(cursor)) == [behind.pk]
 

@@ -10,7 +10,7 @@ import pytest
 from django.utils import timezone
 
 from django_mq.messages import Fence
-from django_mq.models import WorkerHeartbeat
+from django_mq.models import WorkerCommand, WorkerHeartbeat
 from django_mq.store import leases
 from tests.rows import add, stored
 from tests.store.conftest import lock
@@ -67,19 +67,31 @@ def test_start_tells_of_expiry(cursor: Cursor) -> None:
     )
 
 
+BEAT: dict[str, Any] = {
+    "worker": "w", "queues": ["a", "b.*"], "host": "h", "pid": 7, "version": "1",
+    "wakeup": "notify", "draining": False, "running": {1: 2.5, 2: 0.0},
+    "timings": {"h": {"acked": 1}},
+}  # fmt: skip
+
+
+def test_a_heartbeat_takes_each_command_once(cursor: Cursor) -> None:
+    """Those of this worker, in order: one that was quieted and resumed stays resumed."""
+    for worker, action in (("w", "quiet"), ("other", "leave"), ("w", "resume")):
+        WorkerCommand.objects.create(worker=worker, action=action, asked_by="ada")
+    taken = leases.record_heartbeat(cursor, **BEAT).commands
+    assert [(each.action, each.by) for each in taken] == [("quiet", "ada"), ("resume", "ada")]
+    assert leases.record_heartbeat(cursor, **BEAT).commands == []
+    assert WorkerCommand.objects.get(taken_at=None).worker == "other"
+
+
 def test_a_heartbeat_is_written_once_and_then_moved(cursor: Cursor) -> None:
-    given: dict[str, Any] = {
-        "worker": "w", "queues": ["a", "b.*"], "host": "h", "pid": 7, "version": "1",
-        "wakeup": "notify", "draining": False, "running": {1: 2.5, 2: 0.0},
-        "timings": {"h": {"acked": 1}},
-    }  # fmt: skip
-    leases.record_heartbeat(cursor, **given)
+    leases.record_heartbeat(cursor, **BEAT)
     first = WorkerHeartbeat.objects.get()
     assert (first.queues, first.running, first.pid) == (["a", "b.*"], [1, 2], 7)
     assert first.ran == {"1": 2.5, "2": 0.0}
     assert first.timings == {"h": {"acked": 1}}
     changed = {"running": {}, "draining": True, "wakeup": "degraded", "timings": {"i": {}}}
-    leases.record_heartbeat(cursor, **{**given, **changed})
+    leases.record_heartbeat(cursor, **{**BEAT, **changed})
     second = WorkerHeartbeat.objects.get()
     assert second.timings == {"i": {}}
     assert (second.running, second.draining, second.wakeup) == ([], True, "degraded")

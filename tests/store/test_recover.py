@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from django_mq.messages import Fence
-from django_mq.models import QueuedMessage
+from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.store import recover
 from tests.rows import add, stored
 from tests.store.conftest import lock
@@ -66,3 +66,18 @@ def test_lock_running_returns_rows_as_a_claim_does(cursor: Cursor) -> None:
     assert (row.id, row.attempts, row.claimed_by, row.handler, row.suspect) == (
         message.pk, 2, "dead:1", "h", True
     )  # fmt: skip
+
+
+def test_only_attempts_of_the_same_transaction_are_backdated(cursor: Cursor) -> None:
+    """After a reset of the sequence, an earlier message may have had the id."""
+    given = {"message_id": 7, "queue": "mail", "type": "t", "attempt": 1}
+    earlier = stored(FailedAttempt.objects.create(**given))
+    with cursor.connection.transaction():
+        cursor.execute(
+            "insert into django_mq_failedattempt"
+            " (message_id, queue, type, handler, attempt, worker, error_class, error_text,"
+            " traceback) values (7, 'mail', 't', '', 1, '', '', '', '')"
+        )
+        recover.backdate(cursor, [Fence(7, 1, "dead:1")], seconds=3600.0)
+    assert FailedAttempt.objects.get(pk=earlier.pk).ended_at == earlier.ended_at
+    assert FailedAttempt.objects.filter(ended_at__lt=earlier.ended_at).count() == 1

@@ -261,10 +261,10 @@ def test_hold_refunds_and_remembers_since_when(cursor: Cursor) -> None:
 
 
 def test_bury_is_dead_without_an_attempt(cursor: Cursor) -> None:
-    message = add(leased=30, attempts=1)
+    message = add(leased=30, attempts=1, suspect=True)
     settle.dead_letter_unstarted(cursor, {fence_of(message): "expired"})
     stored(message)
-    assert (message.attempts, message.dead_reason) == (0, "expired")
+    assert (message.attempts, message.dead_reason, message.suspect) == (0, "expired", False)
     assert message.dead_at is not None
 
 
