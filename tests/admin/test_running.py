@@ -54,6 +54,13 @@ def test_the_stack_is_shown_once_the_worker_has_answered(boss, running):
     assert "in <send_mail>" in text(boss.get(page))
 
 
+def test_the_stack_of_another_attempt_is_not_shown(boss, running):
+    ask(boss, running, "stack")
+    WorkerCommand.objects.update(answer="in send_mail", answered_at=running.created_at)
+    QueuedMessage.objects.filter(pk=running.pk).update(attempts=2)
+    assert "in send_mail" not in text(boss.get(url("queuedmessage", "change", running.pk)))
+
+
 def test_another_session_holds_a_lock(boss, running):
     with second_connection() as other, other.transaction():
         other.execute("lock table django_mq_workercommand in exclusive mode")

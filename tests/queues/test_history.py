@@ -155,7 +155,7 @@ class TestReplay:
             ({"queue": "post"}, (2,)),
             ({"handler": "other"}, (3,)),
             ({"since": 2.5 * HOUR}, (3, 4)),
-            ({"until": NOW - 2.5 * HOUR}, (1, 2)),
+            ({"until": NOW - 2 * HOUR}, (1, 2)),
             ({"until": NOW, "limit": 2}, (1, 2)),
         ],
     )

@@ -95,6 +95,13 @@ def test_an_ordered_queue_that_stands(settings, columns, blocks):
     assert found("mail") == []
 
 
+def test_an_ordered_queue_has_no_lines_of_keys(settings):
+    """Messages were parked by their keys before the queue was ordered."""
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True}}}
+    line(after=60)
+    assert found() == []
+
+
 def test_counts_name_the_key_that_is_blocked_longest():
     first, second, _ = line("a", dead=-5)
     line("b", after=60)
@@ -215,9 +222,13 @@ class TestStandings:
         ]
 
     def test_others_of_the_line_that_are_in_flight(self):
-        first, later = add(key="k"), add(key="k", leased=60)
-        known = standing.standings([first.pk, later.pk])
-        assert [known[each.pk].waits_for for each in (first, later)] == [later.pk, first.pk]
+        first, later, alone = add(key="k"), add(key="k", leased=60), add(key="a", leased=60)
+        known = standing.standings([first.pk, later.pk, alone.pk])
+        assert [known[each.pk].waits_for for each in (first, later, alone)] == [
+            later.pk,
+            first.pk,
+            None,
+        ]
 
     def test_of_a_dead_head_that_is_skipped(self, settings):
         settings.DJANGO_MQ = {"QUEUES": {"mail": {"on_dead_head": "skip"}}}
