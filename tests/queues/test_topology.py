@@ -73,6 +73,9 @@ def test_calls_outlive_the_worker_that_made_them() -> None:
             hour=hour - timedelta(hours=ago), queue="mail", handler=name, acked=3, failed=1
         )
     MinuteFigures.objects.create(minute=hour, worker="gone", queue="q", handler="odds", dead=1)
+    MinuteFigures.objects.create(  # the hour has added them up
+        minute=hour - timedelta(days=5), worker="gone", queue="mail", handler="mails", acked=3
+    )
     beat("new")
     found = queues.topology()
     assert found.observed
