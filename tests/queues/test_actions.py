@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 
 from django_mq import queues
-from django_mq.models import QueuedMessage
+from django_mq.models import QueuedMessage, Result
 from django_mq.queues import Changed
 from django_mq.queues import actions as acting
 from tests.rows import add, beat
@@ -228,3 +228,9 @@ def test_as_many_attempts_as_can_be_do_not_stop_a_requeue():
     assert queues.requeue([many.pk, one.pk], attempts=1000).ids == (many.pk, one.pk)
     found = dict(QueuedMessage.objects.values_list("pk", "max_attempts"))
     assert found == {many.pk: 2**31 - 2, one.pk: 1020}
+
+
+def test_a_removal_stores_no_answer_to_a_message_that_is_no_request():
+    assert queues.cancel(add().pk)
+    assert queues.discard(add(dead=-5).pk)
+    assert not Result.objects.exists()
