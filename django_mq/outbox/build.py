@@ -13,7 +13,7 @@ from django_mq import handlers
 from django_mq.exceptions import InvalidName, RoutingError
 from django_mq.messages import Message
 from django_mq.outbox.options import check_integer, check_unique, moments, retry_json
-from django_mq.outbox.origin import merged_json, origin_metadata
+from django_mq.outbox.origin import merged_json, origin_metadata, with_origin
 from django_mq.outbox.write import CallQueues
 from django_mq.policy.column_bounds import MAX_INTEGER, MAX_PRIORITY, MIN_PRIORITY
 from django_mq.policy.metadata import check_metadata
@@ -124,7 +124,9 @@ class RowBuilder:
             "type": type,
             "payload": "",
             "schema_version": version,
-            "metadata": merged_json(metadata, self._origin),
+            "metadata": with_origin(
+                metadata, self._origin, max_bytes=self.settings.max_metadata_bytes
+            ),
             "priority": priority,
             "key": key,
             "retry": policy,

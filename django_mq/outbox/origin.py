@@ -10,7 +10,7 @@ from django_mq.exceptions import TooManyHops, UnreadablePayload
 from django_mq.messages import Delivery, current_delivery, foreign_alias
 from django_mq.policy.causes import name_in
 from django_mq.policy.column_bounds import MAX_NAME
-from django_mq.policy.metadata import MAX_SOURCED
+from django_mq.policy.metadata import MAX_ADDED, RESERVED
 
 #: Each returns further metadata for a broadcast, such as the context of a trace. It is called once
 #: per call of `broadcast()` or `broadcast_many()`.
@@ -27,26 +27,12 @@ def origin_metadata(max_hops: int, alias: str) -> str:
     delivery = current_delivery.get()
     if delivery is None and not metadata_sources:
         return "{}"
-    found: dict[str, Any] = _sourced()
+    found: dict[str, Any] = {}
+    for source in metadata_sources:
+        found.update(source())
     if delivery is not None:
         found.update(_chain(delivery, max_hops, alias))
     return json.dumps(found) if found else "{}"
-
-
-def _sourced() -> dict[str, str]:
-    """Return what `metadata_sources` add, without what would exceed MAX_SOURCED.
-
-    Workers hold a message with more metadata than they expect.
-    """
-    found: dict[str, str] = {}
-    size = 0
-    for source in metadata_sources:
-        for name, text in source().items():
-            length = len(json.dumps({name: text}))
-            if size + length <= MAX_SOURCED:
-                found[name] = text
-                size += length
-    return found
 
 
 def _chain(delivery: Delivery, max_hops: int, alias: str) -> dict[str, Any]:
@@ -79,3 +65,22 @@ def merged_json(metadata: str, origin: str) -> str:
     if origin == "{}":
         return metadata
     return origin if metadata == "{}" else f"{metadata[:-1]},{origin[1:]}"
+
+
+def with_origin(metadata: str, origin: str, *, max_bytes: int) -> str:
+    """Return the JSON of both, without the entries of `metadata_sources` that workers would refuse.
+
+    `max_bytes` is the limit of `metadata` alone. The largest entries are left out first.
+    """
+    merged = merged_json(metadata, origin)
+    room = max_bytes + MAX_ADDED
+    if 4 * len(merged) <= room or len(merged.encode()) <= room:
+        return merged
+    entries = json.loads(origin)
+    sourced = (name for name in entries if not name.startswith(RESERVED))
+    for name in sorted(sourced, key=lambda name: len(entries[name]), reverse=True):
+        del entries[name]
+        merged = merged_json(metadata, json.dumps(entries))
+        if len(merged.encode()) <= room:
+            break
+    return merged

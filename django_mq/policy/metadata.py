@@ -11,11 +11,8 @@ from django_mq.values import short_repr
 
 #: The prefix of metadata keys that only django_mq writes.
 RESERVED = "mq."
-#: The maximum of bytes that `metadata_sources` add, as JSON: the context of a trace with its
-#: baggage, for which W3C asks for 8,192 bytes.
-MAX_SOURCED = 9 * 1024
-#: The maximum of bytes that a message's metadata has beyond what its producer gave.
-MAX_ADDED = MAX_SOURCED + 1024
+#: The bytes by which the metadata of a message may exceed the limit of what its producer gave.
+MAX_ADDED = 1024
 
 
 def check_metadata(metadata: object) -> dict[str, Any]:

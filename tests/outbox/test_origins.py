@@ -12,7 +12,6 @@ from django_mq import Message, TooManyHops, broadcast, broadcast_many
 from django_mq.messages import current_delivery, set_current
 from django_mq.models import QueuedMessage
 from django_mq.outbox import origin
-from django_mq.policy.metadata import MAX_SOURCED
 from django_mq.store.insert import MAX_INSERT_ROWS
 from tests.rows import delivery
 
@@ -126,9 +125,16 @@ def test_metadata_that_others_wrote_breaks_nothing(
 
 
 @pytest.mark.django_db
-def test_sources_add_no_more_than_workers_expect(monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = [lambda: {"small": "x", "large": "y" * MAX_SOURCED}, lambda: {"last": "z"}]
+def test_sources_add_no_more_than_workers_expect(
+    monkeypatch: pytest.MonkeyPatch, handling: Callable[..., None], settings: Any
+) -> None:
+    settings.DJANGO_MQ = {"MAX_METADATA_BYTES": 1024}
+    sources = [lambda: {"small": "x", "large": "y" * 1200}, lambda: {"last": "z"}]
     monkeypatch.setattr(origin, "metadata_sources", sources)
-    with transaction.atomic():
-        broadcast("a")
-    assert QueuedMessage.objects.get().metadata == {"small": "x", "last": "z"}
+    handling(id=77)
+    own = {"mq.correlation_id": "77", "mq.causation_id": "77", "mq.hops": 1}
+    added = {"small": "x", "large": "y" * 1200, "last": "z"}
+    for size, expected in ((600, added), (900, {"small": "x", "last": "z"})):
+        with transaction.atomic():
+            (id,) = broadcast("a", metadata={"ä": "x" * size}).ids
+        assert QueuedMessage.objects.get(pk=id).metadata == {"ä": "x" * size, **own, **expected}
