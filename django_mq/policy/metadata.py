@@ -11,7 +11,7 @@ from django_mq.values import short_repr
 
 #: The prefix of metadata keys that only django_mq writes.
 RESERVED = "mq."
-#: The bytes by which the metadata of a message may exceed the limit of what its producer gave.
+#: Bytes for the package's own entries, beyond the limit of the producer's.
 MAX_ADDED = 1024
 
 

@@ -41,6 +41,7 @@ from django_mq.exceptions import DuplicateMessage, MQError
 from django_mq.executor import reports
 from django_mq.messages import Message
 from django_mq.outbox.send import queue_connection, send_to
+from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.column_bounds import id_of
 from django_mq.policy.routing import TASKS
 from django_mq.store import kept_results
@@ -74,7 +75,7 @@ class MessageQueueBackend(BaseTaskBackend):
             check_options(task)
         except (MQError, ValueError) as error:
             raise InvalidTask(f"{task.module_path}: {error}") from error
-        self._register(task)
+        register(task, timeout=self._options.timeout, retry=self._policy(task))
 
     def enqueue(self, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
         """Store the task in the open transaction, if there is one, else in one of its own.
@@ -87,8 +88,10 @@ class MessageQueueBackend(BaseTaskBackend):
         """
         self.validate_task(task)
         args, kwargs = normalize_json(args), normalize_json(kwargs)
-        handler = self._register(task)
-        message = self._message(task, args, kwargs, handler)
+        policy = self._policy(task)
+        handler = register(task, timeout=self._options.timeout, retry=policy)
+        carried = None if policy == handler.retry else policy
+        message = self._message(task, args, kwargs, retry=carried)
         options = self._carried(task, handler).encode()
         receipt = send_to(handler, message, using=self.database, options=options)
         [copy] = receipt.copies
@@ -147,18 +150,17 @@ class MessageQueueBackend(BaseTaskBackend):
                     for module in backend._options.modules:
                         import_module(module)
 
-    def _register(self, task: Task[..., Any]) -> handlers.Handler:
-        policy = policy_of(task, self._options.retry)
-        return register(task, timeout=self._options.timeout, retry=policy)
+    def _policy(self, task: Task[..., Any]) -> RetryPolicy:
+        return policy_of(task, self._options.retry)
 
     def _message(
         self,
         task: Task[..., Any],
         args: list[Any],
         kwargs: dict[str, Any],
-        handler: handlers.Handler,
+        *,
+        retry: RetryPolicy | None,
     ) -> Message:
-        policy = policy_of(task, self._options.retry)
         return Message(
             TASKS + task.module_path,
             {"args": args, "kwargs": kwargs},
@@ -170,7 +172,7 @@ class MessageQueueBackend(BaseTaskBackend):
             unique_id=(unique_id := named(task, "unique_id", args, kwargs)),
             on_duplicate=(unique_id and option(task, "on_duplicate")) or "skip",
             unique_for=option(task, "unique_for") if unique_id is not None else None,
-            retry=None if policy == handler.retry else policy,
+            retry=retry,
         )
 
     def _carried(self, task: Task[..., Any], handler: handlers.Handler) -> StoredOptions:
