@@ -24,6 +24,19 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
 ]
 
+THOROUGH = pytest.mark.thorough
+# A plain run has the phone, where most goes wrong; the laptop is in many other tests.
+WIDTHS = pytest.mark.parametrize("width", [pytest.param(1280, marks=THOROUGH), 390])
+LOOKS = pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (390, "dark"),
+        (1280, "light"),
+        pytest.param(390, "light", marks=THOROUGH),
+        pytest.param(1280, "dark", marks=THOROUGH),
+    ],
+)
+
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
     " connect-src 'self'; form-action 'self'"
@@ -103,7 +116,7 @@ def test_a_dead_letter_is_found_and_requeued(visit):
     assert not QueuedMessage.objects.dead().exists()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@WIDTHS
 def test_the_number_of_messages_per_state_is_shown(visit, width):
     for _ in range(3):
         add(dead=-5)
@@ -147,7 +160,7 @@ def test_one_message_is_cancelled_from_its_page(visit, scripts):
     assert not QueuedMessage.objects.exists()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@WIDTHS
 def test_a_queue_that_nobody_knows_is_paused_after_a_question(visit, width):
     add()
     page = visit(url("queuestate"), viewport={"width": width, "height": 800})
@@ -251,7 +264,7 @@ def test_filters_of_every_list_fold_on_a_phone(visit, model):
     sync_api.expect(page.locator("#changelist-filter")).to_be_visible()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@WIDTHS
 def test_the_page_of_a_message_copies_and_has_a_timeline(visit, width):
     message = add(payload={"user": {"id": 7}}, attempts=1, after=60)
     fail(message)
@@ -288,9 +301,8 @@ def test_a_message_is_found_by_a_box_and_a_search_on_a_phone(visit):
     assert (row["id"], row["payload"]) == (wanted.pk, {"user": {"id": 7}})
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1360, 390])
-def test_pages_fit_and_can_be_read(visit, scheme, width):
+@LOOKS
+def test_pages_fit_and_can_be_read(visit, width, scheme):
     """No content makes a page scroll sideways, and states have enough contrast in both themes."""
     message = add(dead=-5, payload={"text": "x" * 3000}, last_error="E" * 400, type="t" * 128)
     names = {"key": "k" * 128, "handler": "h" * 128, "type": "t" * 128}

@@ -14,6 +14,7 @@ from tests.rows import add
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 from tests.admin.test_browser import (
+    WIDTHS,
     browser,  # noqa: F401
     pytestmark,  # noqa: F401
     says,
@@ -23,7 +24,7 @@ from tests.admin.test_browser import (
 )
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@WIDTHS
 def test_the_messages_of_an_error_are_requeued(visit, width):  # noqa: F811
     for n in range(3):
         fail(add(dead=-1), place="shop.mail:send", handler="h", error_text=f"no order {n}")

@@ -9,16 +9,15 @@ pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from django_mq import handler, handlers
 from django_mq.models import QueuedMessage, QueueState
 from tests.admin.pages import LIST, url
-from tests.admin.test_browser import CHROMIUM, browser, says, server, visit  # noqa: F401
+from tests.admin.test_browser import (
+    WIDTHS,
+    browser,  # noqa: F401
+    pytestmark,  # noqa: F401
+    says,
+    server,  # noqa: F401
+    visit,  # noqa: F401
+)
 from tests.rows import add, stored
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.django_db(transaction=True),
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
-]
-
-WIDTHS = pytest.mark.parametrize("width", [1280, 390])
 
 
 @WIDTHS

@@ -17,6 +17,7 @@ from tests.rows import add, beat
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 from tests.admin.test_browser import (
+    THOROUGH,
     browser,  # noqa: F401
     pytestmark,  # noqa: F401
     says,
@@ -25,6 +26,9 @@ from tests.admin.test_browser import (
 )
 
 PHONE = {"viewport": {"width": 390, "height": 844}}
+DESK_AND_PHONE = pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=THOROUGH), PHONE], ids=["desk", "phone"]
+)
 TOPOLOGY = "admin:django_mq_queuestate_topology"
 
 
@@ -56,7 +60,7 @@ def rows():
         yield
 
 
-@pytest.mark.parametrize("options", [{}, PHONE], ids=["desk", "phone"])
+@DESK_AND_PHONE
 def test_a_handled_message_is_found_and_replayed(visit, options):  # noqa: F811
     page = visit(url("handledmessage"), **options)
     page.fill("#searchbar", "customer 7")
@@ -71,7 +75,7 @@ def test_a_handled_message_is_found_and_replayed(visit, options):  # noqa: F811
     assert QueuedMessage.objects.get(handler="audits").metadata == {"mq.replay_of": "1"}
 
 
-@pytest.mark.parametrize("options", [{}, PHONE], ids=["desk", "phone"])
+@DESK_AND_PHONE
 def test_the_history_is_exported(visit, options):  # noqa: F811
     page = visit(f"{url('handledmessage')}?key=customer+7", **options)
     with page.expect_download() as download:
@@ -98,7 +102,7 @@ def test_a_chain_is_indented(visit):  # noqa: F811
     assert weight == "600"
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", [pytest.param("light", marks=THOROUGH), "dark"])
 def test_no_page_is_wider_than_a_phone(visit, theme):  # noqa: F811
     page = visit(url("handledmessage"), color_scheme=theme, **PHONE)
     for address in (

@@ -13,6 +13,7 @@ pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 from tests.admin.test_browser import (
     CONTRASTS,
+    LOOKS,
     browser,  # noqa: F401
     pytestmark,  # noqa: F401
     says,
@@ -113,9 +114,8 @@ def test_the_keyboard_reaches_everything(visit):  # noqa: F811
     says(page, "#mq-steps", "12,345")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_it_fits_and_can_be_read(visit, scheme, width):  # noqa: F811
+@LOOKS
+def test_it_fits_and_can_be_read(visit, width, scheme):  # noqa: F811
     fill()
     for address in (PAGE, INDEX):
         page = visit(address, color_scheme=scheme, viewport={"width": width, "height": 800})

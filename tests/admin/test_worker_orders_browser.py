@@ -12,6 +12,7 @@ from tests.rows import beat
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 from tests.admin.test_browser import (
+    WIDTHS,
     browser,  # noqa: F401
     pytestmark,  # noqa: F401
     says,
@@ -20,7 +21,7 @@ from tests.admin.test_browser import (
 )
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@WIDTHS
 def test_the_way_of_a_worker(visit, width):  # noqa: F811
     beat("w", host="mail-1")
     page = visit(url("workerheartbeat"), viewport={"width": width, "height": 844})
