@@ -68,10 +68,8 @@ def _fire(cursor: Cursor, alias: str, row: ScheduleRow, *, maximum: int) -> _Out
     try:
         found = _due(row)
     except UnknownZone as error:  # it stays due, for a host that knows its zone
-        text = _text(error)
-        if text != row.last_error:
-            _report(row, error)
-        store.move(cursor, row.name, next_at=row.next_at, last_error=text)
+        _report_once(row, error)
+        store.move(cursor, row.name, next_at=row.next_at, last_error=_text(error))
         return _Outcome(row.next_at)
     except Exception as error:  # written by others
         _report(row, error)
@@ -125,6 +123,7 @@ def _broadcast_each(
                 raise
             outcome.last_error = _text(error)
             if isinstance(error, (BroadcastBusy, *LOST)):
+                _report_once(row, error)
                 outcome.next_at = at
                 return outcome
             _report(row, error)
@@ -219,6 +218,12 @@ def _text(error: Exception) -> str:
 
 def _report(row: ScheduleRow, error: Exception) -> None:
     _log(logging.WARNING, row, f"could not be broadcast: {_text(error)}", "schedule_failed")
+
+
+def _report_once(row: ScheduleRow, error: Exception) -> None:
+    """Report why a schedule stays due, but not at each try."""
+    if _text(error) != row.last_error:
+        _report(row, error)
 
 
 def _log(level: int, row: ScheduleRow, text: str, event: str) -> None:

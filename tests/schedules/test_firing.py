@@ -194,7 +194,7 @@ def test_an_error_of_the_database_stays_in_its_savepoint():
 
 
 @override_settings(DJANGO_MQ={"QUEUES": {"full": {"max_backlog": 2}}})
-def test_a_full_queue_leaves_a_schedule_due():
+def test_a_full_queue_leaves_a_schedule_due(caplog):
     put("a-full", queue="full", due=-4 * 3600 - 3, catch_up="all")
     put("b-good", due=-2)
     first = Schedule.objects.get(name="a-full").next_at
@@ -208,6 +208,10 @@ def test_a_full_queue_leaves_a_schedule_due():
     assert turn() == 0
     with block() as cursor:
         assert state_of(cursor, "a-full") == before, "nothing is written while nothing changes"
+    told = [each.getMessage() for each in caplog.records if each.event == "schedule_failed"]
+    assert len(told) == 1, "once, not at each try"
+    assert "a-full could not be broadcast: " in told[0]
+    assert "BroadcastBusy: queue full has 2 or more messages" in told[0]
 
 
 def state_of(cursor, name):
