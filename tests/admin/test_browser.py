@@ -31,9 +31,9 @@ LOOKS = pytest.mark.parametrize(
     ("width", "scheme"),
     [
         (390, "dark"),
-        (1280, "light"),
         pytest.param(390, "light", marks=THOROUGH),
         pytest.param(1280, "dark", marks=THOROUGH),
+        pytest.param(1280, "light", marks=THOROUGH),
     ],
 )
 

@@ -9,11 +9,10 @@ from tests.faults.patches import PATCHES, Code, PatchLost, Text
 from tests.faults.sweep import Runner
 from tests.samples import SEED
 
-#: Noticed because something happens, not because it never does. `.ci/run` applies every patch.
+#: Noticed because something happens, not because it never does. `.ci/run all` applies every patch.
 QUICK = ("no-fence", "delete-first")
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("patch", QUICK)
 def test_a_broken_package_is_caught(runner: Runner, patch: str) -> None:
     (found,) = bite([runner], [patch], seed=SEED, enough=1)
