@@ -8,8 +8,10 @@ Source: https://opentelemetry.io/docs/specs/semconv/messaging/messaging-spans/
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -23,12 +25,19 @@ from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload
 from django_mq.executor import calls
 from django_mq.messages import Delivery
 from django_mq.outbox import origin
+from django_mq.policy.redacted_error import HIDDEN_EVERYWHERE
+from django_mq.signals import traced
 
 __all__ = ["instrument", "uninstrument"]
+
+logger = logging.getLogger("django_mq")
 
 SYSTEM = "django_mq"
 #: The maximum number of links of one span: a batch handler's list may have thousands of producers.
 MAX_LINKS = 128
+
+#: Characters that PostgreSQL refuses in JSON.
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 _active: _Instrumentation | None = None
 
@@ -44,6 +53,9 @@ def instrument(
     - Each call of a handler is a span of kind CONSUMER in a trace of its own, with a link to the
       span that broadcast the message, or to those of a list's messages.
     - `messaging.process.duration` is a histogram of the calls.
+
+    An error of a propagator, sampler or span processor neither refuses a broadcast nor fails an
+    attempt; the first one is logged.
 
     Call it before the worker starts. The providers default to the global ones.
     """
@@ -72,9 +84,53 @@ class _Instrumentation:
         self._durations = meter.create_histogram(
             "messaging.process.duration", unit="s", description="Duration of processing operation."
         )
+        self._has_warned = False
 
     def inject(self) -> Mapping[str, str]:
         """Return the context for messages that are broadcast now: empty without a span."""
+        try:
+            found = self._carrier().items()
+            return {name: text for name, text in found if not _UNSTORABLE.search(name + text)}
+        except Exception as error:
+            self._warn(error)
+            return {}
+
+    @contextmanager
+    def process(self, argument: Delivery | Sequence[Delivery]) -> Iterator[None]:
+        """Trace a call of a handler with `argument`; the handler runs even if that fails."""
+        tracing: AbstractContextManager[None] = self._tracing(argument)
+        try:
+            tracing.__enter__()
+        except Exception as error:
+            self._warn(error)
+            tracing = nullcontext()
+        raised: BaseException | None = None
+        try:
+            yield
+        except BaseException as error:
+            raised = error
+            raise
+        finally:
+            try:
+                if raised is None:
+                    tracing.__exit__(None, None, None)
+                else:
+                    tracing.__exit__(type(raised), raised, raised.__traceback__)
+            except Exception as error:
+                self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        """Log `error`, once per process: it may repeat with each message."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "tracing failed; messages are sent and handled without it. Further failures are"
+                " not logged",
+                exc_info=traced(error, HIDDEN_EVERYWHERE),
+                extra={"event": "tracing_failed"},
+            )
+
+    def _carrier(self) -> dict[str, str]:
         if not trace.get_current_span().is_recording():
             return {}
         attributes = {
@@ -90,8 +146,7 @@ class _Instrumentation:
         return carrier
 
     @contextmanager
-    def process(self, argument: Delivery | Sequence[Delivery]) -> Iterator[None]:
-        """Trace a call of a handler with `argument`."""
+    def _tracing(self, argument: Delivery | Sequence[Delivery]) -> Iterator[None]:
         deliveries = [argument] if isinstance(argument, Delivery) else list(argument)
         first = deliveries[0]
         labels = {

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from django.db import transaction
-from opentelemetry import baggage, context
+from opentelemetry import baggage, context, propagate
 from opentelemetry.context import Context
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
@@ -21,7 +21,7 @@ from django_mq.contrib.opentelemetry import instrument, uninstrument
 from django_mq.executor.calls import surrounded
 from django_mq.messages import Delivery, Message
 from django_mq.models import QueuedMessage
-from django_mq.testing import drain
+from django_mq.testing import drain, due
 from tests.rows import add
 
 pytestmark = pytest.mark.django_db
@@ -187,3 +187,59 @@ def test_without_an_sdk_nothing_is_carried() -> None:
         assert QueuedMessage.objects.get().metadata == {}
     finally:
         uninstrument()
+
+
+class Failing(SpanProcessor):
+    """A span processor that fails at one of its calls, for spans of this kind."""
+
+    def __init__(self, at: str, kind: SpanKind) -> None:
+        self.at, self.kind = at, kind
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        self._fail("start", span)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self._fail("end", span)
+
+    def _fail(self, at: str, span: ReadableSpan) -> None:
+        if (at, span.kind) == (self.at, self.kind):
+            raise RuntimeError("no collector")
+
+
+@pytest.mark.parametrize("at", ["start", "end"])
+@pytest.mark.parametrize("kind", [SpanKind.PRODUCER, SpanKind.CONSUMER], ids=["sent", "handled"])
+def test_a_span_processor_that_fails_harms_no_message(
+    traced: Traced, caplog: pytest.LogCaptureFixture, at: str, kind: SpanKind
+) -> None:
+    traced.provider.add_span_processor(Failing(at, kind))
+    ran: list[Any] = []
+
+    @handler("a.b", queue="mail", name="h", retry=RetryPolicy(max_attempts=2))
+    def run(delivery: Delivery) -> None:
+        ran.append(delivery.payload["n"])
+        if delivery.attempt == 1:
+            raise KeyError("first")
+
+    with traced.tracer.start_as_current_span("request"):
+        for n in range(2):
+            with transaction.atomic():
+                assert broadcast("a.b", {"n": n})
+    errors = drain(errors="keep")
+    due()
+    errors += drain(errors="keep")
+    assert [type(each) for each in errors] == [KeyError, KeyError]
+    assert sorted(ran) == [0, 0, 1, 1]
+    assert not QueuedMessage.objects.exists()
+    assert [each.message for each in caplog.records if "tracing" in each.message] == [
+        "tracing failed; messages are sent and handled without it. Further failures are not logged"
+    ]
+
+
+@pytest.mark.parametrize("text", ["\ud800", "\x00"], ids=["surrogate", "NUL"])
+def test_baggage_that_cannot_be_stored_is_left_out(
+    traced: Traced, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(propagate, "inject", lambda carrier: carrier.update(a="b", tenant=text))
+    with traced.tracer.start_as_current_span("request"), transaction.atomic():
+        assert broadcast("a.b")
+    assert QueuedMessage.objects.get().metadata == {"a": "b"}
