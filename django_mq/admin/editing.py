@@ -10,8 +10,10 @@ from typing import Any
 from django import forms
 from django.contrib import messages as notices
 from django.contrib.admin.models import CHANGE
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
@@ -25,12 +27,31 @@ from django_mq.models import QueuedMessage
 from django_mq.policy.column_bounds import MAX_PRIORITY, MIN_PRIORITY
 
 
+class DueField(forms.DateTimeField):
+    """A moment; in the hour that the end of summer time repeats, the first of the two.
+
+    The stock field refuses both, so that a message that is due then could not be edited at all.
+    """
+
+    def to_python(self, value: Any) -> datetime | None:
+        try:
+            return super().to_python(value)
+        except ValidationError as error:
+            found = parse_datetime(value.strip()) if error.code == "ambiguous_timezone" else None
+            if found is None:
+                raise
+            first, second = (timezone.make_aware(found.replace(fold=fold)) for fold in (0, 1))
+            if first.utcoffset() <= second.utcoffset():  # type: ignore[operator]
+                raise  # the clock skips this time
+            return first
+
+
 class EditForm(CheckedForm):
     """The editable fields of a waiting message. `digest` is that of the payload shown."""
 
     error_fields = {InvalidPayload: "payload", InvalidOption: "due"}
     payload = JSONTextField(rows=14, help_text="JSON. It replaces the whole payload.")
-    due = forms.DateTimeField(
+    due = DueField(
         show_hidden_initial=True,
         widget=forms.DateTimeInput({"type": "datetime-local", "step": 1}, "%Y-%m-%dT%H:%M:%S"),
     )

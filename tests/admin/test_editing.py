@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -62,6 +62,20 @@ def test_what_was_not_touched_stays_to_the_microsecond(boss):
     assert not LogEntry.objects.exists()
     change(boss, row, priority="3")
     assert (stored(row).processable_after, row.payload["lines"]) == (before, ["a\nb"])
+
+
+@pytest.mark.parametrize("hour", [0, 1], ids=["first", "second"])
+def test_a_message_that_is_due_in_a_repeated_hour_can_be_edited(boss, settings, hour):
+    settings.TIME_ZONE = "Europe/Berlin"
+    due = datetime(2027, 10, 31, hour, 30, 0, 7, tzinfo=UTC)  # 02:30 twice
+    row = add(payload={"order": 7}, processable_after=due)
+    assert change(boss, row, payload='{"order": 8}').status_code == 302
+    assert (stored(row).payload, row.processable_after) == ({"order": 8}, due)
+    skipped = change(boss, row, due="2027-03-28T02:30:00")
+    assert "due" in skipped.context["form"].errors
+    other = add(payload={})
+    assert change(boss, other, due="2027-10-31T02:30:00").status_code == 302
+    assert stored(other).processable_after == datetime(2027, 10, 31, 0, 30, tzinfo=UTC)
 
 
 def test_a_change_in_the_meantime_is_not_overwritten(boss):
