@@ -120,6 +120,18 @@ def check_type(type: str) -> str:
     return name
 
 
+def check_expires(expires: timedelta | None, settings: Settings) -> None:
+    """Raise InvalidOption if `broadcast()` would refuse this lifetime of a message."""
+    if expires is None:
+        return
+    if expires <= timedelta(0):
+        raise InvalidOption("expires must be above zero: no attempt could ever start")
+    if expires.total_seconds() > settings.max_delay:
+        raise InvalidOption(
+            f"expires ({expires}) is more than {settings.max_delay:,.0f} s ahead (MAX_DELAY)"
+        )
+
+
 def problems(settings: Settings) -> Iterable[tuple[str, str]]:
     """Yield the name of each declared schedule that cannot run, and what is wrong with it."""
     seen: dict[str, Declaration] = {}
@@ -130,6 +142,7 @@ def problems(settings: Settings) -> Iterable[tuple[str, str]]:
         try:
             check_type(each.type)
             times_of(each.cron, each.every, each.tz, start=datetime(2000, 1, 1, tzinfo=UTC))
+            check_expires(each.expires, settings)
             settings.encode(each.payload, "payload")
             metadata = json.loads(settings.encode(each.metadata, "metadata"))
         except MQError as error:
@@ -137,19 +150,17 @@ def problems(settings: Settings) -> Iterable[tuple[str, str]]:
             continue
         except ImproperlyConfigured:
             continue  # ENCODER is wrong, which is an error of its own (E008)
-        if refused := _disallowed(each, metadata, settings):
+        if each.queue and (refused := disallowed(each.type, metadata, each.queue, settings)):
             yield each.name, refused
 
 
-def _disallowed(declared: Declaration, metadata: dict[str, Any], settings: Settings) -> str:
-    """Say why the message of a schedule cannot go to its queue; empty if it can, as far as known.
+def disallowed(type: str, metadata: Mapping[str, Any], queue: str, settings: Settings) -> str:
+    """Say why the message of a schedule cannot go to `queue`; empty if it can, as far as known.
 
     `broadcast()` refuses it if one of its handlers does not allow the queue.
     """
-    if not declared.queue:
-        return ""
-    found = registry.table().match(declared.type, metadata)
-    texts = (registry.disallowed(each, declared.type, declared.queue, settings) for each in found)
+    found = registry.table().match(type, metadata)
+    texts = (registry.disallowed(each, type, queue, settings) for each in found)
     return next(filter(None, texts), "")
 
 

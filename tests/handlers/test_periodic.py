@@ -154,6 +154,7 @@ def test_a_handler_that_no_schedule_can_be_made_of_is_no_handler(patterns, optio
         ({"every": 60, "type": "tasks.shop.more.low"}, "whose function calls the task's enqueue()"),
         ({"every": 60, "payload": {"at": object()}}, "payload.at"),
         ({"every": 60, "metadata": {"at": float("nan")}}, "metadata.at"),
+        ({"every": 60, "expires": timedelta(days=400)}, "more than 31,622,400 s ahead"),
     ],
 )
 def test_e010_reports_a_schedule_that_cannot_run(options, says):
