@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
@@ -13,7 +13,7 @@ from django_mq.admin.checked_forms import JSONModelField, checked
 from django_mq.conf import get_settings
 from django_mq.exceptions import MQError
 from django_mq.handlers.cron import times_of
-from django_mq.handlers.periodic import check_type
+from django_mq.handlers.periodic import check_expires, check_type, disallowed
 from django_mq.models import Schedule
 from django_mq.policy.metadata import check_metadata
 from django_mq.policy.names import check_name
@@ -43,6 +43,18 @@ class ScheduleForm(StockForm):
         fields = EDITABLE
         field_classes = {"payload": JSONModelField, "metadata": JSONModelField}
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Send the values of an edited schedule along with the form.
+
+        Then a field that the user did not touch is unchanged, even if another user or a worker has
+        changed it since.
+        """
+        super().__init__(*args, **kwargs)
+        if not self.instance._state.adding:
+            for name, field in self.fields.items():
+                sent = self.add_prefix(f"initial-{name}") in self.data
+                field.show_hidden_initial = sent or not self.is_bound
+
     def clean_name(self) -> Any:
         return checked(lambda: check_name(self.cleaned_data["name"], "name"))
 
@@ -66,8 +78,13 @@ class ScheduleForm(StockForm):
         metadata = checked(lambda: check_metadata({} if found is None else found))
         return self._encodable(metadata, "metadata")
 
+    def clean_expires(self) -> timedelta | None:
+        expires: timedelta | None = self.cleaned_data["expires"]
+        checked(lambda: check_expires(expires, get_settings()))
+        return expires
+
     def clean(self) -> dict[str, Any]:
-        """Check the timing."""
+        """Check the timing, and whether the message may go to the queue."""
         found = {**(super().clean() or {})}
         if {"cron", "every", "tz"} <= found.keys():
             cron, every = " ".join(found["cron"].split()), found["every"]
@@ -79,6 +96,12 @@ class ScheduleForm(StockForm):
                     times_of(cron, every, found["tz"], start=datetime(2000, 1, 1, tzinfo=UTC))
                 except MQError as error:
                     self.add_error("cron" if cron else "every", str(error))
+        if found.get("queue") and "type" in found:
+            metadata = found.get("metadata", self.instance.metadata)
+            if isinstance(metadata, dict) and (
+                refused := disallowed(found["type"], metadata, found["queue"], get_settings())
+            ):
+                self.add_error("queue", refused)
         return found
 
     def _encodable(self, value: Any, what: str) -> Any:

@@ -9,8 +9,10 @@ from typing import Any
 from django.contrib import messages as notices
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import PermissionDenied
+from django.db import IntegrityError
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from psycopg.errors import UniqueViolation
 
 from django_mq import queues
 from django_mq.admin.bounds import TookTooLong, reporting_timeouts, writing
@@ -27,6 +29,12 @@ COMMON_FIELDS = ("condition_full", "timing", "last_full", "next_full", "source")
 READ_ONLY_FIELDS = ("what_full", "queue", "catch_up", "overlap", "lifetime")
 
 LOCKED_TEXT = "Another session is changing this schedule. Try again in a moment."
+GONE_TEXT = "Nothing was changed: another session has just deleted this schedule."
+TAKEN_TEXT = "Not added: another session has just added a schedule of this name."
+
+
+class Overtaken(Exception):
+    """Another session deleted the schedule, or added one of its name, during the request."""
 
 
 def _run(name: str, alias: str) -> tuple[str, str]:
@@ -126,15 +134,36 @@ class ScheduleAdmin(ScheduleRowsAdmin):
             self.message_user(request, text, notices.WARNING)
 
     def _write(self, obj: Any, form: Any, change: bool) -> None:
-        if change:
-            changed = [name for name in form.changed_data if name != "enabled"]
-            obj.save(using=self.alias, update_fields=changed)
-            if not set(TIMING) & set(form.changed_data):
-                return
+        if not change:
+            self._insert(obj)
         else:
-            obj.source = "admin"
-            obj.save(using=self.alias, force_insert=True)
+            stored = self._lock(obj.name)
+            changed = set(form.changed_data)
+            if changed & {"cron", "every"}:  # one of them is empty, whatever is stored by now
+                changed |= {"cron", "every"}
+            if "enabled" not in changed:
+                obj.enabled = stored.enabled
+            obj.save(using=self.alias, update_fields=changed - {"enabled"})
+            if not changed.intersection(TIMING):
+                return
         restart_schedule(obj.name, enabled=obj.enabled, using=self.alias)
+
+    def _insert(self, obj: Any) -> None:
+        obj.source = "admin"
+        try:
+            obj.save(using=self.alias, force_insert=True)
+        except IntegrityError as error:
+            if isinstance(error.__cause__, UniqueViolation):
+                raise Overtaken(TAKEN_TEXT) from error
+            raise
+
+    def _lock(self, name: str) -> Schedule:
+        """Lock the row until the end of the transaction; raises Overtaken if it is gone."""
+        rows = Schedule.objects.using(self.alias).select_for_update(no_key=True)
+        found = rows.only("enabled").filter(pk=name).first()
+        if found is None:
+            raise Overtaken(GONE_TEXT)
+        return found
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
         """Delete the schedule; the messages that it has broadcast stay."""
@@ -156,8 +185,11 @@ class ScheduleAdmin(ScheduleRowsAdmin):
             with reporting_timeouts():
                 return view(request, *args, **kwargs)
         except TookTooLong:
-            self.message_user(request, LOCKED_TEXT, notices.ERROR)
-            return HttpResponseRedirect(self.url(Schedule, "changelist"))
+            text = LOCKED_TEXT
+        except Overtaken as error:
+            text = str(error)
+        self.message_user(request, text, notices.ERROR)
+        return HttpResponseRedirect(self.url(Schedule, "changelist"))
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
         """Add the buttons that run, enable and disable."""
@@ -189,9 +221,13 @@ class ScheduleAdmin(ScheduleRowsAdmin):
             raise Http404
         try:
             with writing(self.alias):
+                self._lock(name)
                 note, text = ORDERS[order](name, self.alias)
                 if note:
                     self.log(request, [Schedule(name=name)], CHANGE, note)
+        except Overtaken as error:
+            self.message_user(request, str(error), notices.ERROR)
+            return HttpResponseRedirect(self.url(Schedule, "changelist"))
         except MQError as error:
             self.message_user(request, str(error), notices.ERROR)
         except TookTooLong:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db import connection
+from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 from django.utils.html import escape
 
 from django_mq import handler
 from django_mq.models import QueuedMessage, Schedule
 from tests.admin.pages import text, told, url
-from tests.database import second_connection
+from tests.database import second_connection, until_any_blocked
 from tests.schedules.conftest import put
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
@@ -279,6 +280,8 @@ def test_one_that_is_not_enabled_yet(keeper):
         ({"metadata": '{"mq.schedule": "x"}'}, "metadata"),
         ({"catch_up": "twice"}, "catch_up"),
         ({"expires": "-1"}, "expires"),
+        ({"expires": "0"}, "expires"),
+        ({"expires": "400 00:00:00"}, "expires"),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -289,6 +292,42 @@ def test_a_form_refuses_what_could_not_be_broadcast(boss, wrong, field):
     if field in ("payload", "metadata"):  # the user goes on with the text
         assert escape(wrong[field]) in response.content.decode()
     assert not Schedule.objects.exists()
+
+
+def test_a_queue_that_a_handler_does_not_allow_is_refused(boss):
+    handler("shop.reports.daily", queue="mail", name="h", where={"tier": "gold"})(print)
+    gold = {**FORM, "queue": "money", "metadata": '{"tier": "gold"}'}
+    response = boss.post(url("schedule", "add"), gold)
+    assert "allows only mail" in errors(response)["queue"][0]
+    assert boss.post(url("schedule", "add"), {**gold, "metadata": "{}"}).status_code == 302
+
+
+def filled_in(response):
+    """Return what a browser would post of the form of a page."""
+    found = {}
+    for field in response.context["adminform"].form:
+        value = field.value()
+        if field.name != "enabled":
+            found[field.html_name] = "" if value is None else value
+        elif value:
+            found[field.html_name] = "on"
+        assert f'name="{field.html_initial_name}"' in response.content.decode()
+        found[field.html_initial_name] = "" if value is None else value
+    return found
+
+
+@pytest.mark.parametrize("also", [{}, {"cron": "0 7 * * *"}], ids=["content", "timing"])
+def test_what_another_user_changed_meanwhile_stays(boss, also):
+    """A form that was opened before a schedule was disabled does not enable it again."""
+    boss.post(url("schedule", "add"), FORM)
+    form = filled_in(page(boss, "report"))
+    press(boss, "disable", "report")
+    Schedule.objects.update(cron="", every=timedelta(hours=1), queue="mail")
+    edited = {**form, "payload": '{"n": 2}', **also}
+    assert boss.post(url("schedule", "change", "report"), edited).status_code == 302
+    now = Schedule.objects.get()
+    assert (now.enabled, now.next_at, now.queue, now.payload) == (False, None, "mail", {"n": 2})
+    assert (now.cron, now.every) == ((also["cron"], None) if also else ("", timedelta(hours=1)))
 
 
 def test_editing_writes_what_was_edited_and_nothing_else(boss):
@@ -375,3 +414,31 @@ def test_a_locked_row_ends_in_a_notice(boss):
             assert "Another session" in told(response)[-1]
     assert Schedule.objects.get().type == "shop.reports.daily"
     assert LogEntry.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("post", ["add", "change", "run", "enable", "disable", "delete"])
+def test_another_session_is_faster(boss, post):
+    """The schedule was added, or deleted, while the request waited for its row."""
+    ways = {"add": ("add",), "change": ("change", "report"), "delete": ("delete", "report")}
+    form = {**FORM, "metadata": "{}", "schedule": "report", "post": "yes"}
+    if post != "add":
+        boss.post(url("schedule", "add"), FORM)
+    with second_connection() as other, ThreadPoolExecutor(1) as pool:
+        with other.transaction():
+            if post == "add":
+                other.execute(
+                    "insert into django_mq_schedule (name, type, every)"
+                    " values ('report', 'shop.other', '1 hour')"
+                )
+            else:
+                other.execute("delete from django_mq_schedule")
+            edited = {**form, "type": "shop.mine"}
+            asked = pool.submit(boss.post, url("schedule", *ways.get(post, (post,))), edited)
+            pool.submit(connections.close_all)
+            until_any_blocked()
+        response = asked.result()
+    assert response.status_code == 302
+    if post != "delete":
+        assert "another session has just" in told(response)[-1]
+    assert [each.type for each in Schedule.objects.all()] == ["shop.other"] * (post == "add")
