@@ -177,6 +177,8 @@ class MessageQueueBackend(BaseTaskBackend):
 
     def _carried(self, task: Task[..., Any], handler: handlers.Handler) -> StoredOptions:
         timeout, atomic = timeout_of(task, self._options.timeout), atomic_of(task)
+        if timeout is None and handler.timeout is not None:  # another backend's, or another task's
+            timeout = get_settings().timeout
         return StoredOptions(
             backend=self.alias,
             run_after=None if task.run_after is None else aware(task.run_after),

@@ -10,7 +10,14 @@ import django
 import pytest
 from django.db import transaction
 
-from django_mq import DuplicateMessage, InvalidPayload, PayloadTooLarge, RetryPolicy, fixed
+from django_mq import (
+    DuplicateMessage,
+    InvalidPayload,
+    PayloadTooLarge,
+    RetryPolicy,
+    fixed,
+    handlers,
+)
 from django_mq.contrib.tasks import MessageTask
 from django_mq.contrib.tasks.compat import InvalidTask, Task, TaskResultStatus, task_enqueued
 from django_mq.models import QueuedMessage
@@ -105,6 +112,17 @@ def test_the_timeout_of_a_backend(settings: Any) -> None:
     run()
     result.refresh()
     assert result.status == FAILED
+
+
+def test_the_timeout_of_a_backend_does_not_apply_to_tasks_of_another(settings: Any) -> None:
+    with_options(settings, timeout=0.2)
+    with handlers.isolated():
+        jobs.sleep.get_backend().validate_task(jobs.sleep)
+        hasty, patient = jobs.sleep.enqueue(0.5), jobs.sleep.using(backend="other").enqueue(0.5)
+        run()
+        for result, status in ((hasty, FAILED), (patient, SUCCESSFUL)):
+            result.refresh()
+            assert result.status == status
 
 
 def test_whether_it_is_atomic_travels_with_the_message() -> None:
