@@ -182,7 +182,8 @@ def _type_name(type: Any) -> str:
 
 def _duration(value: Seconds, what: str, *, minimum: int) -> timedelta:
     seconds = as_seconds(value)
-    if seconds is None or not minimum <= seconds <= MAX_SPAN_SECONDS or not seconds:
+    in_range = seconds is not None and minimum <= seconds <= MAX_SPAN_SECONDS
+    if seconds is None or not in_range or not timedelta(seconds=seconds):
         more = f"of at least {minimum} s" if minimum else "above zero"
         raise InvalidOption(f"{what} must be seconds or a timedelta {more}, not {value!r}")
     return timedelta(seconds=seconds)

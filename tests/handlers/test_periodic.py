@@ -64,11 +64,14 @@ def test_what_is_declared():
         {"every": -1},
         {"every": "60"},
         {"every": float("inf")},
+        {"every": timedelta(days=36_526)},
         {"every": True},
         {"every": 60, "tz": None},
         {"every": 60, "catch_up": "twice"},
         {"every": 60, "overlap": "never"},
         {"every": 60, "expires": 0},
+        {"every": 60, "expires": 1e-9},  # zero, since durations are stored to the microsecond
+        {"every": 60, "expires": 1e300},
         {"every": 60, "expires": "1"},
         {"every": 60, "enabled": "yes"},
         {"every": 60, "metadata": [1]},
@@ -158,12 +161,19 @@ def test_a_handler_that_no_schedule_can_be_made_of_is_no_handler(patterns, optio
     ],
 )
 def test_e010_reports_a_schedule_that_cannot_run(options, says):
-    periodic("good", "shop.ping", every=60)
     periodic(**{"name": "bad", "type": "shop.ping", **options})
+    periodic("good", "shop.ping", every=60)
     [(id, message)] = reported()
     assert id == "django_mq.E010"
     assert message.startswith("The schedule 'bad' cannot run: ")
     assert says in message
+
+
+@override_settings(DJANGO_MQ={"ENCODER": "shop.nowhere.Encoder"})
+def test_e010_does_not_report_an_encoder_that_is_missing():
+    """That is E008, and the other checks go on."""
+    periodic("hourly", "shop.ping", every=3600)
+    assert not reported()
 
 
 def test_e010_reports_a_queue_that_a_handler_of_the_type_does_not_allow():
