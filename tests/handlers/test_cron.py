@@ -41,6 +41,8 @@ def of_day(cron, day):
         ("30 4 * * *", ["04:30+02"], ["04:30+01"]),
         # Wildcards: in both repeated hours, but not in a skipped one.
         ("*/30 2 * * *", [], ["02:00+02", "02:30+02", "02:00+01", "02:30+01"]),
+        # Seconds: as with wildcards.
+        ("0 30 2 * * *", [], ["02:30+02", "02:30+01"]),
     ],
 )
 def test_both_changes_of_the_clocks(cron, spring, autumn):
@@ -88,7 +90,17 @@ def test_times_are_in_utc_and_to_the_second():
 
 
 @pytest.mark.parametrize(
-    "cron", ["* * * *", "61 * * * *", "0 0 30 2 *", "@daily", "0 6 * * fun", "x" * 300, "9" * 90]
+    "cron",
+    [
+        "* * * *",
+        "61 * * * *",
+        "0 0 30 2 *",
+        "@daily",
+        "0 6 * * fun",
+        "x" * 300,
+        "9" * 90,
+        "0 0 " + "1," * 130 + "1 * *",
+    ],
 )
 def test_bad_expressions(cron):
     with pytest.raises(InvalidOption, match="cron"):
@@ -108,6 +120,19 @@ def test_unknown_time_zones(tz):
         times("0 6 * * *", tz)
     with pytest.raises(InvalidOption, match="unknown time zone"):
         times_of("", timedelta(hours=1), tz, start=START)
+
+
+def test_times_end_where_python_has_no_more_dates():
+    assert len(list(times("0 12 1 1 *").after(datetime(9990, 6, 1, tzinfo=UTC)))) == 9
+
+
+def test_utc_needs_no_data_of_time_zones(monkeypatch):
+    """A container image may have none, and UTC is the default."""
+    monkeypatch.setattr("django_mq.handlers.cron.ZoneInfo", {}.__getitem__)
+    at = datetime(2026, 6, 5, tzinfo=UTC)
+    assert next(times("0 6 * * *", "UTC").after(at)) == at + timedelta(hours=6)
+    with pytest.raises(InvalidOption, match="install tzdata"):
+        times("0 6 * * *")
 
 
 def test_without_cronsim_intervals_work_and_the_error_names_the_extra(monkeypatch):
