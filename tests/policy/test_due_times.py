@@ -51,7 +51,7 @@ def test_none_broadcasts_nothing_after_a_standstill_if_the_next_time_is_near(eve
 
 
 @pytest.mark.parametrize("every", [1, 5, 10, 60, 3600])
-@pytest.mark.parametrize("lag", [0.3, 4, 59])
+@pytest.mark.parametrize("lag", [0.3, 4, 59, 60])
 def test_none_broadcasts_the_latest_time_of_a_schedule_whose_worker_was_busy(every, lag):
     found = decide(SIX + lag * SECOND, "none", times=IntervalTimes(every * SECOND, start=SIX))
     assert found.times == (SIX + lag // every * every * SECOND,)

@@ -140,6 +140,27 @@ def test_a_change_of_the_timing_computes_the_next_time_anew(change, moves):
     }
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("type", "shop.pong"),
+        ("payload", {"n": 2}),
+        ("metadata", {"n": 2}),
+        ("queue", "mail"),
+        ("catch_up", "none"),
+        ("overlap", "skip"),
+        ("expires", timedelta(seconds=5)),
+        ("every", timedelta(hours=2)),
+        ("tz", "Asia/Tokyo"),
+        ("enabled", False),
+    ],
+)
+def test_a_change_of_one_option_alone_is_stored(option, value):
+    start({})
+    start({option: value})
+    assert getattr(the(), option) == value
+
+
 def test_a_change_of_the_time_zone_too():
     start({"every": None, "cron": "30 6 * * *"})
     before = the().next_at
@@ -252,6 +273,37 @@ def test_a_row_that_is_locked_stops_no_other():
                 declare_all(hasty, get_settings())
     assert Schedule.objects.get(name="a").type == "shop.ping"
     assert Schedule.objects.get(name="b").type == "shop.pong"
+
+
+def test_a_row_that_the_database_refuses_stops_no_other(caplog):
+    """The project has a constraint of its own."""
+    table = "alter table django_mq_schedule"
+    with connection.cursor() as cursor:
+        cursor.execute(f"{table} add constraint own check (type <> 'shop.refused')")
+    try:
+        start({"name": "bad", "type": "shop.refused"}, {})
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(f"{table} drop constraint own")
+    assert the().name == "daily"
+    assert [(each.event, each.schedule) for each in caplog.records] == [("schedule_invalid", "bad")]
+
+
+def test_a_lost_database_ends_the_declaring_at_once():
+    tried = []
+
+    @contextmanager
+    def lost():
+        tried.append(True)
+        raise OperationalError("the connection is lost")
+        yield
+
+    with isolated():
+        for name in ("a", "b"):
+            periodic(name, "shop.ping", every=3600)
+        with pytest.raises(OperationalError, match="lost"):
+            declare_all(lost, get_settings())
+    assert len(tried) == 1
 
 
 def test_a_schedule_of_a_task_is_not_stored(caplog):
