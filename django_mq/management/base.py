@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext, redirect_stdout
 from difflib import get_close_matches
 from typing import Any
 
@@ -19,6 +20,7 @@ from django_mq.exceptions import MQError
 from django_mq.executor.connections import without_pool
 from django_mq.handlers.nearest import has_subscriber, nearest_handlers, nearest_types
 from django_mq.management.arguments import wrong_arguments
+from django_mq.management.interruption import interruptible
 from django_mq.management.output import as_json
 from django_mq.management.serving import unknown_queue_warning
 from django_mq.policy.error_text import one_line
@@ -56,15 +58,22 @@ class OperatorCommand(BaseCommand):
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
 
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run the command as a program; a signal ends it without a traceback."""
+        with interruptible():
+            super().run_from_argv(argv)
+
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command; a closed pipe, as with `head`, ends it without a traceback."""
         try:
-            answer = super().execute(*args, **options)
-            sys.stdout.flush()
+            try:
+                return super().execute(*args, **options)
+            finally:  # also before an exit code: the interpreter's own flush would change it to 120
+                if sys.stdout is not None:
+                    sys.stdout.flush()
         except BrokenPipeError:
             discard(sys.stdout)
             raise SystemExit(1) from None
-        return answer
 
     def handle(self, *args: Any, **options: Any) -> None:
         named = options.pop("named_queue", None)
@@ -74,8 +83,8 @@ class OperatorCommand(BaseCommand):
             options["queue"] = named
         if self.needs_queue and options["queue"] is None:
             raise wrong_arguments("name a queue, as QUEUE or by --queue")
-        alias = chosen_database(options.setdefault("database", None))
         try:
+            alias = chosen_database(options.setdefault("database", None))
             if self.needs_queue:
                 check_name(options["queue"], "queue")
             with without_pool(alias):
@@ -104,7 +113,7 @@ class OperatorCommand(BaseCommand):
             return True
         if json or not sys.stdin.isatty():
             raise CommandError(f"{question} Pass --yes to confirm.")
-        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+        return _typed(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
     def warn_of_unknown(
         self,
@@ -195,6 +204,19 @@ class OperatorCommand(BaseCommand):
             self.report("", Changed((), found.skipped), **options)
         else:
             self.stdout.write(f"Nothing was {done}.")
+
+
+def _typed(question: str) -> str:
+    """Return what is typed at the terminal; Ctrl-D answers nothing.
+
+    If the output goes elsewhere, the question goes to stderr: a question in a file is not seen.
+    """
+    with nullcontext() if sys.stdout.isatty() else redirect_stdout(sys.stderr):
+        try:
+            return input(question)
+        except EOFError:
+            sys.stdout.write("\n")
+            return ""
 
 
 def chosen_database(alias: str | None) -> str:

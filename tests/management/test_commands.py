@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from django.core.management import BaseCommand, CommandError, load_command_class
-from django.db import connection
+from django.db import connection, connections
 
 from django_mq import handlers
 from django_mq.management.commands import mq_status
@@ -118,6 +118,14 @@ def test_each_refuses_another_kind_of_database(name, monkeypatch):
     monkeypatch.setattr(connection, "display_name", "SQLite")
     with pytest.raises(CommandError, match="is SQLite; django_mq needs PostgreSQL"):
         run(name, *COMMANDS[name])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_refuses_an_engine_that_does_not_exist(name, monkeypatch):
+    """Django reads the engine of an alias when it is first used."""
+    monkeypatch.setitem(connections.settings, "other", {"ENGINE": "nonsense"})
+    with pytest.raises(CommandError, match="'nonsense' isn't an available database backend"):
+        run(name, *COMMANDS[name], "--database", "other")
 
 
 def test_none_runs_where_nobody_commits(monkeypatch):

@@ -37,6 +37,14 @@ class TestQueuesThatNothingKnows:
         assert "queue nosuch is not known" in questions[0]
         assert "Did you mean" not in questions[0]
 
+    @pytest.mark.parametrize("option", ["--yes", "--json"])
+    def test_a_terminal_is_not_asked_by_a_script(self, terminal, option):
+        """Its --yes answers another question."""
+        questions = terminal()
+        with pytest.raises(CommandError, match="Pass --force"):
+            run("mq_pause", "mial", option)
+        assert not questions
+
     def test_messages_and_decisions_make_a_queue_known(self):
         add("letters"), decide("parcels", max_in_flight=3)
         assert "is paused" in run("mq_pause", "letters")

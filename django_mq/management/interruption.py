@@ -1,0 +1,41 @@
+"""End a command by a signal, after the action it carries out has logged what it changed."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django_mq.supervisor import output
+from django_mq.supervisor.stop_signals import leave_by
+
+#: With Ctrl-C, the signals that end a command: of `kill`, and of a terminal that is closed.
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Interruption(KeyboardInterrupt):
+    """A signal that ends the command; the driver cancels the running statement, as for Ctrl-C."""
+
+    number = signal.SIGINT
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Within the block, `SIGNALS` raise as Ctrl-C does; then the process ends by the signal.
+
+    Only in the main thread, and only of a process that is the command.
+    """
+    for number in SIGNALS:
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, _interrupt)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        output.flush(last=True)
+        leave_by(error.number if isinstance(error, Interruption) else signal.SIGINT)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    error = Interruption()
+    error.number = signal.Signals(number)
+    raise error
