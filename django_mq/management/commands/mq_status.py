@@ -29,8 +29,8 @@ from django_mq.queues.doctor.links import pooler
 
 HOLDERS = "These keep vacuum from removing dead rows, which slows down claims:"
 HOLDER_HEADERS = ("what", "which", "login", "application", "state", "since")
-#: The least number of seconds between two looks.
-MIN_INTERVAL = 0.1
+#: The least and the largest number of seconds between two looks.
+MIN_INTERVAL, MAX_INTERVAL = 0.1, 86_400.0
 #: The maximum number of blocking messages shown; mq_peek --heads shows more.
 MAX_HEADS = 10
 COUNTED_OF_HANDLERS = ("acked", "failed", "retried", "dead")
@@ -174,6 +174,8 @@ def _interval(text: str) -> float:
     found = duration(text)
     if found < MIN_INTERVAL:
         raise ArgumentTypeError(f"{text!r} is too short: at least {MIN_INTERVAL:g} seconds")
+    if found > MAX_INTERVAL:
+        raise ArgumentTypeError(f"{text!r} is too long: at most one day")
     return found
 
 
