@@ -88,7 +88,8 @@ def _chosen(alive: Sequence[WorkerProcess], options: dict[str, Any]) -> list[Wor
     if bool(ids) + (host is not None) + every != 1:
         raise wrong_arguments("name the workers: by ID, by --host, or --all")
     if ids:
-        return [_one(alive, each) for each in dict.fromkeys(ids)]
+        named = [_one(alive, each) for each in ids]
+        return list({each.id: each for each in named}.values())
     found = [each for each in alive if every or each.host == host]
     if not found:
         hosts = ", ".join(sorted({each.host for each in alive})) or "none"
