@@ -192,6 +192,7 @@ def test_errors_that_do_not_match_are_no_errors_at_all():
         ("mq_routes", ["no such name"]),
         ("mq_routes", ["a", "--metadata", "[1]"]),
         ("mq_routes", ["a", "--metadata", "{"]),
+        ("mq_routes", ["a", "--metadata", "[" * 100_000]),
         ("mq_routes", ["shop.*"]),
         ("mq_routes", ["--metadata", "{}"]),
         ("mq_requeue", []),

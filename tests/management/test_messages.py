@@ -34,6 +34,9 @@ class TestRequeue:
         run("mq_requeue", "--id", add(dead=-1).pk)
         assert capsys.readouterr().err == ""
 
+    def test_json_counts_those_that_are_skipped(self):
+        assert run_json("mq_requeue", "--id", add().pk, 10**9)["skipped"] == 2
+
     def test_of_many_ids_the_first_ten_are_told(self, capsys):
         run("mq_requeue", "--id", *range(10**9, 10**9 + 11))
         assert len(capsys.readouterr().err.splitlines()) == 10

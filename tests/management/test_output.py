@@ -17,6 +17,10 @@ def test_columns():
     assert text == "NAME         COUNT\na          10,000+\nlong name        3"
 
 
+def test_a_number_that_is_missing_leaves_its_column_on_the_right():
+    assert output.table(("count",), [("-",), (12,)]) == "COUNT\n    -\n   12"
+
+
 def test_control_characters_are_taken_out():
     """S30: no colours, no cursor, no title, no new lines, no reversed text."""
     text = output.table(("a", "b"), [("\x1b[31mred\x1b]0;title\x07", "x\r\ny\u202ez\x9b2J")])
@@ -64,6 +68,13 @@ def test_span(seconds, text):
 def test_what_is_no_duration(text):
     with pytest.raises(argparse.ArgumentTypeError):
         arguments.duration(text)
+
+
+def test_ports():
+    assert [arguments.port(text) for text in ("1", "65535")] == [1, 65535]
+    for text in ("0", "65536"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            arguments.port(text)
 
 
 def test_moments(settings):

@@ -41,6 +41,7 @@ class TestQueuesThatNothingKnows:
     def test_a_terminal_is_not_asked_by_a_script(self, terminal, option):
         """Its --yes answers another question."""
         questions = terminal()
+        run("mq_pause", "mail", option)
         with pytest.raises(CommandError, match="Pass --force"):
             run("mq_pause", "mial", option)
         assert not questions
@@ -95,6 +96,12 @@ class TestEndOfABackoff:
         assert queues.state("mail").backoff_level == 0
         assert queues.state("mail").paused
         assert "was not backing off" in run("mq_resume", "mail", "--backoff")
+
+    @pytest.mark.parametrize("options", [[], ["--backoff"]])
+    def test_nothing_to_end_needs_no_question(self, terminal, options):
+        questions = terminal()
+        assert "was not" in run("mq_resume", "mail", *options)
+        assert not questions
 
     def test_a_resume_leaves_it(self):
         decide(backoff_level=3, backoff=60, paused=-1)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from django_mq.management.serving import unmatched
+from django_mq import handler, handlers
+from django_mq.conf import get_settings
+from django_mq.management.serving import served, unmatched
 
 KNOWN = ["default", "mail", "reports.daily", "reports.weekly", "shop.orders.placed"]
 
@@ -38,3 +42,12 @@ def test_nothing_is_offered_that_is_not_alike(pattern: str) -> None:
 @pytest.mark.parametrize("pattern", ["mail", "#", "*", "mail.#", "reports.*", "shop.#.placed"])
 def test_a_pattern_that_matches_is_no_typo(pattern: str) -> None:
     assert unmatched(pattern, KNOWN) == ""
+
+
+def test_a_worker_shows_its_queues_also_those_without_a_handler(settings: Any) -> None:
+    settings.DJANGO_MQ = {"QUEUES": {"mail.in": {}, "mail.out": {}, "other": {}}}
+    with handlers.isolated():
+        handler(*"abcdef", queue="mail.out", name="h")(print)
+        table = served(["mail.*"], get_settings())
+    rows = [line.split(maxsplit=2) for line in table.splitlines()[1:]]
+    assert rows == [["mail.in", "-", "-"], ["mail.out", "h", "a, b, c, d, e, ..."]]

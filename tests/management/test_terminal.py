@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Callable
 from io import StringIO
 
 import pytest
@@ -21,8 +22,9 @@ from django.db import connection
 from django.db.models.functions import Now
 
 from django_mq import handler, queues
+from django_mq.management.arguments import login
 from django_mq.management.screen import CLEAR, HOME
-from django_mq.models import FailedAttempt, HandledMessage
+from django_mq.models import FailedAttempt, HandledMessage, WorkerCommand
 from tests.acceptance.conftest import database_url
 from tests.management.conftest import rows, run, run_json
 from tests.queues.pooler import Pooler
@@ -30,6 +32,9 @@ from tests.rows import add, beat, decide, tally
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db
+
+#: Types answers at a simulated terminal; returns the questions.
+Terminal = Callable[..., list[str]]
 
 MANAGE = [sys.executable, str(settings.BASE_DIR / "manage.py")]
 
@@ -81,6 +86,21 @@ class TestStop:
         message = add(leased=60)
         with pytest.raises(CommandError, match=r"its process ends, .* lose .* Pass --yes"):
             run("mq_stop", message.pk)
+
+    def test_messages_that_no_worker_has_need_no_question(self, terminal: Terminal) -> None:
+        questions = terminal()
+        ids = [add().pk, add(dead=-1).pk]
+        assert run("mq_stop", *ids, *ids).endswith("nothing to stop.\n")
+        assert run_json("mq_stop", *ids, *ids)["skipped"] == 2
+        assert not questions
+
+    @pytest.mark.parametrize(("options", "by"), [((), login()), (("--by", "ana"), "ana")])
+    def test_who_stops_it_is_kept(self, options: tuple[str, ...], by: str) -> None:
+        beat("worker")
+        message = add(leased=60)
+        text = run("mq_stop", message.pk, message.pk, "--yes", *options)
+        assert text == "Asked the workers to stop 1 message.\n"
+        assert [each.asked_by for each in WorkerCommand.objects.all()] == [by]
 
 
 class TestReplay:
@@ -208,12 +228,12 @@ class TestProcesses:
         assert " stopped" in ended.stderr
         assert ended.returncode == 0
 
-    def watched(self, *, lines: int = 0, columns: int = 0) -> list[str]:
+    def watched(self, *arguments: str, lines: int = 0, columns: int = 0) -> list[str]:
         """Return two screens of `mq_status --watch` in a terminal of this size; 0 is unknown."""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         watching = subprocess.Popen(
-            [*MANAGE, "mq_status", "--watch", "0.1"],
+            [*MANAGE, "mq_status", *arguments, "--watch", "0.1"],
             env=self.environment,
             stdin=theirs,
             stdout=theirs,
@@ -261,6 +281,13 @@ class TestProcesses:
             assert text.startswith("\x1b[2J")
             assert re.search(r"QUEUE +STATE", text)
             assert "No worker is known" in text
+
+    def test_watch_names_a_queue_that_is_unknown(self) -> None:
+        add("mail", after=-30)
+        for text in self.watched("mial"):
+            assert "did you mean 'mail'?" in text
+        for text in self.watched("mail"):
+            assert "Note:" not in text
 
     def test_watch_never_scrolls(self) -> None:
         for n in range(30):

@@ -119,7 +119,7 @@ def _nothing(queue: str | None, options: dict[str, Any], database: str | None) -
     if elsewhere:
         found = ", ".join(f"{name} {each.shown(wanted)}" for name, each in elsewhere.items())
         return f"{text} There are {'dead letters' if options['dead'] else 'messages'} in: {found}."
-    if not options["dead"] and (dead := [name for name, each in counted.items() if each.dead]):
+    if dead := [name for name, each in counted.items() if each.dead]:
         return f"{text} There are dead letters in {', '.join(dead)}: see mq_peek --dead."
     return text
 
