@@ -7,7 +7,6 @@ import gc
 import json
 import logging
 import os
-import select
 import signal
 import socket
 import threading
@@ -20,6 +19,7 @@ from django_mq.messages import Fence
 from django_mq.policy.error_text import one_line
 from django_mq.policy.stack import readable
 from django_mq.signals import log_failure
+from django_mq.supervisor.ready import wait_ready
 from django_mq.supervisor.stop_signals import StopSignals
 from django_mq.supervisor.worker_figures import REPORT_SECONDS, ChangedTotals
 from django_mq.worker import Worker
@@ -110,10 +110,10 @@ def _listen(worker: Worker, link: socket.socket, signals: StopSignals) -> None:
     """Carry out the supervisor's requests line by line; when it is gone, drain."""
     buffer = b""
     while True:
-        readable = select.select([link.fileno(), signals.fileno()], [], [])[0]
-        if signals.fileno() in readable and signals.read():
+        ready, _ = wait_ready([link.fileno(), signals.fileno()])
+        if signals.fileno() in ready and signals.read():
             worker.ask_to_stop()
-        if link.fileno() in readable:
+        if link.fileno() in ready:
             try:
                 data = link.recv(65536)
             except ConnectionError:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import socket
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from django_mq.supervisor import output
 from django_mq.supervisor.child import BROKEN, DONE, GAVE_UP, GOODBYE, OUT_OF_TIME
 from django_mq.supervisor.fork_guard import ForkGuard
 from django_mq.supervisor.process_slot import ProcessSlot
+from django_mq.supervisor.ready import wait_ready
 from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.stop_signals import STOP_SIGNALS, StopSignals, leave_by, signals_held
 from django_mq.worker import Worker
@@ -92,7 +92,7 @@ class Supervisor:
         readers += [slot.link.fileno() for slot in self._slots if slot.link is not None]
         readers += self._reporter.descriptors()
         writers = [slot.link.fileno() for slot in self._slots if slot.link and slot.to_send]
-        readable, writable, _ = select.select(readers, writers, [], TICK)
+        readable, writable = wait_ready(readers, writers, seconds=TICK)
         self._reporter.answer(readable, self._slots, draining=self._deadline is not None)
         for slot in self._slots:
             if slot.link is not None and slot.link.fileno() in writable:
