@@ -41,7 +41,7 @@ from django_mq.values import short_repr
 DAY = 86400.0
 #: Deeper JSON comes close to the recursion limit of Python's own encoder.
 MAX_NESTING = 500
-#: Each process has a socket of its own to the supervisor, whose select() takes 1,024 of them.
+#: Each process has connections of its own: a larger number is a typing error.
 MAX_PROCESSES = 1000
 #: Each thread has a connection of its own.
 MAX_THREADS = 1000

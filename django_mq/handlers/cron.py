@@ -94,7 +94,8 @@ class Cron:
     """The times of a cron expression in a time zone, computed as by Debian's cron.
 
     A fixed hour and minute runs once in a repeated hour, and after a skipped one; wildcards, and
-    expressions with seconds, run in both repetitions. Raises InvalidOption for a bad expression, or one without a time in 50 years.
+    expressions with seconds, run in both repetitions. Raises InvalidOption for a bad expression, or
+    one without a time in 50 years.
     """
 
     def __init__(self, expression: str, zone: tzinfo) -> None:
