@@ -217,9 +217,9 @@ class ProcessSlot:
         The parts of a draining process need not move.
         """
         if not self.pid:
-            return (
-                [] if self.finished else [f"a worker process is gone ({self.failure or 'ended'})"]
-            )
+            # The class alone: anybody may ask, and a text may name hosts or quote rows.
+            ended = self.failure.partition(":")[0] or "ended"
+            return [] if self.finished else [f"a worker process is gone ({ended})"]
         if draining or self.recycling or self.leaving:
             return []
         stalled = (each for each in self.scoreboard.stalled() if each is not MonitoredPart.DATABASE)

@@ -129,12 +129,14 @@ def test_an_unreachable_database_is_one(start: Callable[..., Worker]) -> None:
     assert line.startswith("CommandError: database 'default' cannot be used: ")
 
 
-def test_a_taken_health_port_is_one(start: Callable[..., Worker]) -> None:
+@pytest.mark.parametrize("by", ["option", "setting"])
+def test_a_taken_health_port_is_one(start: Callable[..., Worker], by: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        worker = start("--health-port", port)
+        option = by == "option"
+        worker = start("--health-port", port) if option else start(mq={"HEALTH_PORT": port})
         assert worker.ends() == 1
     assert str(port) in worker.said()
     assert "Traceback" not in worker.said()

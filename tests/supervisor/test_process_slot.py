@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from django_mq.executor.scoreboard import Scoreboard
+from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
 from django_mq.messages import Fence
 from django_mq.supervisor import process_slot
-from django_mq.supervisor.child import ORDER
+from django_mq.supervisor.child import ORDER, report_failure
 from django_mq.supervisor.process_slot import ProcessSlot
 from django_mq.worker.orders import LEAVE, QUIET, RESUME
 
@@ -57,8 +57,24 @@ def test_the_orders_that_its_process_carried_out() -> None:
             assert (slot.quiet, slot.leaving) == expected
         slot.recycle_large(0)
         assert not slot.recycling
+        slot.scoreboard.record_progress(MonitoredPart.LOOP, -1)
+        assert slot.scoreboard.stalled()
         assert slot.not_live(draining=False) == slot.not_ready() == []
         slot.close_link()
+
+
+def test_the_health_endpoint_names_the_class_of_an_error_without_its_text() -> None:
+    """A text may name hosts and quote rows, and anybody may ask."""
+    slot = ProcessSlot(Scoreboard(1))
+    assert slot.not_live(draining=False) == ["a worker process is gone (ended)"]
+    ours, theirs = socket.socketpair()
+    with theirs:
+        slot.assign(os.getpid(), ours)
+        report_failure(theirs, ValueError("host db.internal: no"))
+        assert slot.read_link()
+        slot.close_link()
+    slot.pid = 0
+    assert slot.not_live(draining=False) == ["a worker process is gone (ValueError)"]
 
 
 @pytest.mark.parametrize("writes", [True, False])
