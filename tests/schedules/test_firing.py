@@ -193,6 +193,34 @@ def test_an_error_of_the_database_stays_in_its_savepoint():
     assert len(messages("b-good")) == 1
 
 
+def test_exactly_as_many_times_as_one_transaction_takes():
+    before = put(due=-3600 * (MAX_PER_TRANSACTION - 1) - 3, catch_up="all")
+    assert turn() == MAX_PER_TRANSACTION
+    assert Schedule.objects.get().next_at == before.next_at + MAX_PER_TRANSACTION * HOUR
+
+
+def test_a_broadcast_that_a_lock_held_up_stays_due_and_its_error_goes():
+    before = put()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "create function held() returns trigger language plpgsql as"
+            " $$ begin raise 'held' using errcode = 'lock_not_available'; end $$;"
+            " create trigger held before insert on django_mq_queuedmessage"
+            " for each row execute function held()"
+        )
+    try:
+        assert turn() == 0
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("drop trigger held on django_mq_queuedmessage; drop function held()")
+    held = Schedule.objects.get()
+    assert (held.next_at, held.last_at) == (before.next_at, None)
+    assert "held" in held.last_error
+    assert turn() == 1
+    assert times() == [iso(before.next_at)]
+    assert Schedule.objects.get().last_error == ""
+
+
 @override_settings(DJANGO_MQ={"QUEUES": {"full": {"max_backlog": 2}}})
 def test_a_full_queue_leaves_a_schedule_due(caplog):
     put("a-full", queue="full", due=-4 * 3600 - 3, catch_up="all")
