@@ -29,7 +29,7 @@ from django_mq.policy.stack import Frame, awaited_by, raised_from
 from django_mq.signals import is_observed, log_failure, message_started
 
 #: Seconds over which freed slots are collected before they are announced: one claim fills them all.
-ROOM_EVERY = 0.002
+ROOM_EVERY = 0.0005
 #: Seconds that the end waits for the thread of blocking calls, to close its connections.
 CLOSE_SECONDS = 1.0
 
