@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -16,8 +15,11 @@ from django.utils.autoreload import (
     DJANGO_AUTORELOAD_ENV,
     StatReloader,
     get_child_arguments,
-    run_with_reloader,
+    get_reloader,
+    start_django,
 )
+
+from django_mq.supervisor.stop_signals import STOP_SIGNALS, hangs_up_unheard, leave_by
 
 #: Exit code of Django's reloader when code changed.
 RELOAD_EXIT_CODE = 3
@@ -35,34 +37,69 @@ def is_reloaded() -> bool:
 def run_reloading(run: Callable[..., None], *args: Any) -> None:
     """Call `run` in a child process that is replaced when code changes; never returns.
 
-    Django's own reloader ends with a child that could not load the project. This one leaves the
-    traceback on the screen and waits for the next change.
+    Django's own reloader ends with a child that could not load the project, and ends a child that
+    drains. This one leaves the traceback on the screen and waits for the next change.
     """
     if is_reloaded():
-        run_with_reloader(run, *args)
+        _handle_stop_signals(_leave)
+        start_django(get_reloader(), run, *args)
         return
-    signal.signal(signal.SIGTERM, lambda *args: sys.exit(0))
-    with suppress(KeyboardInterrupt):
-        sys.exit(_supervise())
+    reloader = _Reloader()
+    _handle_stop_signals(reloader.stop)
+    sys.exit(reloader.run())
 
 
-def _supervise() -> int:
-    """Start children until one ends well or by a signal; return its exit code."""
-    environment = {**os.environ, DJANGO_AUTORELOAD_ENV: "true"}
-    while True:
-        # Before the child reads them: what changes while it fails is not missed.
-        before = _files()
-        code = subprocess.run(
-            get_child_arguments(), env=environment, close_fds=False, check=False
-        ).returncode
-        if code == RELOAD_EXIT_CODE:
-            continue
-        if code <= 0:
-            return code
-        sys.stderr.write("The worker could not start; it waits for a change of the code.\n")
-        sys.stderr.flush()
-        while _files() == before:
-            sleep(INTERVAL)
+def _handle_stop_signals(handle: Callable[[int, object], None]) -> None:
+    for number in STOP_SIGNALS:
+        if not hangs_up_unheard(number):
+            signal.signal(number, handle)
+
+
+def _leave(number: int, frame: object) -> None:
+    """Begin to end this process; only another Ctrl-C cuts its drain short."""
+    _handle_stop_signals(_leave_at_once)
+    sys.exit(0)
+
+
+def _leave_at_once(number: int, frame: object) -> None:
+    if number == signal.SIGINT:  # the others come from the parent, after a Ctrl-C for both
+        leave_by(number)
+
+
+class _Reloader:
+    """Starts children until one ends well, or a signal comes: the first drains the child."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stopping = False
+
+    def run(self) -> int:
+        """Return the exit code of the last child."""
+        environment = {**os.environ, DJANGO_AUTORELOAD_ENV: "true"}
+        while True:
+            # Before the child reads them: what changes while it fails is not missed.
+            before = _files()
+            self._child = subprocess.Popen(get_child_arguments(), env=environment, close_fds=False)
+            code = self._child.wait()
+            self._child = None
+            if self._stopping or code <= 0:
+                return code
+            if code == RELOAD_EXIT_CODE:
+                continue
+            sys.stderr.write("The worker could not start; it waits for a change of the code.\n")
+            sys.stderr.flush()
+            while _files() == before:
+                sleep(INTERVAL)
+
+    def stop(self, number: int, frame: object) -> None:
+        """Pass the signal on; it may have reached the child, too, as Ctrl-C does."""
+        if self._child is None:
+            sys.exit(0)
+        if not self._stopping:
+            self._child.terminate()
+        elif number != signal.SIGHUP:  # a terminal that closes sends it twice
+            self._child.kill()
+        self._stopping = True
 
 
 def _files() -> Files:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import TracebackType
 
 #: The first one drains, the second one ends the process.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopSignals:
@@ -32,7 +32,9 @@ class StopSignals:
         os.set_blocking(self._writer, False)
         self._fd_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._before = {
-            number: signal.signal(number, _ignore) for number in (*STOP_SIGNALS, *self._extra)
+            number: signal.signal(number, _ignore)
+            for number in (*STOP_SIGNALS, *self._extra)
+            if not hangs_up_unheard(number)
         }
 
     def __exit__(
@@ -59,6 +61,11 @@ class StopSignals:
         with contextlib.suppress(BlockingIOError):
             return [number for number in os.read(self._reader, 1024) if number in STOP_SIGNALS]
         return []
+
+
+def hangs_up_unheard(number: int) -> bool:
+    """Return whether `number` is the hangup of a terminal, which `nohup` makes a process ignore."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
 def leave_by(number: int) -> None:

@@ -99,10 +99,10 @@ class Supervisor:
                 slot.to_send.send(slot.link)
             if slot.link is not None and slot.link.fileno() in readable:
                 slot.read_link()
-
-    def _step(self) -> None:
         for number in self._signals.read():
             self._stop(number)
+
+    def _step(self) -> None:
         for slot in self._slots:
             if slot.pid:
                 slot.kill_overrun()
@@ -124,10 +124,14 @@ class Supervisor:
 
     def _stop(self, number: int) -> None:
         if self._deadline is not None:
-            self._kill_all()
-            leave_by(number)
+            if (
+                number != signal.SIGHUP
+            ):  # a terminal that closes sends it twice: its shell does, too
+                self._kill_all()
+                leave_by(number)
+            return
         logger.info(
-            "%s: draining for at most %g s; send it again to stop at once",
+            "%s: draining for at most %g s; SIGTERM or Ctrl-C now stops at once",
             signal.Signals(number).name,
             self._drain_seconds,
             extra={"event": "draining"},
@@ -289,8 +293,6 @@ class Supervisor:
             if slot.link is not None and not self._orphaned:
                 slot.to_send.finish(slot.link)
             self._wait()
-            for number in self._signals.read():
-                self._stop(number)
             self._reap(slot)
 
     def _kill_all(self) -> None:

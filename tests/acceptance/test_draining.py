@@ -41,6 +41,22 @@ def test_the_first_signal_drains(
     assert not worker.remaining()
 
 
+def test_a_terminal_that_closes_drains(
+    start: Callable[..., Worker], queue: Queue, witness: Witness
+) -> None:
+    """Its shell and the kernel both send SIGHUP, to each process: that is not "at once"."""
+    worker = start()
+    running_with_neighbours(queue, witness, worker)
+    worker.tell_all(signal.SIGHUP)
+    worker.says("SIGHUP: draining")
+    worker.tell_all(signal.SIGHUP)
+    worker.tell_all(signal.SIGHUP)
+    witness.open("open")
+    assert worker.ends() == 0
+    assert queue.done() == {"runs": 1}
+    assert [(row.attempts, row.leased_until) for row in queue.left()] == [(0, None)] * 4
+
+
 @STOPS
 def test_the_second_signal_leaves_at_once(
     start: Callable[..., Worker], queue: Queue, witness: Witness, stop: signal.Signals

@@ -15,13 +15,8 @@ from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 def test_it_starts_again_when_code_changes(
-    start: Callable[..., Worker],
-    queue: Queue,
-    witness: Witness,
-    tmp_path: Path,
-    stop: signal.Signals,
+    start: Callable[..., Worker], queue: Queue, witness: Witness, tmp_path: Path
 ) -> None:
     """Running handlers end first; a signal ends the worker cleanly."""
     module = tmp_path / "watched_by_reload.py"
@@ -43,9 +38,62 @@ def test_it_starts_again_when_code_changes(
     queue.wait_empty(worker)
     assert queue.done() == {"during": 1, "after": 1}
     assert {attempt for _, attempt, _ in queue.effects()} == {1}
-    worker.tell_all(stop)
-    assert worker.ends() in (0, -stop)
+    worker.tell_all(signal.SIGTERM)
+    assert worker.ends() == 0
     worker.until(lambda: not worker.remaining(), "nothing is left")
+    assert "Traceback" not in worker.said()
+
+
+@pytest.mark.parametrize(
+    ("tell", "stop"),
+    [
+        (Worker.tell, signal.SIGTERM),
+        (Worker.tell_all, signal.SIGINT),
+        *(
+            pytest.param(*each, marks=pytest.mark.thorough)
+            for each in [
+                (Worker.tell, signal.SIGINT),
+                (Worker.tell_all, signal.SIGTERM),
+                (Worker.tell_all, signal.SIGHUP),
+            ]
+        ),
+    ],
+)
+def test_the_first_signal_drains(
+    start: Callable[..., Worker],
+    queue: Queue,
+    witness: Witness,
+    tell: Callable[[Worker, signal.Signals], None],
+    stop: signal.Signals,
+) -> None:
+    """Ctrl-C reaches each process, a container's SIGTERM the first one."""
+    worker = start("--reload")
+    queue.send("gate", "runs", gate="open")
+    worker.until(lambda: witness.started("runs"), "it runs")
+    tell(worker, stop)
+    worker.says(r"waiting at most 30 s for message \d+")
+    witness.open("open")
+    assert worker.ends() == 0
+    assert queue.done() == {"runs": 1}
+    worker.until(lambda: not worker.remaining(), "nothing is left")
+    assert "Traceback" not in worker.said()
+
+
+@pytest.mark.parametrize(
+    "stop", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)]
+)
+def test_the_second_signal_leaves_at_once(
+    start: Callable[..., Worker], queue: Queue, witness: Witness, stop: signal.Signals
+) -> None:
+    worker = start("--reload")
+    queue.send("gate", "runs", gate="open")
+    worker.until(lambda: witness.started("runs"), "it runs")
+    worker.tell_all(stop)
+    worker.says(r"waiting at most 30 s for message \d+")
+    worker.tell_all(stop)
+    worker.ends(10)
+    worker.until(lambda: not worker.remaining(), "nothing is left", 10)
+    assert not queue.done()
     assert "Traceback" not in worker.said()
 
 
@@ -69,7 +117,7 @@ def test_it_outlives_code_that_does_not_load(
     queue.send("write", "mended")
     queue.wait_empty(worker)
     worker.tell_all(signal.SIGINT)
-    assert worker.ends() in (0, -signal.SIGINT)
+    assert worker.ends() == 0
 
 
 @pytest.mark.parametrize("option", ["--processes=2", "--health-port=8999", "--until-empty"])
