@@ -115,7 +115,7 @@ class Migration(migrations.Migration):
                     "expires",
                     models.DurationField(
                         blank=True,
-                        help_text="No attempt starts later than this after the broadcast.",
+                        help_text="No attempt starts later than this after the broadcast, such as 600 (seconds).",
                         null=True,
                         verbose_name="expires",
                     ),

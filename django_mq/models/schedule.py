@@ -82,7 +82,7 @@ class Schedule(models.Model):
         "expires",
         null=True,
         blank=True,
-        help_text="No attempt starts later than this after the broadcast.",
+        help_text="No attempt starts later than this after the broadcast, such as 600 (seconds).",
     )
     source = models.CharField(
         "source", max_length=8, choices=SOURCE_LABELS, default="admin", db_default="admin"
