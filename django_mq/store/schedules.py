@@ -177,7 +177,8 @@ def move(
 
 
 # The operator's decision wins; the next time changes only with the columns it is computed from.
-# Declaring an unchanged schedule writes nothing for `touch_after` seconds after `declared_at`.
+# Declaring an unchanged schedule writes nothing for `touch_after` seconds after `declared_at`,
+# which is null for one that no code has declared.
 DECLARE = """
 insert into django_mq_schedule as s (
     name, type, payload, metadata, cron, every, tz, queue, catch_up, overlap, expires,
@@ -203,11 +204,11 @@ values (
  where s.declared_at is null
     or s.declared_at < statement_timestamp() - make_interval(secs => %(touch_after)s)
     or (s.type, s.payload, s.metadata, s.cron, s.every, s.tz, s.queue, s.catch_up, s.overlap,
-        s.expires, s.source, s.enabled)
+        s.expires, s.enabled)
        is distinct from
        (excluded.type, excluded.payload, excluded.metadata, excluded.cron, excluded.every,
         excluded.tz, excluded.queue, excluded.catch_up, excluded.overlap, excluded.expires,
-        'code', coalesce(s.decision, excluded.enabled))
+        coalesce(s.decision, excluded.enabled))
 """
 
 
@@ -219,14 +220,14 @@ def declare(cursor: Cursor, *, touch_after: float, **columns: object) -> None:
 TOUCH = """
 update django_mq_schedule
    set declared_at = statement_timestamp()
- where name = any(%(names)s::text[]) and source = 'code'
+ where name = any(%(names)s::text[])
    and declared_at < statement_timestamp() - make_interval(secs => %(touch_after)s)
    and declared_at >= statement_timestamp() - make_interval(secs => %(retire_after)s)
 """
 DECLARED = """
 select name
   from django_mq_schedule
- where name = any(%(names)s::text[]) and source = 'code'
+ where name = any(%(names)s::text[])
    and declared_at >= statement_timestamp() - make_interval(secs => %(retire_after)s)
 """
 
@@ -263,12 +264,11 @@ def retire(cursor: Cursor, *, retire_after: float) -> list[str]:
 
 
 # An operator who enables a schedule that the code dropped gets the time in which a process may
-# declare it again.
+# declare it again; `declared_at` stays null for one that no code has declared.
 DECIDE = """
 update django_mq_schedule
    set decision = %(enabled)s, enabled = %(enabled)s, next_at = %(next_at)s::timestamptz,
-       declared_at = case when %(enabled)s and source = 'code' then statement_timestamp()
-                          else declared_at end
+       declared_at = case when source = 'code' then statement_timestamp() end
  where name = %(name)s
 """
 

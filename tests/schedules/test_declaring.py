@@ -252,6 +252,22 @@ def test_the_code_takes_over_a_schedule_made_in_the_admin():
     assert (the().source, the().enabled) == ("code", False)
 
 
+def test_the_code_takes_over_a_schedule_that_an_operator_has_just_enabled():
+    put("daily", enabled=False, due=None)
+    decide(True)
+    start({})
+    assert (the().source, the().enabled) == ("code", True)
+
+
+def test_what_an_operator_took_from_the_code_by_sql_is_not_disabled():
+    """The code has dropped it, and the admin only edits what is its own."""
+    start({})
+    Schedule.objects.update(source="admin")
+    age(25)
+    keep()
+    assert the().enabled
+
+
 def test_what_cannot_run_is_said_and_stops_no_other(caplog):
     start(
         {"name": "bad", "every": None, "cron": "61 * * * *"}, {"payload": object()}, {"name": "g"}
