@@ -18,6 +18,7 @@ from django_mq.executor.watchdog import Link
 from django_mq.messages import Delivery
 from django_mq.models import QueuedMessage, Schedule
 from django_mq.store import schedules as store
+from django_mq.store.limits import Limits
 from django_mq.worker import Worker
 from django_mq.worker.scheduler import Scheduler
 from tests.database import second_connection
@@ -265,6 +266,48 @@ def test_an_unexpected_error_is_said_and_rested_upon(
         assert not clock.busy()
     finally:
         statements.close()
+
+
+def declare(clock: Any) -> None:
+    """Take the turn of another hour."""
+    clock._declare_at = 0.0
+    clock.take_turn()
+
+
+@pytest.fixture
+def hourly(transactional_db: None) -> None:
+    """The process of the test declares it; the stored one is from older code."""
+    put(type="shop.old", due=600, source="code", declared_at=Now())
+    periodic("hourly", "shop.ping", every=HOUR)
+
+
+def stored_type() -> str:
+    return Schedule.objects.get().type
+
+
+def test_each_hour_it_is_declared_again_but_not_over_the_declaration_of_newer_code(
+    hourly: None, clock: Any
+) -> None:
+    clock.take_turn()
+    assert stored_type() == "shop.ping"
+    assert 3000 < clock.next_turn_in() <= 3600 * 1.1
+    Schedule.objects.update(type="shop.new", declared_at=Now() - timedelta(hours=2))
+    declare(clock)
+    assert stored_type() == "shop.new"
+    assert Schedule.objects.filter(declared_at__gt=Now() - timedelta(hours=1)).exists()
+
+
+def test_a_row_that_is_locked_is_declared_a_little_later(
+    hourly: None, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_mq.worker.wakeable_thread.LIMITS", Limits(lock=0.05))
+    monkeypatch.setattr("django_mq.worker.scheduler.RETRY_DELAY", 600.0)
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_schedule for update")
+        clock.take_turn()
+    assert 300 < clock.next_turn_in() <= 600
+    declare(clock)
+    assert stored_type() == "shop.ping"
 
 
 def test_an_idle_fleet_without_schedules_asks_one_question_per_poll(clock: Any) -> None:
