@@ -206,6 +206,13 @@ def test_a_schedule_that_no_worker_broadcasts_is_overdue():
             assert states == {"full": "overdue", "late": "overdue", "soon": "enabled"}
 
 
+@override_settings(DJANGO_MQ={"POLL_INTERVAL": 600})
+def test_where_workers_look_rarely_a_schedule_is_overdue_later():
+    put("late", due=-300)
+    put("overdue", due=-900)
+    assert [each["state"] for each in as_json()] == ["enabled", "overdue"]
+
+
 def test_the_list_as_json_has_the_next_times_and_no_content():
     made = put(due=60, payload={"password": "canary"}, metadata={"x": "canary"})
     put("off", enabled=False, due=None)

@@ -94,6 +94,12 @@ def test_nothing_that_a_schedule_by_the_minute_missed_is_broadcast_with_none(eve
     assert turn() == 1, "a busy worker is late, and misses nothing"
 
 
+@override_settings(DJANGO_MQ={"POLL_INTERVAL": 600})
+def test_workers_that_look_rarely_are_later_without_missing_a_time():
+    put(due=-300, catch_up="none")
+    assert turn() == 1
+
+
 def test_catching_up_goes_on_in_further_transactions():
     """A transaction needs a savepoint per broadcast, and PostgreSQL caches only a few."""
     put("a", due=-3 * MAX_PER_TRANSACTION, every=timedelta(seconds=1), catch_up="all")
@@ -158,6 +164,13 @@ def test_a_broadcast_that_fails_moves_on_and_harms_no_other(caplog):
     Schedule.objects.filter(name="a-bad").update(queue="", next_at=good.last_at)
     assert turn() == 1
     assert Schedule.objects.get(name="a-bad").last_error == ""
+
+
+def test_all_schedules_of_a_transaction_share_its_size():
+    for name in ("a", "b"):
+        put(name, due=-60, every=timedelta(seconds=2), catch_up="all")
+    with block() as cursor:
+        assert fire_due(cursor, "default").broadcasts == MAX_PER_TRANSACTION
 
 
 def test_times_that_fail_count_against_the_size_of_a_transaction_too():
