@@ -8,6 +8,10 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
+from django_mq.management import capacity
+from django_mq.management.capacity import check_connections
+from django_mq.queues.doctor.links import connections_needed
+from django_mq.store.session_facts import login_limits
 from tests.management.conftest import run
 
 
@@ -52,3 +56,21 @@ class TestMoreThanTheServerGives:
             with pytest.raises(CommandError, match="cannot be opened"):
                 call_command("mq_worker", threads=1000, health_port=port)
         assert "opens up to 1005 connections, and this login may have" in caplog.text
+
+    @pytest.mark.django_db
+    def test_exactly_as_many_connections_as_the_login_may_have_are_enough(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        connection.ensure_connection()
+        driver = connection.connection
+        allowed = login_limits(driver).connections
+        assert allowed
+        threads = allowed - connections_needed(1, 0)
+        check_connections(driver, processes=1, threads=threads)
+        assert not caplog.records
+        check_connections(driver, processes=1, threads=threads + 1)
+        assert [each.event for each in caplog.records] == ["too_few_connections"]  # type: ignore[attr-defined]
+        monkeypatch.setattr(capacity, "MIN_CONNECTIONS", allowed)
+        check_connections(driver, processes=1, threads=1)
+        with pytest.raises(CommandError, match=f"at least {2 * allowed} connections"):
+            check_connections(driver, processes=2, threads=1)

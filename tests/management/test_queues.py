@@ -28,6 +28,11 @@ class TestQueuesThatNothingKnows:
         assert not QueueState.objects.exists()
         assert "Queue mial" in run(name, *arguments, "--force")
 
+    def test_all_that_are_like_it_are_named(self):
+        add("mails")
+        with pytest.raises(CommandError, match=r"Did you mean mail or mails\?"):
+            run("mq_pause", "mai")
+
     def test_a_terminal_is_asked(self, terminal):
         questions = terminal("n", "y", "y")
         with pytest.raises(CommandError, match="nothing was changed"):

@@ -139,6 +139,12 @@ class TestStatus:
             [text] = run_json("mq_status")["warnings"]
             assert "'default' connects through a pooler" in text
 
+    def test_it_needs_no_second_session(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The server may have no connection left to find out whether there is a pooler."""
+        monkeypatch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
+        monkeypatch.setitem(connection.settings_dict, "PORT", 1)
+        assert run_json("mq_status")["warnings"] == []
+
     @pytest.mark.parametrize(
         ("text", "words"),
         [
