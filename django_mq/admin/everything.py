@@ -13,6 +13,7 @@ from django_mq.admin.bounds import MAX_COUNT, AtLeast, TookTooLong, limited_stat
 from django_mq.admin.heads import HeadsAdmin
 from django_mq.admin.message_actions import MESSAGE_ACTIONS, MessageAction
 from django_mq.admin.message_filters import HEADS_PARAMETER, filter_of
+from django_mq.admin.texts import operator
 from django_mq.models import Operation, QueuedMessage
 from django_mq.operations.filter_words import in_words
 from django_mq.operations.heads import HEAD_ACTIONS
@@ -100,7 +101,7 @@ class EverythingAdmin(HeadsAdmin):
         made = queues.operate(
             action.name,
             wanted,
-            by=request.user.get_username(),
+            by=operator(request),
             user_id=request.user.pk,
             # The number of lines of the matching messages is not known.
             matched=None if wanted.heads else id_of(request.POST.get("matched", "")),

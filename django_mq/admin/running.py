@@ -12,7 +12,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
 from django_mq.admin.bounds import LOCKED, TookTooLong, writing
-from django_mq.admin.texts import full, plain
+from django_mq.admin.texts import full, operator, plain
 from django_mq.models import QueuedMessage, WorkerHeartbeat
 from django_mq.policy.durations import span
 
@@ -46,7 +46,7 @@ class RunningAdmin(ReadOnlyAdmin):
         try:
             with writing(self.alias):
                 ask = queues.stop if name == "stop" else queues.ask_stack
-                asked = ask(id, by=request.user.get_username(), using=self.alias)
+                asked = ask(id, by=operator(request), using=self.alias)
                 if asked and name == "stop":
                     self.log(request, [row], CHANGE, "Asked its worker to stop it.")
         except TookTooLong:

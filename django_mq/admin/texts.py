@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django.contrib import admin
+from django.http import HttpRequest
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
@@ -194,3 +195,8 @@ def batch_note(count: int) -> str:
     (', one of 2 messages', '')
     """
     return f", one of {count:,} messages" if count > 1 else ""
+
+
+def operator(request: HttpRequest) -> str:
+    """Return the name of the user; that of a custom user model may be a number or an object."""
+    return str(request.user.get_username())

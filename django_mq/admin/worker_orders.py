@@ -13,6 +13,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
 from django_mq.admin.bounds import LOCKED, TookTooLong, writing
+from django_mq.admin.texts import operator
 from django_mq.models import WorkerCommand, WorkerHeartbeat
 
 
@@ -102,7 +103,7 @@ class WorkerOrdersAdmin(ReadOnlyAdmin):
         order = ORDERS[name]
         try:
             with writing(self.alias):
-                told = order.give(worker.id, by=request.user.get_username(), using=self.alias)
+                told = order.give(worker.id, by=operator(request), using=self.alias)
                 if told:
                     row = WorkerHeartbeat(pk=worker.id, host=worker.host, pid=worker.pid)
                     self.log(request, [row], CHANGE, order.note)

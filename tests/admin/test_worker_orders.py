@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
 from django.db.models.functions import Now
 
-from django_mq.models import WorkerCommand
+from django_mq.models import Operation, WorkerCommand
 from tests.admin.conftest import VIEW
 from tests.admin.pages import text, told, url
 from tests.database import second_connection
@@ -47,6 +48,19 @@ def test_a_worker_is_told_after_a_question(boss, name, action, words):
     assert f"{name.capitalize()} by ada" in page
     assert "not read yet" not in page
     assert "Told to" in text(boss.get(url("workerheartbeat", "history", "w")))
+
+
+def test_names_of_users_may_be_numbers(boss, monkeypatch):
+    """Custom user models have such: phone numbers, numbers of employees."""
+    monkeypatch.setattr(User, "USERNAME_FIELD", "id")
+    name = str(boss.user.pk)
+    message = add(leased=60, claimed_by="w:1", attempts=1)
+    beat("w", running=[message.pk])
+    order(boss, "quiet", confirmed="yes")
+    boss.post(url("queuedmessage", "running", message.pk, "stop"), {"confirmed": "yes"})
+    assert [each.asked_by for each in WorkerCommand.objects.all()] == [name, name]
+    boss.post(url("queuedmessage", "everything", "cancel"), {"matched": "1"})
+    assert Operation.objects.get().by == name
 
 
 def test_the_question_names_queues_that_no_other_worker_claims_from(boss):
