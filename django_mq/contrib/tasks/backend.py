@@ -72,7 +72,7 @@ class MessageQueueBackend(BaseTaskBackend):
         """
         super().validate_task(task)
         try:
-            check_options(task)
+            check_options(task, self._options.retry)
         except (MQError, ValueError) as error:
             raise InvalidTask(f"{task.module_path}: {error}") from error
         register(task, timeout=self._options.timeout, retry=self._policy(task))

@@ -84,11 +84,14 @@ def option(task: Task[..., Any], name: str) -> Any:
     return getattr(task, name, None)
 
 
-def check_options(task: Task[..., Any]) -> None:
-    """Raise ValueError, or an MQError, if the task cannot be stored as its options say."""
+def check_options(task: Task[..., Any], retry: RetryPolicy) -> None:
+    """Raise ValueError, or an MQError, if the task cannot be stored as its options say.
+
+    `retry` is the policy of its backend.
+    """
     check_name(TASKS + task.module_path, "the task's path, as a type,")
     check_name(task.queue_name, "queue")
-    policy_of(task, NEVER)
+    policy_of(task, retry)
     atomic, timeout = option(task, "atomic"), option(task, "timeout")
     if atomic is not None and type(atomic) is not bool:
         raise ValueError(f"atomic= must be True or False, not {atomic!r}")

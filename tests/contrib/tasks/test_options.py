@@ -91,8 +91,9 @@ def test_the_retries_of_a_backend(settings: Any) -> None:
     with_options(settings, retry=RetryPolicy(max_attempts=2, backoff=fixed(9)))
     jobs.fail.enqueue()
     jobs.fail.using(max_attempts=5).enqueue()
+    jobs.fail.using(backoff=fixed(5)).enqueue()
     rows = QueuedMessage.objects.order_by("id").values_list("max_attempts", "retry__seconds")
-    assert list(rows) == [(2, 9.0), (5, 9.0)]
+    assert list(rows) == [(2, 9.0), (5, 9.0), (2, 5.0)]
 
 
 # ---- timeout, atomic
@@ -123,6 +124,14 @@ def test_the_timeout_of_a_backend_does_not_apply_to_tasks_of_another(settings: A
         for result, status in ((hasty, FAILED), (patient, SUCCESSFUL)):
             result.refresh()
             assert result.status == status
+
+
+def test_what_its_declaration_says_does_not_travel_with_the_message() -> None:
+    """So a change of the code also applies to the tasks that wait."""
+    own_jobs.unbound.enqueue()
+    own_jobs.retried.enqueue()
+    rows = QueuedMessage.objects.order_by("id").values_list("metadata", "retry")
+    assert list(rows) == [({}, None)] * 2
 
 
 def test_whether_it_is_atomic_travels_with_the_message() -> None:
@@ -262,11 +271,21 @@ def test_in_a_quiet_time_there_is_no_result_to_answer_with(heard: list[str]) -> 
             },
             "no attempt could ever start",
         ),
+        (
+            dict.fromkeys(("expires", "run_after"), datetime.now(UTC) + timedelta(days=1)),
+            "no attempt could ever start",
+        ),
     ],
 )
 def test_bad_options_are_djangos_own_error(options: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidTask, match=text):
         jobs.note.using(**options)
+
+
+def test_times_that_have_passed_are_no_mistake_of_a_declaration() -> None:
+    """A module is imported at any time."""
+    past = datetime.now(UTC) - timedelta(days=1)
+    assert jobs.note.using(expires=past - timedelta(days=1), run_after=past).run_after == past
 
 
 @pytest.mark.parametrize("name", ["key", "unique_id"])
