@@ -41,15 +41,16 @@ def _send(ended: Ended) -> None:
     found = results.ended(task, ended.delivery, _attempts(ended), succeeded=succeeded, value=value)
     if found is None:
         return
+    sender = results.sender_of(found, task)
     if ended.error is None:
-        task_finished.send_robust(results.sender_of(found), task_result=found)
+        task_finished.send_robust(sender, task_result=found)
         return
     traceback = ended.error.__traceback__
     try:
         raise ended.error  # the receiver that logs reads sys.exc_info()
     except BaseException:
         ended.error.__traceback__ = traceback
-        task_finished.send_robust(results.sender_of(found), task_result=found)
+        task_finished.send_robust(sender, task_result=found)
 
 
 def _attempts(ended: Ended) -> TaskAttempts:

@@ -59,7 +59,7 @@ class TaskRunner:
         found = results.running(self.task, delivery)
         if found is None:
             raise Reject("the payload has no args and kwargs, so no enqueue() wrote it")
-        task_started.send_robust(results.sender_of(found), task_result=found)
+        task_started.send_robust(results.sender_of(found, self.task), task_result=found)
         args = list(found.args)
         if self.task.takes_context:
             args.insert(0, TaskContext(task_result=found))

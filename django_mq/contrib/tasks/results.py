@@ -136,12 +136,12 @@ def stored(task: Task[..., Any], id: int, found: StoredTask) -> TaskResult[..., 
     return result
 
 
-def sender_of(result: TaskResult[..., Any]) -> type:
+def sender_of(result: TaskResult[..., Any], registered: Task[..., Any]) -> type:
     """Return the sender of the signals about a result: the class of its backend."""
     try:
         return type(task_backends[result.backend])
     except ImproperlyConfigured:  # enqueued under an alias that is not in TASKS here
-        return type(result.task.get_backend())
+        return type(registered.get_backend())
 
 
 def from_epoch(seconds: float) -> datetime:

@@ -81,6 +81,11 @@ def interrupt() -> None:
 
 
 @task
+async def coroutine_interrupts() -> None:
+    raise KeyboardInterrupt
+
+
+@task
 def unstorable() -> Any:
     return object()
 

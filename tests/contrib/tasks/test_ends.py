@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from threading import Thread
+from traceback import extract_tb
 from typing import Any
 
 import pytest
@@ -12,8 +16,9 @@ from django.db.models.functions import Now
 
 from django_mq import RetryPolicy, cancel, fixed, handlers, queues
 from django_mq.conf import get_settings
-from django_mq.contrib.tasks import TaskCancelled, TaskDiscarded, TaskExpired
+from django_mq.contrib.tasks import TaskCancelled, TaskDiscarded, TaskExpired, results
 from django_mq.contrib.tasks.compat import TaskResultDoesNotExist, TaskResultStatus, task_finished
+from django_mq.contrib.tasks.options import StoredOptions, stored_options
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result
 from django_mq.policy.outcomes import WorkerLost
 from django_mq.testing import drain, due
@@ -21,6 +26,7 @@ from django_mq.worker import Worker, chores
 from tests.contrib.tasks import jobs, own_jobs
 from tests.contrib.tasks.conftest import BACKEND, TASKS
 from tests.database import second_connection
+from tests.rows import delivery
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -32,6 +38,26 @@ def run_chores() -> None:
     QueueState.objects.filter(pk=":").delete()  # whichever process had the turn
     with second_connection() as other:
         assert chores.run(other.cursor(), get_settings())
+
+
+class Announced:
+    """The results of which `task_finished` was sent, and the files in the traceback of the last."""
+
+    def __init__(self) -> None:
+        self.results: list[Any] = []
+        self.files: list[str] = []
+
+    def hear(self, sender: Any, task_result: Any, **kwargs: Any) -> None:
+        self.results.append(task_result)
+        self.files = [frame.filename for frame in extract_tb(sys.exc_info()[2])]
+
+
+@pytest.fixture
+def announced() -> Iterator[Announced]:
+    found = Announced()
+    task_finished.connect(found.hear)
+    yield found
+    task_finished.disconnect(found.hear)
 
 
 def errors_of(result: Any) -> list[type[BaseException]]:
@@ -73,7 +99,7 @@ def test_a_discarded_task_keeps_the_errors_of_its_attempts() -> None:
     assert len(workers) == 2
 
 
-def test_a_replayed_task_has_a_result(settings: Any) -> None:
+def test_a_replayed_task_has_a_result(settings: Any, announced: Announced) -> None:
     """Its copy is a task like the original, whose end is announced."""
     settings.DJANGO_MQ = {"QUEUES": {"default": {"history": 60, "history_payload": True}}}
     original = jobs.note.enqueue(1, 2)
@@ -82,19 +108,10 @@ def test_a_replayed_task_has_a_result(settings: Any) -> None:
     [copy] = QueuedMessage.objects.all()
     result = jobs.note.get_result(str(copy.pk))
     assert result.status == READY
-    ended = []
-
-    def note(task_result: Any, **kwargs: Any) -> None:
-        ended.append(task_result.id)
-
-    task_finished.connect(note)
-    try:
-        drain()
-    finally:
-        task_finished.disconnect(note)
+    drain()
     result.refresh()
     assert (result.status, result.return_value) == (SUCCESSFUL, {"args": [1, 2], "kwargs": {}})
-    assert ended == [result.id]
+    assert [each.id for each in announced.results] == [original.id, result.id]
 
 
 def test_a_replayed_task_is_retried_as_its_declaration_says(settings: Any) -> None:
@@ -123,29 +140,22 @@ def test_a_task_that_is_requeued_is_ready_and_can_be_cancelled() -> None:
 # ---- not run in time
 
 
-def test_an_expired_task() -> None:
+def test_an_expired_task(announced: Announced) -> None:
     """Either the claim ends it, or the chore, while the task waits."""
-    finished: list[str] = []
-
-    def hear(sender: Any, task_result: Any, **kwargs: Any) -> None:
-        finished.append(task_result.id)
-        assert task_result.status == FAILED
-        assert [each.exception_class for each in task_result.errors] == [TaskExpired]
-
     met = jobs.note.using(expires=60).enqueue()
     waiting = jobs.note.using(
         expires=timedelta(minutes=2), run_after=met.enqueued_at + timedelta(minutes=1)
     ).enqueue()
     expired = Now() - timedelta(seconds=1)
-    task_finished.connect(hear)
-    try:
-        QueuedMessage.objects.filter(pk=met.id).update(expires_at=expired)
-        drain()
-        QueuedMessage.objects.filter(pk=waiting.id).update(expires_at=expired)
-        run_chores()
-    finally:
-        task_finished.disconnect(hear)
-    assert finished == [met.id, waiting.id]
+    QueuedMessage.objects.filter(pk=met.id).update(expires_at=expired)
+    drain()
+    QueuedMessage.objects.filter(pk=waiting.id).update(expires_at=expired)
+    run_chores()
+    assert [each.id for each in announced.results] == [met.id, waiting.id]
+    for told in announced.results:
+        assert told.status == FAILED
+        assert [each.exception_class for each in told.errors] == [TaskExpired]
+        assert told.worker_ids == []
     for result in (met, waiting):
         assert errors_of(result) == [TaskExpired]
         assert result.attempts == 0
@@ -196,8 +206,9 @@ def test_a_claimed_task_is_running() -> None:
     assert result.finished_at is None
 
 
-def test_an_interrupt_is_no_failure_and_no_attempt() -> None:
-    result = jobs.interrupt.enqueue()
+@pytest.mark.parametrize("task", [jobs.interrupt, jobs.coroutine_interrupts])
+def test_an_interrupt_is_no_failure_and_no_attempt(task: Any) -> None:
+    result = task.enqueue()
     with pytest.raises(KeyboardInterrupt):
         drain()
     result.refresh()
@@ -211,6 +222,39 @@ def test_a_worker_runs_what_was_interrupted_again() -> None:
     assert jobs.ran == ["interrupted", "interrupted"]
     result.refresh()
     assert (result.status, result.attempts, result.errors) == (READY, 0, [])
+
+
+def test_an_attempt_whose_record_is_deleted_counts(announced: Announced) -> None:
+    result = jobs.fail.using(max_attempts=2, backoff=fixed(600)).enqueue()
+    drain(errors="keep")
+    FailedAttempt.objects.all().delete()
+    result.refresh()
+    assert (result.attempts, result.worker_ids, result.errors) == (1, [""], [])
+    due()
+    drain(errors="keep")
+    [told] = announced.results
+    assert (told.attempts, len(told.errors)) == (2, 1)
+
+
+def test_the_traceback_of_an_announced_error_is_that_of_the_task(announced: Announced) -> None:
+    jobs.fail.enqueue()
+    drain(errors="keep")
+    assert announced.files
+    assert not any("finishing" in each for each in announced.files)
+
+
+def test_looking_for_earlier_attempts_leaves_no_connection_open() -> None:
+    """The thread that starts or announces a task may have no other use for one."""
+
+    def look() -> None:
+        results.failed_attempts(delivery(attempts=2), 1)
+        open_ones.append(connection.connection)
+
+    open_ones: list[Any] = []
+    thread = Thread(target=look)
+    thread.start()
+    thread.join()
+    assert open_ones == [None]
 
 
 # ---- retention
@@ -235,6 +279,13 @@ def test_results_are_kept_as_long_as_their_backend_says(settings: Any) -> None:
     Result.objects.update(keep_until=two_days_ago)
     run_chores()
     assert not Result.objects.exists()
+
+
+def test_a_dead_task_has_failed_although_its_result_is_deleted() -> None:
+    result = jobs.fail.enqueue()
+    drain(errors="keep")
+    Result.objects.all().delete()
+    assert errors_of(result) == [ValueError]
 
 
 def test_a_result_has_all_that_it_shows() -> None:
@@ -274,6 +325,49 @@ def test_what_others_wrote_badly_has_no_result() -> None:
     ]
     assert queues.discard([int(each.id) for each in results]).skipped == 0
     assert jobs.ran == []
+
+
+@pytest.mark.parametrize(
+    "unreadable", ["1" * 5000, "[" * 5000 + "]" * 5000], ids=["digits", "depth"]
+)
+@pytest.mark.parametrize("column", ["payload", "metadata"])
+def test_what_nobody_can_read_ends_without_a_result_and_disturbs_no_other(
+    column: str, unreadable: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    results = [jobs.note.enqueue(n) for n in range(3)]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"update django_mq_queuedmessage set {column} = %s::jsonb where id < %s",
+            [f'{{"x": {unreadable}}}', results[2].id],
+        )
+    QueuedMessage.objects.filter(pk=results[0].id).update(expires_at=Now() - timedelta(seconds=1))
+    drain(errors="keep")
+    results[2].refresh()
+    assert results[2].status == SUCCESSFUL
+    assert not [each for each in caplog.records if each.event == "receiver_failed"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_task_of_a_backend_that_is_not_configured_here_runs(settings: Any, attempts: int) -> None:
+    """Its enqueuer has another TASKS."""
+    task = jobs.note if attempts == 1 else jobs.second_time_lucky
+    made = task.using(backend="other", max_attempts=attempts, backoff=fixed(0)).enqueue()
+    settings.TASKS = {"default": TASKS["default"]}
+    drain(errors="keep")
+    [kept] = Result.objects.all()
+    assert (kept.pk, kept.error_class, len(jobs.ran)) == (int(made.id), "", attempts)
+
+
+def test_options_that_no_enqueue_wrote() -> None:
+    def read(**options: Any) -> StoredOptions:
+        return stored_options({"mq.task": options})
+
+    assert read(run_after=1e300, timeout=0) == StoredOptions()
+    made = jobs.coroutine.enqueue(1)
+    QueuedMessage.objects.update(metadata={"mq.task": {"atomic": True, "timeout": 0}})
+    drain()
+    made.refresh()
+    assert made.return_value == 1
 
 
 def later(seconds: float) -> datetime:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from threading import Thread
+from time import time
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from django.db import connection
 from django.db.models.functions import Now
 
 from django_mq import queues
-from django_mq.contrib.tasks.compat import TaskResultStatus
+from django_mq.contrib.tasks import results
+from django_mq.contrib.tasks.compat import TaskResultStatus, task_finished
 from django_mq.models import FailedAttempt, QueuedMessage, WorkerHeartbeat
+from django_mq.testing import drain
 from django_mq.worker import Worker
 from tests.contrib.tasks import jobs
 from tests.waiting import until
@@ -127,3 +130,31 @@ def test_a_task_that_waited_in_its_worker_started_when_it_was_called() -> None:
     second.refresh()
     assert first.last_attempted_at <= first.finished_at
     assert abs(second.started_at - within.started_at) < timedelta(seconds=1)
+
+
+def test_no_task_starts_before_it_was_enqueued_where_the_clocks_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one of the worker is an hour behind that of the database."""
+    made = jobs.in_context.enqueue()
+    monkeypatch.setattr(results, "time", lambda: time() - 3600)
+    drain()
+    [within] = jobs.ran
+    assert within.started_at >= within.enqueued_at
+    assert within.id == made.id
+
+
+def test_what_is_announced_started_when_it_was_called() -> None:
+    told: list[Any] = []
+
+    def hear(sender: Any, task_result: Any, **kwargs: Any) -> None:
+        told.append(task_result)
+
+    task_finished.connect(hear)
+    try:
+        jobs.sleep.enqueue(0.1)
+        drain()
+    finally:
+        task_finished.disconnect(hear)
+    [result] = told
+    assert result.finished_at - result.started_at >= timedelta(seconds=0.1)
