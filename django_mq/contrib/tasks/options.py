@@ -223,6 +223,8 @@ class StoredOptions:
 def stored_options(metadata: object) -> StoredOptions:
     """Return the options in the metadata of a message, without values of a wrong type.
 
+    Without the retention, too: only the statements that keep results read it.
+
     >>> stored_options({"mq.task": {"timeout": 5, "atomic": "no"}}).timeout
     5.0
     >>> stored_options({"mq.task": {"atomic": "no"}}) == stored_options([]) == StoredOptions()
@@ -240,7 +242,6 @@ def stored_options(metadata: object) -> StoredOptions:
     return StoredOptions(
         backend=backend if isinstance(backend, str) else DEFAULT_TASK_BACKEND_ALIAS,
         run_after=run_after,
-        retention=as_seconds(found.get("retention")),
         timeout=timeout or None,
         atomic=atomic if isinstance(atomic, bool) else None,
     )

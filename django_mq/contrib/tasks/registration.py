@@ -150,5 +150,4 @@ def _variant(handler: Handler, timeout: float | None, atomic: bool | None) -> Ha
         handler,
         timeout=handler.timeout if timeout is None else timeout,
         atomic=handler.atomic if atomic is None else atomic and not handler.is_async,
-        of_row=None,
     )

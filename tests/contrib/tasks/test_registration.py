@@ -81,6 +81,17 @@ def test_modules_beside_tasks_py_are_imported(settings: Any) -> None:
     assert handlers.get("tests.contrib.tasks.more_jobs.extra") is not None
 
 
+def test_a_backend_that_cannot_be_loaded_keeps_no_tasks_of_another_out(settings: Any) -> None:
+    """It is an error of Django's checks, and the app starts."""
+    settings.TASKS = {
+        "a-broken": {"BACKEND": "nowhere.Backend"},
+        "default": {"BACKEND": BACKEND, "OPTIONS": {"modules": ["tests.contrib.tasks.more_jobs"]}},
+    }
+    sys.modules.pop("tests.contrib.tasks.more_jobs", None)
+    MessageQueueBackend.load_tasks()
+    assert handlers.get("tests.contrib.tasks.more_jobs.extra") is not None
+
+
 @pytest.mark.parametrize("name", ["große_aufgabe", "x" * 128])
 def test_paths_that_are_no_types_are_refused(name: str) -> None:
     def function() -> None: ...
@@ -88,6 +99,27 @@ def test_paths_that_are_no_types_are_refused(name: str) -> None:
     function.__qualname__ = name
     with pytest.raises(InvalidTask, match="is not a name"):
         jobs.task(function)
+
+
+def test_where_any_queue_is_allowed_its_name_must_be_one(settings: Any) -> None:
+    configure(settings, QUEUES=[])
+    assert jobs.note.using(queue_name="any").queue_name == "any"
+    with pytest.raises(InvalidTask, match="queue 'a b' is not a name"):
+        jobs.note.using(queue_name="a b")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("queues", "runs"), [([], 1), (["default"], 0)])
+def test_a_task_runs_in_the_queues_of_its_backends(
+    settings: Any, queues: list[str], runs: int
+) -> None:
+    """Without a list it runs in any queue."""
+    configure(settings, QUEUES=queues)
+    with handlers.isolated():
+        jobs.note.get_backend().validate_task(jobs.note)
+        jobs.note.enqueue()
+        QueuedMessage.objects.update(queue="elsewhere")
+        assert drain() == runs
 
 
 # ---- the reserved types
