@@ -210,7 +210,7 @@ class _Origin:
         self._block = next((block for block in blocks if not block._from_testcase), None)
         self.is_within_test = _is_within_test(connection)
         if self._block is not None:
-            transaction.on_commit(self.ends, using=connection.alias, robust=True)
+            transaction.on_commit(self.ends, using=connection.alias)
 
     def ends(self) -> None:
         """Do nothing: while this hook is registered, the transaction has not ended."""

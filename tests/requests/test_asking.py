@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Iterator
+from concurrent.futures import Future
+from contextvars import copy_context
 from datetime import timedelta
 from typing import Any
 
@@ -28,11 +31,15 @@ from django_mq import (
     handler,
     request,
 )
+from django_mq.messages import set_current
 from django_mq.models import FailedAttempt, QueuedMessage, Result
+from django_mq.requests.collecting import _aresult
+from django_mq.store.results import ReplyState
 from django_mq.testing import answering, capture_broadcasts, drain
 from testproject.shop.models import Product
 from tests.database import second_connection
 from tests.requests.questions import NEVER, echo
+from tests.rows import delivery
 
 pytestmark = pytest.mark.django_db
 
@@ -74,6 +81,36 @@ def test_it_is_a_message_that_wants_a_result() -> None:
     assert not QueuedMessage.objects.get(pk=plain).wants_result
     assert drain() == 1
     assert not Result.objects.exists()
+
+
+OPTIONS: dict[str, Any] = {
+    "queue": "others",
+    "metadata": {"tier": "gold"},
+    "schema_version": 2,
+    "expires": 60,
+    "priority": 7,
+    "key": "k",
+    "retry": NEVER,
+}
+
+
+def late(*args: Any, **options: Any) -> None:
+    with pytest.raises(ReplyTimeout):
+        ask(*args, timeout=0, **options)
+
+
+def late_async(*args: Any, **options: Any) -> None:
+    with pytest.raises(ReplyTimeout):
+        async_to_sync(aask)(*args, timeout=0, **options)
+
+
+@pytest.mark.parametrize("send", [request, late, async_to_sync(arequest), late_async])
+def test_each_option_reaches_the_message(send: Any) -> None:
+    send("test.echo", 1, **OPTIONS)
+    row = QueuedMessage.objects.get()
+    assert (row.queue, row.metadata, row.schema_version) == ("others", {"tier": "gold"}, 2)
+    assert (row.priority, row.key, row.max_attempts) == (7, "k", 1)
+    assert row.expires_at is not None
 
 
 @pytest.fixture
@@ -203,6 +240,26 @@ def test_ask_inside_a_transaction_is_refused_with_a_recipe() -> None:
         with pytest.raises(CannotWait):
             async_to_sync(aask)("test.echo")
         assert not QueuedMessage.objects.exists()
+
+
+def test_a_pickled_copy_knows_the_queue_that_its_handler_must_not_wait_for() -> None:
+    pending = request("test.echo", queue="same")
+    copy = pickle.loads(pickle.dumps(pending))  # noqa: S301
+
+    def wait() -> None:
+        set_current(delivery(queue="same"), "default")
+        with pytest.raises(CannotWait, match="its own queue, same"):
+            copy.result()
+
+    copy_context().run(wait)
+
+
+def test_a_reply_that_came_in_time_is_returned_although_the_time_is_up() -> None:
+    """Another reply of the same `agather()` has used the time."""
+    future: Future[ReplyState] = Future()
+    state = ReplyState(1, True, False, "1", "", "")
+    future.set_result(state)
+    assert asyncio.run(_aresult(future, 0.0)) is state
 
 
 def test_an_atomic_handler_cannot_ask() -> None:

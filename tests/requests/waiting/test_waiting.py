@@ -6,20 +6,24 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import psycopg
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, connections, transaction
 
-from django_mq import ReplyTimeout, agather, arequest, ask, handler, request
+from django_mq import ReplyTimeout, Unanswered, agather, arequest, ask, handler, queues, request
+from django_mq.executor.watchdog import Link
 from django_mq.requests import connection as link
 from django_mq.requests import waiter
 from django_mq.store import results
+from django_mq.testing import drain
 from tests.committing import CLEANERS_NAME
-from tests.requests.questions import echo
+from tests.requests.questions import NEVER, echo
 from tests.requests.waiting.conftest import names, waiting, wanted
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Start
@@ -95,6 +99,8 @@ def test_a_cancelled_wait_leaves_nothing() -> None:
         assert wanted() == 0
         [error] = await agather(pending, timeout=0, return_exceptions=True)
         assert type(error) is ReplyTimeout
+        assert await sync_to_async(drain)() == 1
+        assert await pending.aresult(timeout=0) == {}
 
     async_to_sync(main)()
 
@@ -107,6 +113,33 @@ def test_two_wait_for_the_same(start: Start) -> None:
             pending.result(timeout=0.02)  # and the others keep waiting
         start()
         assert (first.result(), second.result()) == ([1], [1, 1])
+
+
+def test_a_reply_that_is_waited_for_again_is_not_lost_to_the_end_of_the_first_wait() -> None:
+    """Its message was dead and is requeued, while the first wait goes on for another reply."""
+
+    @handler("test.fails", name="fails", retry=NEVER)
+    def fails(delivery: Any) -> None:
+        raise ValueError
+
+    pending = request("test.fails")
+    drain(errors="keep")
+    with ExitStack() as first:
+        answered = first.enter_context(waiter.waiter_of("default").waiting_for(pending.id))
+        assert answered.result(PATIENCE).answered
+        assert queues.requeue(pending.id)
+        with waiter.waiter_of("default").waiting_for(pending.id):
+            first.close()
+            assert wanted() == 1
+
+
+def test_a_wait_that_is_cancelled_as_its_reply_comes_disturbs_no_other() -> None:
+    waits = waiter.waiter_of("default")
+    pending = request("test.echo", 1)
+    with waits.waiting_for(pending.id) as cancelled, waits.waiting_for(pending.id) as other:
+        assert cancelled.cancel()
+        assert queues.cancel(pending.id)
+        assert other.result(PATIENCE).answered
 
 
 # ---- ring, poll, and failures
@@ -168,6 +201,67 @@ def test_its_connection_is_cut(start: Start) -> None:
         assert replies.result() == [1]
 
 
+def test_each_outage_is_waited_out_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It asks at once when it is connected again, since a ring may be lost with a connection."""
+    monkeypatch.setattr(waiter, "MAX_QUERY_INTERVAL", 3600.0)
+    asked: list[int] = []
+    query = link.ServerLink.query
+
+    def noted(self: link.ServerLink, ids: Any) -> Any:
+        found = query(self, ids)
+        assert self._query_connection is not None
+        asked.append(self._query_connection.info.backend_pid)
+        return found
+
+    monkeypatch.setattr(link.ServerLink, "query", noted)
+    pending = request("test.echo")
+    with waiting(pending) as replies:
+        lost = 0
+        for _ in range(3):
+            if lost:
+                with connection.cursor() as cursor:
+                    cursor.execute("select pg_terminate_backend(%s)", [lost])
+            until(lambda lost=lost: asked and asked[-1] != lost, "it has asked")
+            lost = asked[-1]
+        assert queues.cancel(pending.id)
+        with pytest.raises(Unanswered):
+            replies.result()
+    told = [each.getMessage() for each in caplog.records if "waiting for replies" in each.msg]
+    assert len(told) == 2
+    assert all(each.endswith("trying again in 0.02 s") for each in told)
+
+
+def test_rings_in_quick_succession_are_answered_by_few_queries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any login may ring."""
+    monkeypatch.setattr(waiter, "MAX_QUERY_INTERVAL", 3600.0)
+    monkeypatch.setattr(waiter, "MIN_QUERY_INTERVAL", 0.1)
+    asked: list[float] = []
+    query = link.ServerLink.query
+
+    def timed(self: link.ServerLink, ids: Any) -> Any:
+        asked.append(monotonic())
+        return query(self, ids)
+
+    monkeypatch.setattr(link.ServerLink, "query", timed)
+
+    def ring() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(f"notify {results.CHANNEL}")
+        return len(asked) > 3
+
+    pending = request("test.echo")
+    with waiting(pending) as replies:
+        until(ring, "it asks four times")
+        assert queues.cancel(pending.id)
+        with pytest.raises(Unanswered):
+            replies.result()
+    assert asked[3] - asked[0] > 0.2
+
+
 @pytest.fixture
 def direct(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[None]:
     """Waiters listen on a second connection: WAKEUP names an alias."""
@@ -222,6 +316,34 @@ def test_a_listen_that_the_server_refused_is_tried_again(
         assert opened.is_listening()
     finally:
         opened.close()
+
+
+def test_a_connection_after_the_first_listens_too_and_ends_the_next_sleep() -> None:
+    opened = link.ServerLink("default", link.SleepBreaker())
+    try:
+        opened.query([1])
+        opened.close()
+        assert opened.sleep(PATIENCE)  # a ring may be lost
+        opened.query([1])
+        assert opened.is_listening()
+        with connection.cursor() as cursor:
+            cursor.execute(f"notify {results.CHANNEL}")
+        opened.query([1])
+        began = monotonic()
+        assert opened.sleep(PATIENCE)  # it rang during the query
+        assert monotonic() - began < PATIENCE
+    finally:
+        opened.close()
+
+
+def test_it_asks_in_the_role_of_the_alias(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {**connection.settings_dict["OPTIONS"], "assume_role": "pg_monitor"}
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+    made = link._connect("default", Link())
+    try:
+        assert made.execute("select current_user").fetchone() == ("pg_monitor",)
+    finally:
+        made.close()
 
 
 @pytest.mark.parametrize("timeout", [1e300, timedelta.max])
