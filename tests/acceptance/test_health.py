@@ -44,7 +44,7 @@ def test_live_ready_and_draining(
     queue.send("gate", "secret-name", gate="open")
     worker.until(witness.started, "it runs")
     assert ask(port, "/livez") == (200, b"ok\n")
-    assert ask(port, "/readyz") == (200, b"ok\n")
+    assert ask(port, "/readyz?probe=1") == (200, b"ok\n")
     assert ask(port, "/secret-name")[0] == 404
     worker.tell(signal.SIGTERM)
     worker.says("draining")

@@ -108,9 +108,9 @@ def test_max_rss(start: Callable[..., Worker], queue: Queue) -> None:
 
 def test_max_rss_below_what_an_idle_worker_needs(start: Callable[..., Worker]) -> None:
     """The worker reports the limit at its start, and does not replace processes for ever."""
-    worker = start("--max-rss", 10)
-    assert worker.ends() == 1
-    assert "max-rss" in worker.said()
+    for worker in (start("--max-rss", 10), start(mq={"MAX_RSS": 10})):
+        assert worker.ends() == 1
+        assert "max-rss" in worker.said()
 
 
 def test_queues_in_strict_preference(
