@@ -7,9 +7,10 @@ from typing import Any, Literal, cast
 
 from asgiref.sync import sync_to_async
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.contrib.contenttypes.models import ContentType
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import BadRequest, PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
 from django.db.models import Q, QuerySet, TextField
 from django.db.models.functions import Cast
@@ -96,9 +97,12 @@ class ExportAdmin(ReadOnlyAdmin):
         return type("ExportedList", (found,), more)
 
     def _matching(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return all rows that match, not only those of one page."""
+        """Return all rows that match, not only one page; raises BadRequest for a bad filter."""
         request.mq_export = True  # type: ignore[attr-defined]
-        found: QuerySet[Any] = self.get_changelist_instance(request).queryset
+        try:
+            found: QuerySet[Any] = self.get_changelist_instance(request).queryset
+        except IncorrectLookupParameters as error:  # the stock view of a list catches it
+            raise BadRequest("A filter in the URL has a value that it cannot have.") from error
         return found
 
 

@@ -87,6 +87,12 @@ def test_an_export_is_logged_with_its_filters(boss):
     assert LogEntry.objects.count() == 1
 
 
+@pytest.mark.parametrize("query", ["priority=x", "fingerprint=x", "state=x", "id=x", "key=%00"])
+def test_a_filter_that_can_match_nothing_is_refused(boss, query):
+    assert boss.post(f"{LIST}export/csv/?{query}").status_code == 400
+    assert not LogEntry.objects.exists()
+
+
 def test_a_spreadsheet_runs_no_formula(boss):
     add(key="=HYPERLINK(1)", unique_id=" @SUM(1)", last_error="+1", type="t", priority=-3)
     (row,) = export(boss, "csv")
