@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -28,6 +28,7 @@ from django_mq.exceptions import InvalidName, MQError
 from django_mq.messages import Message
 from django_mq.outbox.options import check_unique
 from django_mq.policy.backoff import RetryPolicy
+from django_mq.policy.column_bounds import FIRST_TIME
 from django_mq.policy.names import check_key, check_name
 from django_mq.policy.routing import TASKS
 from django_mq.store.kept_results import OPTIONS
@@ -107,28 +108,37 @@ def check_options(task: Task[..., Any], retry: RetryPolicy) -> None:
 
 
 def _check_times(task: Task[..., Any]) -> None:
+    now, ahead = datetime.now(UTC), None
     if (expires := option(task, "expires")) is not None:
         try:
             end = checked_when(expires)
         except ValueError as error:
             raise ValueError(f"expires= {error}") from error
+        ahead = (end - now).total_seconds() if isinstance(end, datetime) else end
+        _check_ahead("expires", expires, ahead)
     if task.run_after is None:
         return
-    start, now = aware(task.run_after), datetime.now(UTC)
-    maximum = get_settings().max_delay
-    if start - now > timedelta(seconds=maximum):
+    start = aware(task.run_after)
+    if start < FIRST_TIME:
         raise ValueError(
-            f"run_after ({task.run_after}) is more than {maximum:,.0f} s ahead (MAX_DELAY)"
+            f"run_after ({task.run_after}) cannot be stored: give a time from {FIRST_TIME:%Y} on"
         )
-    if expires is None:
-        return
+    _check_ahead("run_after", task.run_after, (start - now).total_seconds())
     # A time that has passed is no mistake of the declaration: enqueue() refuses it.
-    ahead = (end - now).total_seconds() if isinstance(end, datetime) else end
-    if ahead <= (start - now).total_seconds() and start > now:
+    if ahead is not None and ahead <= (start - now).total_seconds() and start > now:
         raise ValueError(
             f"expires ({expires}) is not later than run_after ({task.run_after}):"
             " no attempt could ever start"
         )
+
+
+def _check_ahead(name: str, value: object, seconds: float) -> None:
+    try:
+        maximum = get_settings().max_delay
+    except ImproperlyConfigured:  # E001 says so: an error here would keep checks from running
+        return
+    if seconds > maximum:
+        raise ValueError(f"{name} ({value}) is more than {maximum:,.0f} s ahead (MAX_DELAY)")
 
 
 def _check_unique(task: Task[..., Any]) -> None:

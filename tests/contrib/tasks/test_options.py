@@ -156,7 +156,7 @@ def test_keys_are_texts_or_functions_of_the_arguments() -> None:
 def test_a_wrong_setting_is_told_by_the_checks_not_by_the_decorator(settings: Any) -> None:
     """It runs while Django sets up: an error there would end every command."""
     settings.DJANGO_MQ = {"LEESE": 5}
-    jobs.note.using(unique_id=lambda *args: None, unique_for=60)
+    jobs.note.using(unique_id=lambda *args: None, unique_for=60, expires=60)
 
 
 def test_a_function_that_returns_none_gives_no_id() -> None:
@@ -259,7 +259,10 @@ def test_in_a_quiet_time_there_is_no_result_to_answer_with(heard: list[str]) -> 
         ({"key": ""}, "key ''"),
         ({"expires": "tomorrow"}, "expires= 'tomorrow' is not a valid wait"),
         ({"expires": -5}, "expires= -5 is not a valid wait"),
+        ({"expires": timedelta(days=400)}, r"expires .* \(MAX_DELAY\)"),
+        ({"expires": datetime.now(UTC) + timedelta(days=400)}, r"expires .* \(MAX_DELAY\)"),
         ({"run_after": datetime.now(UTC) + timedelta(days=400)}, "MAX_DELAY"),
+        ({"run_after": datetime.min.replace(tzinfo=UTC)}, "run_after .* a time from 1900 on"),
         (
             {"expires": 60, "run_after": datetime.now(UTC) + timedelta(days=1)},
             "no attempt could ever start",
