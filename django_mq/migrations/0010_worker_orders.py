@@ -2,6 +2,10 @@
 
 from django.db import migrations, models
 
+# Orders to whole workers have no message, which the older table requires: without this, one order
+# would keep anybody from migrating backwards. Workers that run older code do not know them.
+DELETE_ORDERS = "delete from django_mq_workercommand where message_id is null"
+
 
 class Migration(migrations.Migration):
     dependencies = [
@@ -85,4 +89,5 @@ class Migration(migrations.Migration):
                 name="mq_command_subject",
             ),
         ),
+        migrations.RunSQL(migrations.RunSQL.noop, DELETE_ORDERS),
     ]

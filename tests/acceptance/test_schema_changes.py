@@ -175,3 +175,15 @@ def rows(connection: psycopg.Connection[Any]) -> dict[str, list[dict[str, Any]]]
 
 def pairs(before: dict[str, Any], after: dict[str, Any], table: str) -> Iterator[tuple[Any, Any]]:
     return zip(before[table], after[table], strict=True)
+
+
+def test_orders_to_workers_do_not_keep_migrations_from_being_undone(old: str) -> None:
+    migrate(old)
+    with psycopg.connect(old, autocommit=True) as database:
+        database.execute(
+            "insert into django_mq_workercommand (worker, action, message_id, attempt)"
+            " values ('w', 'quiet', null, null), ('w', 'stop', 7, 1)"
+        )
+        migrate(old, "django_mq", "0009")
+        rows = database.execute("select action, message_id from django_mq_workercommand")
+        assert rows.fetchall() == [("stop", 7)]
