@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
+from django.db import connections
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
@@ -52,7 +54,7 @@ class QueueCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all gauges as of now."""
         alias = alias_of(self._using)
-        with reading(alias, limits=SCRAPE_LIMITS) as cursor:
+        with _no_session_left(alias), reading(alias, limits=SCRAPE_LIMITS) as cursor:
             counted = queues.counts(using=alias)
             workers = queues.workers(using=alias)
             due_in = schedules.next_due(cursor)
@@ -71,6 +73,22 @@ class QueueCollector(Collector):
         overdue.add_metric([], max(0.0, -(due_in or 0.0)))
         alive.add_metric([], sum(worker.alive for worker in workers))
         yield from families
+
+
+@contextmanager
+def _no_session_left(alias: str) -> Iterator[None]:
+    """Close the connection of this thread after the block if the block has opened it.
+
+    An exporter starts a thread for each scrape, which nothing else tells that it ends: its session
+    would last until Python's garbage collection finds it.
+    """
+    connection = connections[alias]
+    was_open = connection.connection is not None
+    try:
+        yield
+    finally:
+        if not was_open:
+            connection.close()
 
 
 def _families() -> tuple[GaugeMetricFamily, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any
 
@@ -116,6 +117,22 @@ def test_a_scrape_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def _sleep(using: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute("select pg_sleep(30)")
+
+
+def test_a_scrape_leaves_no_session_to_its_thread() -> None:
+    """An exporter has a thread for each scrape, and never closes Django's connections."""
+
+    def is_open_after(opens: bool) -> bool:
+        if opens:
+            connection.ensure_connection()
+        list(QueueCollector().collect())
+        is_open = connection.connection is not None
+        connection.close()
+        return is_open
+
+    with ThreadPoolExecutor(1) as thread:
+        assert not thread.submit(is_open_after, opens=False).result()
+        assert thread.submit(is_open_after, opens=True).result()
 
 
 def test_the_view_has_a_path_of_its_own() -> None:
