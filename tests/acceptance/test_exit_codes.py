@@ -81,7 +81,15 @@ def test_missing_tables_are_one(start: Callable[..., Worker], empty_database: st
 
 
 @pytest.mark.parametrize(
-    "command", ["mq_status", "mq_why 1", "mq_peek", "mq_pause mail", "mq_requeue --id 1"]
+    "command",
+    [
+        "mq_status",
+        "mq_requeue --id 1",
+        *(
+            pytest.param(each, marks=pytest.mark.thorough)
+            for each in ("mq_why 1", "mq_peek", "mq_pause mail")
+        ),
+    ],
 )
 def test_operators_without_tables_are_told_to_migrate(empty_database: str, command: str) -> None:
     done = subprocess.run(
@@ -101,9 +109,17 @@ def test_operators_without_tables_are_told_to_migrate(empty_database: str, comma
     [
         pytest.param("postgresql://nobody@127.0.0.1:1/nothing", "port 1 failed", id="away"),
         pytest.param(
-            "postgresql://nobody@127.0.0.1:1/nothing?pool=True", "port 1 failed", id="pooled"
+            "postgresql://nobody@127.0.0.1:1/nothing?pool=True",
+            "port 1 failed",
+            id="pooled",
+            marks=pytest.mark.thorough,
         ),
-        pytest.param("postgresql://nobody@127.0.0.1:1", "supply the NAME", id="nameless"),
+        pytest.param(
+            "postgresql://nobody@127.0.0.1:1",
+            "supply the NAME",
+            id="nameless",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 @pytest.mark.parametrize(("command", "code"), [("mq_status", 1), ("mq_doctor", 2)])

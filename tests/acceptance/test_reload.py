@@ -118,13 +118,3 @@ def test_it_outlives_code_that_does_not_load(
     queue.wait_empty(worker)
     worker.tell_all(signal.SIGINT)
     assert worker.ends() == 0
-
-
-@pytest.mark.parametrize("option", ["--processes=2", "--health-port=8999", "--until-empty"])
-def test_it_goes_with_no_option_that_needs_a_supervisor(
-    start: Callable[..., Worker], option: str
-) -> None:
-    worker = start("--reload", option)
-    assert worker.ends() == 1
-    assert option.partition("=")[0] in worker.said()
-    assert "Traceback" not in worker.said()

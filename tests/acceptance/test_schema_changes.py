@@ -177,6 +177,7 @@ def pairs(before: dict[str, Any], after: dict[str, Any], table: str) -> Iterator
     return zip(before[table], after[table], strict=True)
 
 
+@pytest.mark.thorough
 def test_orders_to_workers_do_not_keep_migrations_from_being_undone(old: str) -> None:
     migrate(old)
     with psycopg.connect(old, autocommit=True) as database:

@@ -55,7 +55,17 @@ def test_every_hour_runs_23_and_25_times_on_those_days():
     assert len(of_day("15 * * * *", AUTUMN)) == 25
 
 
-@pytest.mark.parametrize("zone", [BERLIN, NEW_YORK, ZoneInfo("America/Sao_Paulo")], ids=str)
+@pytest.mark.parametrize(
+    "zone",
+    [
+        BERLIN,
+        *(
+            pytest.param(each, marks=pytest.mark.thorough)
+            for each in (NEW_YORK, ZoneInfo("America/Sao_Paulo"))
+        ),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize(
     "cron",
     ["30 2 * * *", "0,30 2 * * *", "*/15 2 * * *", "30 * * * *", "0 0 * * *", "15 1-3 * * *"],

@@ -36,6 +36,13 @@ def test_a_command_that_starts_workers_may_give_a_port_as_a_number(option: str) 
                 call_command("mq_worker", **{option: given})
 
 
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("option", ["--processes=2", "--health-port=8999", "--until-empty"])
+def test_reload_goes_with_no_option_that_needs_a_supervisor(option: str) -> None:
+    with pytest.raises(CommandError, match=f"cannot be combined with {option.partition('=')[0]}$"):
+        run("mq_worker", "--reload", option)
+
+
 class TestMoreThanTheServerGives:
     """A typo such as `--processes 5000` takes a host down if it is obeyed."""
 
