@@ -337,8 +337,17 @@ class TestQueuesAndTypes:
         add("ledger", **held)
         (finding,) = [each for each in examine() if each.id == "D014"]
         assert "2 messages of type shop.orders.placed are held: no worker" in finding.text
-        assert "from their queue" in finding.text
+        assert "by name, type, schema version and queue" in finding.text
         assert f"manage.py mq_why {first}" in finding.hint
+
+    def test_d014_a_renamed_handler(self) -> None:
+        """To drop the messages is not the first thing to do: they run under an alias."""
+        handler("shop.orders.placed", queue="mail", name="send_mail")(print)
+        beat()
+        add("mail", handler="send", held=-9, type="shop.orders.placed")
+        (text,) = found("D014")
+        assert "is held: no worker has a handler that takes it, by name" in text
+        assert "give a renamed one its former name in aliases=" in text
 
     def test_d014_counts_each_message_once_and_names_the_first(self) -> None:
         """Where few are due, the ones due for longest are also those due last."""

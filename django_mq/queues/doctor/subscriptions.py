@@ -115,8 +115,9 @@ def unheard(alias: str) -> Iterator[Finding]:
             counted(messages, 0, stopped=stopped),
             f"of type {type}",
             hint=(f"Did you mean {' or '.join(meant)}? " if meant else "")
-            + f"manage.py mq_why {first_id} gives the reason; deploy the handler, or drop all"
-            f" messages of the type: manage.py mq_purge --type {type} --waiting.",
+            + f"manage.py mq_why {first_id} gives the reason: deploy the handler, or give a"
+            " renamed one its former name in aliases=. To drop all waiting messages of the type,"
+            f" held or not: manage.py mq_purge --type {type} --waiting.",
         )
     if not types:  # they lie in the middle of a long backlog
         yield _held(
@@ -132,7 +133,7 @@ def _held(count: str, which: str, *, hint: str) -> Finding:
         id="D014",
         level="warning",
         text=f"{count} message{'' if count == '1' else 's'} {which}"
-        f" {'is' if count == '1' else 'are'} held: no worker has a handler that takes the type, in"
-        " its schema version, from their queue.",
+        f" {'is' if count == '1' else 'are'} held: no worker has a handler that takes"
+        f" {'it' if count == '1' else 'them'}, by name, type, schema version and queue.",
         hint=hint,
     )
