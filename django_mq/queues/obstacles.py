@@ -14,6 +14,7 @@ from django_mq.conf.local_time import local_text
 from django_mq.handlers.nearest import nearest_handlers, nearest_types
 from django_mq.messages import worker_of
 from django_mq.models import FailedAttempt, HandledMessage, QueuedMessage, QueueState, Result
+from django_mq.policy.routing import TASKS
 from django_mq.queues.decisions import effective_limit
 from django_mq.queues.fleet import WorkerProcess
 from django_mq.queues.stalled import MAX_COUNT, shown_count
@@ -21,6 +22,9 @@ from django_mq.queues.transactions import reading
 from django_mq.store import row_holder
 from django_mq.store.ahead import ahead
 from django_mq.store.results import UNANSWERED
+
+#: What to do about messages that name a handler under its former name.
+RENAMED = "; if it was renamed, give it aliases=({!r},)"
 
 
 def obstacle(message: QueuedMessage) -> str:
@@ -30,7 +34,8 @@ def obstacle(message: QueuedMessage) -> str:
         known = handlers.get(message.handler)
         if known is None:
             near = nearest_handlers(message.handler, message.type)
-            return f"no handler named {message.handler} is registered here{near}"
+            renamed = "" if message.type.startswith(TASKS) else RENAMED.format(message.handler)
+            return f"no handler named {message.handler} is registered here{near}{renamed}"
         found: tuple[handlers.Handler, ...] = (known,)
     else:
         found = handlers.table().match(message.type, _metadata(message))
@@ -40,7 +45,8 @@ def obstacle(message: QueuedMessage) -> str:
     allowed = [each for each in found if message.queue in handlers.allowed_queues(each, settings)]
     if not allowed:
         names = ", ".join(each.name for each in found)
-        return f"no matching handler ({names}) takes messages from queue {message.queue}"
+        allow = f"allow the queue with @handler(..., queues=({message.queue!r},))"
+        return f"no matching handler ({names}) takes messages from queue {message.queue}; {allow}"
     for each in allowed:
         if refused := handlers.refusal(each, message.type, message.schema_version):
             return refused

@@ -184,7 +184,8 @@ class TestHeld:
         assert why(message, "held", held, again, *parts).error == "no such handler"
 
     def test_its_handler_is_not_here(self):
-        self.why("no handler named shop.mail is registered here", handler="shop.mail")
+        renamed = "if it was renamed, give it aliases=('shop.mail',)."
+        self.why("no handler named shop.mail is registered here", renamed, handler="shop.mail")
 
     def test_no_handler_takes_it(self):
         self.why("no handler registered here takes shop.orders.placed")
