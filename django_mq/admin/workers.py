@@ -60,7 +60,7 @@ class WorkerRow:
         names = ", ".join(self.queues)
         if "queues" in self.worker.unreadable:
             return f"{names} (others are unreadable)".strip()
-        return names or "all"
+        return "all" if names in ("", "#") else names  # a worker without --queue stores #
 
     @property
     def is_degraded(self) -> bool:

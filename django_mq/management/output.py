@@ -115,6 +115,11 @@ def workers_table(workers: Iterable[WorkerProcess]) -> str:
     return table(WORKER_HEADERS, map(_worker, workers))
 
 
+def _queues(worker: WorkerProcess) -> str:
+    """Return the readable names of its queues; a worker without --queue stores the pattern #."""
+    return "all" if worker.queues in ((), ("#",)) else " ".join(worker.queues)
+
+
 def _worker(worker: WorkerProcess) -> tuple[object, ...]:
     state = "gone" if not worker.alive else "draining" if worker.draining else "alive"
     if worker.alive and worker.quiet and not worker.draining:
@@ -126,7 +131,7 @@ def _worker(worker: WorkerProcess) -> tuple[object, ...]:
         worker.host,
         worker.pid,
         state,
-        " ".join(worker.queues) or ("-" if "queues" in worker.unreadable else "all"),
+        " ".join(worker.queues) or "-" if "queues" in worker.unreadable else _queues(worker),
         len(worker.running),
         worker.wakeup,
         span(worker.last_seen - worker.started_at),

@@ -91,11 +91,13 @@ class TestStatus:
         beat("a" * 32, host="web1", pid=41, started_at=started, **mail)
         beat("b" * 32, host="web2", pid=42, wakeup="degraded", draining=True, seen=-5)
         beat("c" * 32, host="web3", pid=43, wakeup="poll", seen=-90)
+        beat("d" * 32, host="web4", pid=44, queues=["#"])  # as mq_worker without --queue
         found = rows(run("mq_status"))
         assert " ".join(found["aaaaaaaa"]) == (
             "aaaaaaaa web1 41 alive mail shop.* 2 notify 2 h 3 min 0 s ago"
         )
         assert found["bbbbbbbb"][3:7] == ["draining", "all", "0", "degraded"]
+        assert found["dddddddd"][3:6] == ["alive", "all", "0"]
         assert found["cccccccc"][3] == "gone"
         assert found["cccccccc"][-5:] == ["1", "min", "30", "s", "ago"]
 
