@@ -60,6 +60,14 @@ class TestPeek:
         found = run_json("mq_peek", "mail", "--limit", 1, "--skip-locked")
         assert [row["id"] for row in found] == [first.pk]
 
+    def test_all_queues_by_id(self):
+        """Not one queue after the other; a full list says that there may be more."""
+        first, second, third = add("mail"), add("audit"), add("mail")
+        found = run_json("mq_peek")
+        assert [row["id"] for row in found] == [first.pk, second.pk, third.pk]
+        assert "see --limit" not in run("mq_peek")
+        assert run("mq_peek", "--limit", 2).endswith("There may be more: see --limit.\n")
+
     def test_dead_letters(self):
         dead = add(dead=-1)
         assert run("mq_peek") == (

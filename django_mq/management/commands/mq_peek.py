@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -56,9 +57,7 @@ class Command(OperatorCommand):
             self._show_heads(queue, options, database)
             return
         found = queues.peek(queue, using=database, **chosen)
-        messages = (
-            found if isinstance(found, list) else [m for each in found.values() for m in each]
-        )
+        messages = found if isinstance(found, list) else _by_id(found)
         behind = _behind(messages, database)
         if options["json"]:
             rows = [{**_row(each, private), "behind": behind.get(each.pk)} for each in messages]
@@ -68,6 +67,8 @@ class Command(OperatorCommand):
             self.stdout.write(_nothing(queue, options, database))
             return
         self._show(messages, behind, private)
+        if len(messages) == options["limit"]:
+            self.stdout.write("There may be more: see --limit.")
 
     def _show(
         self, messages: Sequence[QueuedMessage], behind: dict[int, int], private: bool
@@ -106,6 +107,10 @@ class Command(OperatorCommand):
         else:
             text = "No messages wait behind a first message of their key or queue."
             self.stdout.write(heads_table(heads) if heads else text)
+
+
+def _by_id(found: dict[str, list[QueuedMessage]]) -> list[QueuedMessage]:
+    return sorted((m for each in found.values() for m in each), key=attrgetter("pk"))
 
 
 def _nothing(queue: str | None, options: dict[str, Any], database: str | None) -> str:
