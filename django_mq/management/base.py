@@ -49,6 +49,8 @@ class OperatorCommand(BaseCommand):
     role = "mq_operator"
     #: Why messages are skipped.
     skipped = "in flight or changed"
+    #: Why nothing matches, if there is more to say: the end of a sentence.
+    none_found = ""
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -203,7 +205,7 @@ class OperatorCommand(BaseCommand):
         elif options["json"]:
             self.report("", Changed((), found.skipped), **options)
         else:
-            self.stdout.write(f"Nothing was {done}.")
+            self.stdout.write(f"Nothing was {done}{'' if found else self.none_found}.")
 
 
 def _typed(question: str) -> str:

@@ -231,7 +231,10 @@ class TestCommand:
             run("mq_replay", "--type", "t")
         assert not QueuedMessage.objects.exists()
         assert run("mq_replay", "--id", 1, 2, "--yes") == "Replayed 2 messages.\n"
-        assert run("mq_replay", "--handler", "x", "--yes") == "Nothing was replayed.\n"
+        assert run("mq_replay", "--handler", "x", "--yes") == (
+            "Nothing was replayed: the history has no such message. It keeps what queues and"
+            " handlers with the option history have handled.\n"
+        )
         assert QueuedMessage.objects.count() == 2
 
     def test_ids_that_are_not_in_the_history_are_counted(self) -> None:

@@ -20,6 +20,10 @@ class Command(OperatorCommand):
     help = "Broadcast copies of handled messages, from the history, after a confirmation."
     role = "mq_admin"
     skipped = "not in the history, or not selected"
+    none_found = (
+        ": the history has no such message. It keeps what queues and handlers with the option"
+        " history have handled"
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
