@@ -145,6 +145,24 @@ def test_an_unreachable_database_is_one(start: Callable[..., Worker]) -> None:
     assert line.startswith("CommandError: database 'default' cannot be used: ")
 
 
+@pytest.fixture
+def stranger() -> Iterator[str]:
+    """A login without rights on any table."""
+    name = f"mq_stranger_{secrets.token_hex(4)}"
+    with second_connection() as server:
+        server.execute(f"create role {name} login password 'x'")
+        yield name
+        server.execute(f"drop role {name}")
+
+
+def test_a_login_without_rights_is_one(start: Callable[..., Worker], stranger: str) -> None:
+    worker = start(url=database_url(user=stranger, password="x"))
+    assert worker.ends() == 1
+    (line,) = worker.said().strip().splitlines()
+    assert "permission denied" in line
+    assert line.endswith("The login needs the role mq_worker: see docs/roles.md")
+
+
 @pytest.mark.parametrize("by", ["option", "setting"])
 def test_a_taken_health_port_is_one(start: Callable[..., Worker], by: str) -> None:
     with socket.socket() as taken:

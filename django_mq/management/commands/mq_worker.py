@@ -14,6 +14,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, InterfaceError, connections
+from psycopg.errors import InsufficientPrivilege
 
 from django_mq import queues
 from django_mq.conf import Settings, get_settings
@@ -192,6 +193,8 @@ class Command(BaseCommand):
                 return queues.names(using=alias) if named else []
         except (DatabaseError, InterfaceError, ImproperlyConfigured) as error:
             text = f"database {alias!r} cannot be used: {one_line(str(error))}"
+            if isinstance(error.__cause__, InsufficientPrivilege):
+                text += ". The login needs the role mq_worker: see docs/roles.md"
             raise CommandError(text) from error
         finally:
             connections.close_all()
