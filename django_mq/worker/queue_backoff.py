@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from django_mq import signals
 from django_mq.conf import QueueBackoff, Settings
+from django_mq.conf.local_time import local_text
 from django_mq.executor.ended import Ended, Settled
 from django_mq.policy.backoff import Random
 from django_mq.policy.queue_backoff import Step, jittered_waits, step_of, top_level
@@ -214,7 +215,13 @@ def _announce(queue: str, moved: queue_backoff.LevelChange | None) -> None:
     if level == 0:
         signal, text = signals.backoff_ended, "no longer backs off"
     elif before == 0:
-        signal, text = signals.backoff_started, f"backs off until {until}, level {level}"
+        signal, text = (
+            signals.backoff_started,
+            f"backs off until {local_text(until)}, level {level}",
+        )
     else:
-        signal, text = signals.backoff_changed, f"backs off until {until}, level {level}"
+        signal, text = (
+            signals.backoff_changed,
+            f"backs off until {local_text(until)}, level {level}",
+        )
     signals.announce_queue(signal, queue, text, level=level, until=until)

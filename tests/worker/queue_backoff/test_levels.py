@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from django_mq import queues
+from django_mq.conf.local_time import local_text
 from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload
 from django_mq.models import QueueState
 from django_mq.policy.outcomes import TimedOut
@@ -212,3 +213,4 @@ def test_a_change_is_logged(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> N
     found = vars(record)
     assert (found["event"], found["queue"], found["level"]) == ("backoff_started", "mail", 1)
     assert record.levelname == "WARNING"
+    assert f"backs off until {local_text(found['until'])}, level 1" in record.getMessage()
