@@ -21,9 +21,9 @@ ORDERS = {
 }
 ORDER_PHRASES = {"quiet": "be quiet", "resume": "resume", "stop": "stop"}
 NOTES = {
-    "quiet": "They finish what runs, and claim nothing more until they are resumed.",
-    "resume": "They claim again.",
-    "stop": "They finish what runs, and end; their supervisors do not replace them.",
+    "quiet": "What runs is finished; nothing more is claimed until mq_workers resume.",
+    "resume": "Messages are claimed again.",
+    "stop": "What runs is finished, then the process ends, and no other one replaces it.",
 }
 
 
