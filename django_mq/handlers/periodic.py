@@ -137,7 +137,7 @@ def problems(settings: Settings) -> Iterable[tuple[str, str]]:
     seen: dict[str, Declaration] = {}
     for each in registry.all_schedules():
         if seen.setdefault(each.name, each) != each:
-            yield each.name, "is declared twice: give each schedule a name of its own"
+            yield each.name, "it is declared twice: give each schedule a name of its own"
             continue
         try:
             check_type(each.type)

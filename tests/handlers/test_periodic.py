@@ -194,7 +194,7 @@ def test_e010_reports_equal_names_also_of_equal_schedules(every):
     periodic("same", "shop.ping", every=60); periodic("same", "shop.ping", every=every)  # noqa: E702  # fmt: skip
     [(id, message)] = reported()
     assert id == "django_mq.E010"
-    assert "'same' cannot run: is declared twice" in message
+    assert "'same' cannot run: it is declared twice" in message
 
 
 def test_e010_reports_a_schedule_named_like_a_handler_with_a_clock():
