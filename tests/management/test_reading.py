@@ -72,7 +72,7 @@ class TestStatus:
         add(leased=60)
         text = run("mq_status")
         found = rows(text)
-        assert found["mail"][4] == "1/2"
+        assert found["mail"][1:3] + found["mail"][5:6] == ["in", "flight", "1/2"]
         assert " ".join(found["held"]).startswith("held held back by its limit 0 0 0/0 ")
         assert found["configured"][4] == "0/1,200"
         assert found["line"][1:5] == ["empty,", "owned", "by", "abcdef01"]
@@ -84,6 +84,19 @@ class TestStatus:
         )  # fmt: skip
         assert queues["line"]["owner"] == "abcdef0123456789"
         assert queues["orphan"]["owner"] is None
+
+    def test_what_a_queue_without_due_messages_waits_for(self):
+        """It does not wait while its message runs, and a held message needs somebody."""
+        add("running", leased=60)
+        add("held", held=-9, after=60)
+        add("some", held=-9, after=60)
+        add("some", after=60)
+        add("later", after=60)
+        lines = run("mq_status").split("\n\n")[0].splitlines()
+        states = {line.split()[0]: line for line in lines}
+        wanted = {"running": "in flight", "held": "held", "some": "waiting, partly held"}
+        for queue, state in {**wanted, "later": "waiting"}.items():
+            assert f"  {state}  " in states[queue]
 
     def test_workers(self):
         started = now() - timedelta(hours=2, minutes=3)

@@ -217,6 +217,10 @@ def _state(queue: queues.QueueCounts) -> str:
         return f"waits for message {queue.head}"
     if queue.processable:
         return "processable"
+    if queue.in_flight:
+        return "in flight"
+    if queue.held:
+        return "held" if queue.held == queue.depth else "waiting, partly held"
     return "waiting" if queue.depth else "empty"
 
 
