@@ -82,6 +82,7 @@ def test_the_reference_has_every_argument(name):
     ("command", "wanted"),
     [
         (("mq_errors", "--queue", "mial"), "names the queue 'mial', and it has no messages: did"),
+        (("mq_peek", "mial", "--heads"), "did you mean 'mail'?"),
         (("mq_replay", "--queue", "mial", "--yes"), "did you mean 'mail'?"),
         (("mq_replay", "--handler", "send_mial", "--dry-run"), "(did you mean send_mail?"),
         (("mq_requeue", "--queue", "mial", "--yes"), "did you mean 'mail'?"),

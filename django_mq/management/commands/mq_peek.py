@@ -102,6 +102,8 @@ class Command(OperatorCommand):
             if options[name]:
                 raise wrong_arguments(f"--heads cannot be combined with --{name.replace('_', '-')}")
         heads = queues.heads(queue, limit=options["limit"], using=database)
+        if not heads:
+            self.warn_of_unknown(queue=queue, database=database)
         if options["json"]:
             self.stdout.write(as_json(heads))
         else:
