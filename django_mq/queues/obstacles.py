@@ -25,6 +25,8 @@ from django_mq.store.results import UNANSWERED
 
 #: What to do about messages that name a handler under its former name.
 RENAMED = "; if it was renamed, give it aliases=({!r},)"
+#: What to do about messages in a queue that their handler does not allow.
+ALLOW = "; unless the queue is misspelt, allow it with @handler(..., queues=({!r},))"
 
 
 def obstacle(message: QueuedMessage) -> str:
@@ -45,8 +47,8 @@ def obstacle(message: QueuedMessage) -> str:
     allowed = [each for each in found if message.queue in handlers.allowed_queues(each, settings)]
     if not allowed:
         names = ", ".join(each.name for each in found)
-        allow = f"allow the queue with @handler(..., queues=({message.queue!r},))"
-        return f"no matching handler ({names}) takes messages from queue {message.queue}; {allow}"
+        allow = "" if message.type.startswith(TASKS) else ALLOW.format(message.queue)
+        return f"no matching handler ({names}) takes messages from queue {message.queue}{allow}"
     for each in allowed:
         if refused := handlers.refusal(each, message.type, message.schema_version):
             return refused
