@@ -124,9 +124,8 @@ class Supervisor:
 
     def _stop(self, number: int) -> None:
         if self._deadline is not None:
-            if (
-                number != signal.SIGHUP
-            ):  # a terminal that closes sends it twice: its shell does, too
+            # The shell of a terminal that closes sends SIGHUP, and the kernel does, too.
+            if number != signal.SIGHUP:
                 self._kill_all()
                 leave_by(number)
             return
