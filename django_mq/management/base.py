@@ -97,8 +97,7 @@ class OperatorCommand(BaseCommand):
             if isinstance(error.__cause__, UndefinedTable | UndefinedColumn):
                 must_be_migrated(connections[alias])
             text = one_line(str(error)) or type(error).__name__
-            if isinstance(error.__cause__, InsufficientPrivilege):
-                text += f". The login needs the role {self.role}: see docs/roles.md"
+            text += missing_role(error, self.role)
             code = 2 if isinstance(error, ValueError) else 1
             raise CommandError(text, returncode=code) from error
 
@@ -239,6 +238,13 @@ def chosen_database(alias: str | None) -> str:
     if not connection.settings_dict["AUTOCOMMIT"]:
         raise CommandError(f"AUTOCOMMIT is off for database {alias!r}: nothing would be committed")
     return alias
+
+
+def missing_role(error: BaseException, role: str) -> str:
+    """Return the sentence that names `role` if the login may not do what it tried; else ""."""
+    if isinstance(error.__cause__, InsufficientPrivilege):
+        return f". The login needs the role {role}: see docs/roles.md"
+    return ""
 
 
 def must_be_migrated(connection: BaseDatabaseWrapper) -> None:
