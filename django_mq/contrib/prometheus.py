@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 
 from django.db import connections
 from django.http import HttpRequest, HttpResponse
@@ -21,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from django_mq import queues
 from django_mq.conf import alias_of
+from django_mq.executor.connections import closed_if_opened
 from django_mq.queues import QueueCounts
 from django_mq.queues.transactions import reading
 from django_mq.states import MessageState
@@ -54,7 +54,9 @@ class QueueCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all gauges as of now."""
         alias = alias_of(self._using)
-        with _no_session_left(alias), reading(alias, limits=SCRAPE_LIMITS) as cursor:
+        # An exporter may start a thread for each scrape.
+        session = closed_if_opened(connections[alias])
+        with session, reading(alias, limits=SCRAPE_LIMITS) as cursor:
             counted = queues.counts(using=alias)
             workers = queues.workers(using=alias)
             due_in = schedules.next_due(cursor)
@@ -73,22 +75,6 @@ class QueueCollector(Collector):
         overdue.add_metric([], max(0.0, -(due_in or 0.0)))
         alive.add_metric([], sum(worker.alive for worker in workers))
         yield from families
-
-
-@contextmanager
-def _no_session_left(alias: str) -> Iterator[None]:
-    """Close the connection of this thread after the block if the block has opened it.
-
-    An exporter starts a thread for each scrape, which nothing else tells that it ends: its session
-    would last until Python's garbage collection finds it.
-    """
-    connection = connections[alias]
-    was_open = connection.connection is not None
-    try:
-        yield
-    finally:
-        if not was_open:
-            connection.close()
 
 
 def _families() -> tuple[GaugeMetricFamily, ...]:

@@ -66,6 +66,21 @@ def plain_connection_as(alias: str, link: Link | None = None) -> Iterator[BaseDa
         plain.close()
 
 
+@contextlib.contextmanager
+def closed_if_opened(wrapper: BaseDatabaseWrapper) -> Iterator[None]:
+    """Close the connection of `wrapper` after the block if the block has opened it.
+
+    For a thread that has no other use for it: nothing tells Django when a thread ends, so its
+    session would last until Python's garbage collection finds it.
+    """
+    was_open = wrapper.connection is not None
+    try:
+        yield
+    finally:
+        if not was_open:
+            wrapper.close()
+
+
 def without_pool(alias: str) -> contextlib.AbstractContextManager[object]:
     """Return a block in which `connections[alias]` is not from Django's pool.
 

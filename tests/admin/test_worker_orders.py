@@ -138,4 +138,5 @@ def test_pages_show_that_workers_are_quiet(boss):
     assert "process 7 quiet" in text(boss.get(url("queuestate", "change", "mail")))
     assert "1 worker, 1 quiet" in text(boss.get(url("overview"))).replace(" ,", ",")
     beat("other", queues=["#"])
+    assert "all" in text(boss.get(url("workerheartbeat"))).split()
     assert "workers quiet" not in text(boss.get(url("queuestate")))

@@ -24,6 +24,7 @@ from django_mq.contrib.tasks.compat import (
 )
 from django_mq.contrib.tasks.options import StoredOptions, stored_options
 from django_mq.exceptions import UnreadablePayload
+from django_mq.executor.connections import closed_if_opened
 from django_mq.messages import Delivery, worker_of
 from django_mq.outbox.send import queue_connection
 from django_mq.store import kept_results
@@ -211,13 +212,8 @@ def failed_attempts(delivery: Delivery, count: int | None) -> TaskAttempts:
     if count == 0:
         return TaskAttempts()
     connection = _connection(delivery)
-    was_open = connection.connection is not None
-    try:
-        with connection.cursor() as cursor:
-            return _attempts_of(kept_results.failed_attempts(cursor, delivery.id), count)
-    finally:
-        if not was_open:  # this thread has no other use for a connection
-            connection.close()
+    with closed_if_opened(connection), connection.cursor() as cursor:
+        return _attempts_of(kept_results.failed_attempts(cursor, delivery.id), count)
 
 
 def _connection(delivery: Delivery) -> BaseDatabaseWrapper:
