@@ -9,6 +9,7 @@ from django.db.models.functions import Now
 from django.utils.timezone import now
 
 from django_mq import handlers, queues
+from django_mq.models import WorkerHeartbeat
 from tests.management.conftest import rows, run, run_json
 from tests.rows import add, beat, decide, tally
 
@@ -136,6 +137,27 @@ class TestStatus:
 
     def test_no_worker(self):
         assert "No worker is known" in run("mq_status")
+
+    def test_queues_that_no_worker_serves(self):
+        """They are named, with what is told when there are more of them than fit a line."""
+        told = "Messages wait that no live worker claims, in"
+        add("mail")
+        add("paused")
+        decide("paused", paused=-1)
+        assert told not in run("mq_status")  # no worker is known, which it says instead
+        [warning] = run_json("mq_status")["warnings"]
+        assert warning == f"{told} mail: mq_doctor says what to do."
+        beat("a", queues=["mail"])
+        assert told not in run("mq_status")
+        assert run_json("mq_status")["warnings"] == []
+        for columns in ({"draining": True}, {"quiet": True}, {"seen": -90}):
+            WorkerHeartbeat.objects.all().delete()
+            beat("a", queues=["mail"], **columns)
+            assert f"{told} mail: mq_doctor" in run("mq_status")
+            assert f"{told} mail: mq_doctor" in run("mq_status", "mail")
+        for name in "bcdef":
+            add(name)
+        assert f"{told} b, c, d, e, f and 1 more: mq_doctor" in run("mq_status")
 
     def test_who_holds_old_rows_back(self, monkeypatch):
         """Guarantee 19."""

@@ -33,6 +33,8 @@ HOLDER_HEADERS = ("what", "which", "login", "application", "state", "since")
 MIN_INTERVAL, MAX_INTERVAL = 0.1, 86_400.0
 #: The maximum number of blocking messages shown; mq_peek --heads shows more.
 MAX_HEADS = 10
+#: The maximum number of queues named that no worker serves.
+MAX_UNSERVED = 5
 COUNTED_OF_HANDLERS = ("acked", "failed", "retried", "dead")
 COUNTED = ("depth", "processable", "in_flight", "delayed", "retrying", "held", "blocked", "dead")
 
@@ -85,7 +87,8 @@ class Command(OperatorCommand):
         if as_data:
             told = {"queues": found.counted, "workers": found.workers, "horizon": found.holders}
             told |= {"handlers": found.timings, "heads": found.heads[:MAX_HEADS]}
-            warnings = [each.text for each in found.pooled]
+            unserved = [_unserved(found.unserved)] if found.unserved else []
+            warnings = unserved + [each.text for each in found.pooled]
             self.stdout.write(as_json({**told, "warnings": warnings}))
         else:
             self.stdout.write(all_lines(_sections(found)))
@@ -102,6 +105,16 @@ class Status:
     timings: Sequence[queues.HandlerTimings]
     holders: Sequence[queues.HorizonHolder]
     pooled: Sequence[Finding]
+
+    @property
+    def unserved(self) -> list[str]:
+        """The queues with waiting messages that no live worker claims from, unless paused."""
+        claiming = [each for each in self.workers if each.claims]
+        return [
+            each.queue
+            for each in self.counted
+            if each.depth and not each.paused and not any(w.serves(each.queue) for w in claiming)
+        ]
 
 
 def _read(queue: str | None, database: str | None) -> Status:
@@ -130,6 +143,8 @@ def _sections(found: Status) -> list[Section]:
     else:
         none = "No worker is known" if found.queue is None else f"No worker serves {found.queue}"
         sections.append(Section([f"{none}: start one with manage.py mq_worker."]))
+    if found.unserved and found.workers:
+        sections.append(Section([_unserved(found.unserved)], rank=0))
     if timings := [each for each in found.timings if each.handler or any(_counts(each))]:
         headers = ("handler", *COUNTED_OF_HANDLERS, "waited p50", "p99", "ran p50", "p99")
         rows = table(headers, map(_handler, timings))
@@ -157,6 +172,14 @@ def _urgency(queue: queues.QueueCounts) -> tuple[bool, bool, timedelta, str]:
     waits = queue.blocked or (queue.ordered and queue.head is not None)
     has_any = queue.depth or queue.dead
     return (not has_any, not (stopped or waits), -(queue.oldest or timedelta()), queue.queue)
+
+
+def _unserved(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_UNSERVED:,} more" if len(names) > MAX_UNSERVED else ""
+    return (
+        f"Messages wait that no live worker claims, in {', '.join(names[:MAX_UNSERVED])}{more}:"
+        " mq_doctor says what to do."
+    )
 
 
 def _heads(heads: Sequence[queues.Head]) -> Section:
