@@ -358,7 +358,7 @@ def test_a_command_that_is_refused_names_the_role_that_allows_it(
         with pytest.raises(CommandError) as refused, acting_as(role):
             run(*command)
         assert re.search(
-            rf"^permission denied .*\b{needed}\b.* docs/roles\.md$", str(refused.value)
+            rf"^permission denied .*\b{needed}\b.* documentation$", str(refused.value)
         )
         assert allowed(needed, lambda: run(*command))
 

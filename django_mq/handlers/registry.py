@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
 from django_mq.exceptions import InvalidHandler
@@ -218,9 +219,11 @@ def disallowed(handler: Handler, type: str, queue: str, settings: Settings) -> s
     allowed = allowed_queues(handler, settings)
     if queue in allowed:
         return ""
+    near = get_close_matches(queue, allowed, 1)
+    advice = f" (did you mean {near[0]}?); else" if near else ";"
     return (
         f"{type} cannot go to queue {queue}: its handler {handler.name} allows only"
-        f" {', '.join(allowed)}; allow the queue with @handler(..., queues=({queue!r},))"
+        f" {', '.join(allowed)}{advice} allow the queue with @handler(..., queues=({queue!r},))"
     )
 
 

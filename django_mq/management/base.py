@@ -243,7 +243,7 @@ def chosen_database(alias: str | None) -> str:
 def missing_role(error: BaseException, role: str) -> str:
     """Return the sentence that names `role` if the login may not do what it tried; else ""."""
     if isinstance(error.__cause__, InsufficientPrivilege):
-        return f". The login needs the role {role}: see docs/roles.md"
+        return f". The login needs the role {role}: see 'Database roles' in the documentation"
     return ""
 
 

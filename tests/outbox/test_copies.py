@@ -80,6 +80,8 @@ def test_a_queue_moves_it_where_the_handlers_allow(django_assert_num_queries: An
         with django_assert_num_queries(0):
             with pytest.raises(RoutingError, match=r"mailer allows only mail, slow; .*queues="):
                 broadcast("a", queue="other")
+            with pytest.raises(RoutingError, match=r"slow \(did you mean mail\?\); else allow"):
+                broadcast("a", queue="mial")
             with pytest.raises(RoutingError, match="strict"):
                 broadcast("b", queue="slow")
 

@@ -98,5 +98,6 @@ def rights(alias: str) -> Iterator[Finding]:
             id="D004",
             level="error",
             text=f"This login lacks rights that a worker needs: {listed}.",
-            hint="Grant them as docs/roles.md does, or run mq_doctor with the workers' login.",
+            hint="Grant them: see 'Database roles' in the documentation. Or run mq_doctor with the"
+            " workers' login.",
         )
