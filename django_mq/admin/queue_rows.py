@@ -109,6 +109,8 @@ class QueueRow:
         if self.names_first:
             return f"behind {'dead ' if self.needs_operator else ''}#{self.first}"
         count = len(self.workers)
+        if not count and counts.depth:
+            return "start mq_worker"
         return f"{count} worker{'' if count == 1 else 's'}"
 
     @property

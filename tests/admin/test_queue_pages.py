@@ -273,7 +273,7 @@ class TestBlockedQueues:
         head = add(key="k", dead=-5)
         add(key="k", blocked_by=head.pk)
         add()
-        assert "no worker 0 workers" in text(boss.get(url("queuestate")))
+        assert "no worker start mq_worker" in text(boss.get(url("queuestate")))
         queues.pause("mail")
         page = text(boss.get(url("queuestate")))
         assert "paused until resumed" in page
