@@ -173,7 +173,9 @@ def _send(signal: LoggedSignal, sender: str, **data: Any) -> None:
     try:
         answers = signal.send_robust(sender=sender, **data)
     except (Exception, SystemExit) as error:  # a receiver does not end a thread of the worker
-        log_failure("receiver_failed", error, "a receiver of %s ended them", signal.name)
+        log_failure(
+            "receiver_failed", error, "a receiver of %s kept the others from running", signal.name
+        )
         return
     _report(signal, answers)
 

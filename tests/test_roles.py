@@ -357,9 +357,7 @@ def test_a_command_that_is_refused_names_the_role_that_allows_it(
         handler("t", name="t")(lambda delivery: None)
         with pytest.raises(CommandError) as refused, acting_as(role):
             run(*command)
-        assert re.search(
-            rf"^permission denied .*\b{needed}\b.* documentation$", str(refused.value)
-        )
+        assert re.search(rf"^permission denied .*\b{needed}\b.* documentation$", str(refused.value))
         assert allowed(needed, lambda: run(*command))
 
 

@@ -44,7 +44,7 @@ class BroadcastForm(CheckedForm):
     payload = JSONTextField(
         rows=10, help_text="JSON. If the type has a message class, its fields are checked."
     )
-    metadata = JSONTextField(rows=3, help_text="A JSON object; handlers may select by it.")
+    metadata = JSONTextField(rows=3, help_text="A JSON object; where= of a handler can match it.")
     key = CheckedTextField(check_key, "order key", label="Order key", required=False)
     unique_id = CheckedTextField(
         check_key,

@@ -55,9 +55,9 @@ def check_versions(settings: Settings, databases: Collection[str]) -> CheckMessa
                 is_alone = handler.patterns == (each.type,)
                 advice = f", or annotate its argument with {name}" if is_alone else ""
                 yield checks.Warning(
-                    f"The handler {handler.name} holds messages {each.type} of version"
-                    f" {each.version}, which {name} has: it understands version"
-                    f" {handler.schema_version}.",
+                    f"The handler {handler.name} holds new messages {each.type}: it understands"
+                    f" version {handler.schema_version}, and their class {name} has version"
+                    f" {each.version}.",
                     hint=f"Set schema_version={each.version} on the handler once it can read that"
                     f" version{advice}.",
                     id="django_mq.W010",

@@ -137,8 +137,8 @@ def lease_lost(delivery: Delivery) -> None:
     """Report a delivery whose lease was lost: its end is not recorded."""
     logger.warning(
         "message %s (queue %s, attempt %s): LeaseLost, it was taken over or removed;"
-        " its end was not recorded. The writes of an atomic handler are undone; what another"
-        " handler committed stays",
+        " its end was not recorded. The writes of an atomic handler are undone; what a"
+        " non-atomic one has committed stays",
         delivery.id,
         delivery.queue,
         delivery.attempt,

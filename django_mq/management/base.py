@@ -274,7 +274,7 @@ def add_queue_options(parser: CommandParser) -> None:
     """Add the options of a command that changes one queue."""
     add_queue(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would change, and stop")
-    parser.add_argument("--yes", action="store_true", help="skip the question at a terminal")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     parser.add_argument(
         "--force", action="store_true", help="also change a queue that is unknown here"
     )

@@ -27,7 +27,7 @@ def add_common_selection(parser: CommandParser) -> None:
         action="extend",
         dest="ids",
         metavar="ID",
-        help="these messages",
+        help="messages with these ids",
     )
     parser.add_argument("--queue", metavar="NAME", help="messages of this queue")
     parser.add_argument("--type", metavar="TYPE", help="messages of exactly this type")

@@ -87,7 +87,7 @@ class Migration(migrations.Migration):
             model_name="schedule",
             name="decision",
             field=models.BooleanField(
-                help_text="Whether an operator enabled it; overrides the code.",
+                help_text="Set once an operator enables or disables it; overrides the code.",
                 null=True,
                 verbose_name="operator's choice",
             ),
@@ -115,6 +115,38 @@ class Migration(migrations.Migration):
             field=models.TextField(blank=True, db_default="", verbose_name="requested by"),
         ),
         migrations.AlterField(
+            model_name="queuedmessage",
+            name="handler",
+            field=models.CharField(
+                blank=True,
+                db_collation="C",
+                db_default="",
+                help_text="Name of the handler that gets this copy; empty: routed at delivery.",
+                max_length=128,
+                verbose_name="handler",
+            ),
+        ),
+        migrations.AlterField(
+            model_name="schedule",
+            name="expires",
+            field=models.DurationField(
+                blank=True,
+                help_text="For how long after the broadcast an attempt may start, such as 600 (seconds).",
+                null=True,
+                verbose_name="expires",
+            ),
+        ),
+        migrations.AlterField(
+            model_name="uniquekey",
+            name="unique_for",
+            field=models.DurationField(
+                blank=True,
+                help_text="How long the id stays taken after its message succeeded.",
+                null=True,
+                verbose_name="unique for",
+            ),
+        ),
+        migrations.AlterField(
             model_name="workerheartbeat",
             name="pid",
             field=models.PositiveIntegerField(verbose_name="process id"),
@@ -133,7 +165,7 @@ class Migration(migrations.Migration):
             name="ran",
             field=models.JSONField(
                 db_default=models.Value({}, models.JSONField()),
-                help_text="Seconds that each of these messages had run at that heartbeat, by id.",
+                help_text="By message id: the seconds that it had run at the last heartbeat.",
                 verbose_name="run times",
             ),
         ),
@@ -158,7 +190,7 @@ class Migration(migrations.Migration):
             model_name="workerheartbeat",
             name="wakeup",
             field=models.CharField(
-                help_text="notify, poll, or degraded (LISTEN is dead).",
+                help_text="notify, poll, or degraded (cannot LISTEN, so it polls).",
                 max_length=16,
                 verbose_name="wakeup",
             ),

@@ -73,7 +73,7 @@ class WorkerHeartbeat(models.Model):
     pid = models.PositiveIntegerField("process id")
     version = models.CharField("version", max_length=32)
     wakeup = models.CharField(
-        "wakeup", max_length=16, help_text="notify, poll, or degraded (LISTEN is dead)."
+        "wakeup", max_length=16, help_text="notify, poll, or degraded (cannot LISTEN, so it polls)."
     )
     draining = models.BooleanField("draining", db_default=False)
     quiet = models.BooleanField(
@@ -90,7 +90,7 @@ class WorkerHeartbeat(models.Model):
     ran = JSONColumn(
         "run times",
         db_default=models.Value({}, models.JSONField()),
-        help_text="Seconds that each of these messages had run at that heartbeat, by id.",
+        help_text="By message id: the seconds that it had run at the last heartbeat.",
     )
     sessions = JSONColumn(
         "sessions",

@@ -58,7 +58,7 @@ class QueuedMessage(models.Model):
         db_collation="C",
         blank=True,
         db_default="",
-        help_text="Name of the handler whose copy this is; empty: routed at delivery.",
+        help_text="Name of the handler that gets this copy; empty: routed at delivery.",
     )
     priority = models.SmallIntegerField("priority", db_default=0)
     key = models.CharField(  # noqa: DJ001

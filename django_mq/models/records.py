@@ -152,7 +152,7 @@ class UniqueKey(models.Model):
         "unique for",
         null=True,
         blank=True,
-        help_text="How long it stays taken once its message is handled.",
+        help_text="How long the id stays taken after its message succeeded.",
     )
     quiet_until = models.DateTimeField("quiet until", null=True, blank=True)
     put_aside = JSONColumn("put aside", null=True, blank=True)

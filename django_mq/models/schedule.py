@@ -82,7 +82,7 @@ class Schedule(models.Model):
         "expires",
         null=True,
         blank=True,
-        help_text="No attempt starts later than this after the broadcast, such as 600 (seconds).",
+        help_text="For how long after the broadcast an attempt may start, such as 600 (seconds).",
     )
     source = models.CharField(
         "source", max_length=8, choices=SOURCE_LABELS, default="admin", db_default="admin"
@@ -91,7 +91,7 @@ class Schedule(models.Model):
     decision = models.BooleanField(
         "operator's choice",
         null=True,
-        help_text="Whether an operator enabled it; overrides the code.",
+        help_text="Set once an operator enables or disables it; overrides the code.",
     )
     declared_at = models.DateTimeField("declared at", null=True, blank=True)
     last_at = models.DateTimeField("last due time", null=True, blank=True)

@@ -200,7 +200,7 @@ def _promote_after_commit(alias: str, ids: list[UniqueId]) -> None:
                 free_unique_ids.promote_put_aside(cursor, ids)
         except Exception:
             logger.debug(
-                "could not promote messages that were put aside; the chores will do so",
+                "could not store messages that were put aside for a unique id; a worker will do so",
                 exc_info=True,
             )
 

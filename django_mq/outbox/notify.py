@@ -69,7 +69,7 @@ def _ringer(alias: str) -> Callable[[], None]:
         except Exception:
             _last.pop(alias, None)
             logger.debug(
-                "could not ring the workers of %s; the next poll finds the messages",
+                "could not send NOTIFY in database %s; the next poll finds the messages",
                 alias,
                 exc_info=True,
             )

@@ -106,9 +106,9 @@ def limit(
     holds = effective_limit(queue, max_in_flight)
     if not dry_run:
         logger.info(
-            "queue %s limited to %s in flight",
+            "queue %s: %s",
             queue,
-            "any number" if holds is None else holds,
+            "no limit in flight" if holds is None else f"at most {holds:,} in flight",
             extra={"event": "queue_limited", "queue": queue, "max_in_flight": holds},
         )
         wake(alias)

@@ -243,7 +243,7 @@ class ProcessSlot:
         rss = resident_bytes(self.pid)
         if not (self.recycling or self.leaving) and rss > megabytes * MEGABYTE:
             logger.info(
-                "worker %s has %d MB: draining and replacing it",
+                "worker %s uses %d MB, more than MAX_RSS: draining and replacing it",
                 self.worker,
                 rss // MEGABYTE,
                 extra={"event": "worker_recycled", "worker": self.worker},

@@ -129,7 +129,9 @@ def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position
     except LOST:
         raise
     except psycopg.Error as error:
-        log_failure("chore_failed", error, "the database refuses to free a message of a key")
+        log_failure(
+            "chore_failed", error, "the database refuses to unblock the next message of a key"
+        )
     for _ in range(SINGLE_MESSAGE_PIECES):
         if (blocker := keys.next_blocker(cursor, after=after)) is None:
             return None

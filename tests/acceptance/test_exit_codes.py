@@ -160,7 +160,9 @@ def test_a_login_without_rights_is_one(start: Callable[..., Worker], stranger: s
     assert worker.ends() == 1
     (line,) = worker.said().strip().splitlines()
     assert "permission denied" in line
-    assert line.endswith("The login needs the role mq_worker: see 'Database roles' in the documentation")
+    assert line.endswith(
+        "The login needs the role mq_worker: see 'Database roles' in the documentation"
+    )
 
 
 @pytest.mark.parametrize("by", ["option", "setting"])

@@ -299,8 +299,8 @@ def test_w010_a_handler_without_the_class_holds_its_version(capsys: Any) -> None
     [warning] = check_versions(None) or ()
     assert (warning.id, warning.msg) == (
         "django_mq.W010",
-        "The handler wild holds messages shop.orders.placed of version 2, which Placed has: it"
-        " understands version 1.",
+        "The handler wild holds new messages shop.orders.placed: it understands version 1, and"
+        " their class Placed has version 2.",
     )
     assert "Set schema_version=2 on the handler" in str(warning.hint)
     call_command("mq_routes", "shop.orders.placed")

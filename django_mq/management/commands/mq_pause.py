@@ -22,8 +22,19 @@ class Command(OperatorCommand):
         super().add_arguments(parser)
         add_queue_options(parser)
         end = parser.add_mutually_exclusive_group()
-        end.add_argument("--until", type=moment, metavar="MOMENT", help="such as 2026-12-24T18:00")
-        end.add_argument("--for", type=duration, dest="seconds", metavar="DURATION", help="15m, 2h")
+        end.add_argument(
+            "--until",
+            type=moment,
+            metavar="MOMENT",
+            help="pause until then, such as 2026-12-24T18:00",
+        )
+        end.add_argument(
+            "--for",
+            type=duration,
+            dest="seconds",
+            metavar="DURATION",
+            help="pause for this long, such as 15m or 2h",
+        )
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         queue, dry_run = options["queue"], options["dry_run"]

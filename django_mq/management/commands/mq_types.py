@@ -17,7 +17,9 @@ class Command(OperatorCommand):
     help = "List the types that have a message class: version, class, handlers, JSON Schema."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--json", action="store_true", help="with the JSON Schema of each")
+        parser.add_argument(
+            "--json", action="store_true", help="print JSON, with the JSON Schema of each type"
+        )
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         found: list[dict[str, Any]] = [

@@ -90,7 +90,7 @@ def test_a_zombie_without_finish_settles_nothing(
     assert effects() == {message.pk}
     (lost,) = (r for r in caplog.records if getattr(r, "event", "") == "lease_lost")
     assert "its end was not recorded" in lost.getMessage()
-    assert lost.getMessage().endswith("what another handler committed stays")
+    assert lost.getMessage().endswith("what a non-atomic one has committed stays")
 
 
 def test_an_error_inside_finish_undoes_both(nonatomic: NonAtomicBench) -> None:
