@@ -1,8 +1,8 @@
 """Every SQL statement and state change of the package: one function each, its SQL above it.
 
 Functions take a cursor (Django's, psycopg's or the worker's `RepeatingCursor`) and plain values,
-and open no transaction. Those of `session_facts` and `driver` take a connection instead. Some
-take neither, and return SQL text for the simple protocol:
+and open no transaction. Functions of `session_facts` and `driver` take a connection instead. A few
+functions take neither and return SQL text for the simple protocol:
 
 - `ack_alone()`, `start_alone()` and `frozen_owner.record()` are transactions of their own;
 - `limits` begins a transaction, or sets the limits of one or of a session;
@@ -10,15 +10,16 @@ take neither, and return SQL text for the simple protocol:
 
 Savepoints, and most LISTENs, are written where they are used.
 
-A queue table is often vacuumed while it is empty. The planner then believes that it stays empty,
-and may keep a plan that reads the whole table for each row looked up: releasing 100 messages among
-3,000 took 105 s. Statements therefore look rows up by id in forms that only the index can serve:
+A queue table is often vacuumed while it is empty. The planner then assumes that the table stays
+empty, and may keep a plan that reads the whole table for each row looked up: releasing 100 messages
+among 3,000 took 105 s. Statements therefore look rows up by id in forms that only the index can
+serve:
 
 - to read or lock rows: LATERAL with a lock, LIMIT or OFFSET 0;
 - to change rows: `id = any(array(select ...))`;
 - to test for absence: a scalar subquery instead of NOT EXISTS;
-- to change rows with values from `x`: join by `id = any(array[x.id])` in claims, whose connection
-  scans no table; elsewhere by `id = x.id` next to such an array.
+- to change rows with values from `x`: in claims, whose connection disables sequential scans, join
+  by `id = any(array[x.id])`; elsewhere join by `id = x.id` next to such an array.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ def fence_columns(fences: Iterable[PlainFence]) -> dict[str, object]:
 def fenced(columns: str = "m.id", *, last: str = "offset 0") -> str:
     """Return the FROM item `m`: `columns` of the messages that match `fence_columns()`.
 
-    `last` ends the subquery: a lock, or OFFSET 0. Either stops the planner from starting the join
-    with the table, which it would read whole where its statistics say that the table is empty.
+    `last` ends the subquery: a locking clause, or OFFSET 0. Either keeps the planner from starting
+    the join with a scan of the whole table, which it prefers if its statistics say that the table
+    is empty.
 
     >>> "for no key update" in fenced(last=LOCK_SKIPPING)
     True
@@ -85,7 +87,7 @@ LOCK_SKIPPING = "for no key update skip locked"
 
 
 def array(values: Iterable[object]) -> str:
-    """Return values as an array literal; their texts must not need quotes.
+    """Return values as an array literal; the text of a value must not need quotes.
 
     >>> array([7, 12]), array(())
     ('{7,12}', '{}')
@@ -118,6 +120,6 @@ def literal(value: object) -> str:
 def literals(params: Mapping[str, object]) -> dict[str, str]:
     """Return parameters as literals.
 
-    The driver would need as much time to write them as the server needs for the statement.
+    Writing them with the driver would take as long as the server needs for the statement.
     """
     return {name: literal(value) for name, value in params.items()}

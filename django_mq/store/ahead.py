@@ -7,8 +7,8 @@ from django_mq.store.conditions import WAITS
 from django_mq.store.queue_names import LANES
 from django_mq.store.readers import prepare_to_read
 
-# Walks lane by lane over the first due messages: a million messages of a higher priority may be
-# delayed, and a million of its own may be due at the same moment.
+# Walks lane by lane over the first due messages: a plain count could scan a million delayed
+# messages of a higher priority, or a million of the same priority that are due at the same moment.
 AHEAD = f"""
 with recursive message as materialized (
     select m.id, m.priority, m.processable_after

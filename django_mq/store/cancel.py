@@ -14,9 +14,9 @@ from django_mq.store.operators import REMOVED_COLUMNS, Removed, replace_answers
 WINDOW = 10_000
 
 
-# A locked row is being claimed or settled: it is skipped, and counts as in flight.
+# A locked row is being claimed or settled: skip it, and count it as in flight.
 def _cancel(ids: str) -> str:
-    """Return the statement that cancels those messages whose ids the query `ids` returns."""
+    """Return the statement that cancels the messages whose ids the query `ids` returns."""
     return f"""
 with matching as materialized (
     select m.id
@@ -57,7 +57,7 @@ select matched.count, removed.*
 
 
 CANCEL = _cancel(IDS)
-# A living message with a unique id is named by the row of that id.
+# The row of a unique id names the live message that holds the id.
 UNIQUE_IDS = """
         select u.message_id
           from django_mq_uniquekey u
@@ -113,8 +113,8 @@ select coalesce(array_agg(m.id) filter (where m.type = %(type)s and m.dead_at is
 
 
 def _of_type(cursor: Cursor, type: str | None) -> Iterator[list[int]]:
-    """Yield the ids of living messages of a type, window by window."""
-    last = last_id(cursor)  # the end of the walk: broadcasts may be faster
+    """Yield the ids of live messages of a type, window by window."""
+    last = last_id(cursor)  # fix the end of the walk: broadcasts may outpace it
     after: int | None = BEFORE_ALL
     while after is not None and after < last:
         params = {"type": type, "after": after, "last": last, "window": WINDOW}

@@ -1,8 +1,8 @@
 """The messages of one chain: a first message, and all that handlers broadcast because of it.
 
-Stored messages have no index by chain: it would slow down each broadcast and each claim. A
-message has a higher id than its cause, so the search begins at the chain's first message, by id,
-and passes over a bounded number.
+Stored messages have no index by chain: such an index would slow down every broadcast and every
+claim. A message has a higher id than its cause, so the search starts at the id of the chain's first
+message and scans a bounded number of messages.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from django_mq.store.readers import prepare_to_read
 
 
 def chain_in(metadata: str) -> str:
-    """Return the SQL for the chain that `metadata` names: null if no handler broadcast it."""
+    """Return the SQL for the chain in `metadata`: null if no handler broadcast the message."""
     return f"left({metadata} ->> 'mq.correlation_id', 128)"
 
 
 def cause_in(metadata: str) -> str:
-    """Return the SQL for the cause that `metadata` names, null if it is not the id of a message.
+    """Return the SQL for the cause in `metadata`: null if that is not the id of a message.
 
-    Other programs may have written anything there.
+    Other programs may have written any value there.
     """
     cause = f"{metadata} ->> 'mq.causation_id'"
     return f"case when {cause} ~ '^[1-9][0-9]{{0,17}}$' then ({cause})::bigint end"
@@ -39,7 +39,7 @@ select h.correlation_id from django_mq_handledmessage h where h.id = %(id)s
 
 
 def chain_of(cursor: Cursor, id: int) -> str | None:
-    """Return the chain that a message names; None if no handler broadcast it, or it is gone."""
+    """Return the chain that a message names; None if it is gone, or if no handler broadcast it."""
     cursor.execute(CHAIN_OF, {"id": id})
     row = cursor.fetchone()
     return None if row is None else row[0]
@@ -77,7 +77,7 @@ select w.id,
 def stored(
     cursor: Cursor, *, chain: str, id: int, first: int, window: int, limit: int
 ) -> tuple[list[ChainRow], bool]:
-    """Return the stored messages of `chain` among the `window` from id `first` on, and `id`.
+    """Return the messages of `chain`, and message `id`, among the `window` stored from `first` on.
 
     Also returns whether the window reached the end of the table.
     """

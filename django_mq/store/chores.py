@@ -1,7 +1,7 @@
 """Chores: small guarded statements that any worker may run at any time, in small pieces.
 
-Each limits the rows that it scans, not only those that it changes. A scan that stops early returns
-the position from which the next one resumes.
+Each chore limits the rows that it scans, not only the rows that it changes. A scan that stops early
+returns the position from which the next scan resumes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from django_mq.store.queue_names import CHORES_ROW
 from django_mq.store.readers import NO_JIT
 
 # One worker of the fleet takes the turn; the others see that it is taken. There is no leader, and
-# no lock beyond this statement. A time in the future was not written by this clock and is ignored.
+# no lock outlives this statement. A time in the future was not written by this clock and is
+# ignored.
 TAKE_TURN = f"""
 insert into django_mq_queuestate as s (queue, chores_ran_at)
 values ('{CHORES_ROW}', statement_timestamp())
@@ -60,7 +61,7 @@ def _next_queue(table: str, condition: str) -> str:
 
 
 def _next_queues(*conditions: str) -> str:
-    """Return a statement that steps from queue to queue, by the index of each condition."""
+    """Return a statement that steps from queue to queue, using the index of each condition."""
 
     def following(queue: str) -> str:
         return f"least({', '.join(_next_queue(queue, each) for each in conditions)})"
@@ -86,8 +87,8 @@ def waiting_queues(cursor: Cursor, *, after: str = "", limit: int = 100) -> list
     return [row[0] for row in cursor.fetchall()]
 
 
-# A message waits if no worker holds it and it is not dead. Both counts stop at the limit and ask
-# for the order of their index. No index finds blocked rows by queue, so the scan covers keyed rows.
+# A message waits if no worker holds it and it is not dead. Both counts stop at the limit and read
+# in the order of their index. No index finds blocked rows by queue, so the scan covers keyed rows.
 WAITING = f"""
 select asked.queue, waiting.n + blocked.n
   from unnest(%(queues)s::text[], %(limits)s::bigint[]) as asked (queue, most)
@@ -119,9 +120,9 @@ select asked.queue, waiting.n + blocked.n
 def count_with_blocked(cursor: Cursor, limits: Mapping[str, int]) -> dict[str, int]:
     """Return how many messages wait in each queue, blocked ones included.
 
-    Exact up to the limit of the queue, else at least the limit. Where a queue has more
-    keyed messages than its limit, blocked ones may be left out. Call it in a transaction: it
-    changes settings of that transaction.
+    A count is exact up to the limit of its queue; beyond that, it is at least the limit. If a queue
+    has more keyed messages than its limit, blocked ones may be left out. Call it in a transaction:
+    it changes settings of that transaction.
     """
     cursor.execute(NO_JIT)
     cursor.execute(WAITING, {"queues": list(limits), "limits": list(limits.values())})
@@ -142,7 +143,7 @@ returning queue
 
 
 def take_warning(cursor: Cursor, *, queue: str, every: float) -> bool:
-    """Return whether this worker is to warn of `queue`: true once per `every` seconds."""
+    """Return whether this worker is to warn about `queue`: true once per `every` seconds."""
     cursor.execute(TAKE_WARNING, {"queue": queue, "every": every})
     return cursor.fetchone() is not None
 
@@ -172,7 +173,7 @@ returning {returning or id}
 """
 
 
-# Workers may not update failed attempts, so they cannot lock them.
+# Workers have no right to update failed attempts, so they cannot lock them.
 PRUNE = {
     "attempts": _prune("django_mq_failedattempt", f"ended_at {_OLD}", by="ended_at", lock=""),
     "results": _prune(
@@ -196,8 +197,8 @@ PRUNE = {
 def prune(cursor: Cursor, what: str, *, limit: int, older_than: float = 0.0) -> int:
     """Delete failed attempts or results that are `older_than` seconds old; return how many.
 
-    Kept results, and unique ids that are quiet, have a time of their own, which must be over. A
-    quiet id whose time is over counts as free anyway.
+    Kept results and quiet unique ids are deleted only after their own time is over. A quiet id
+    whose time is over already counts as free.
     """
     cursor.execute(PRUNE[what], {"limit": limit, "older_than": older_than})
     return len(cursor.fetchall())

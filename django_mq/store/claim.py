@@ -6,7 +6,7 @@ The shape of each statement was found by experiment:
 - LATERAL over lanes ends the scan at the first full batch;
 - the UPDATE joins by id, never by ctid: the statement cannot see the new ctid of a row that
   changed between its snapshot and its lock;
-- the join uses ANY: with =, it may begin with the whole table.
+- the join uses ANY: with =, the planner may start the join with a scan of the whole table.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ EXCLUDED = "/* excluded */"
 
 
 def excluding(statement: str, ids: Sequence[int]) -> str:
-    """Return the claim `statement`, which leaves out the rows of its parameter `excluded`, if any.
+    """Return the claim `statement`, which also leaves out the rows in its parameter `excluded`.
 
-    Without `ids` it is unchanged, and costs nothing more.
+    Without `ids` the statement stays unchanged, and costs nothing more.
     """
     return (
         statement.replace(EXCLUDED, "and m.id <> all(%(excluded)s::bigint[])") if ids else statement
     )
 
 
-#: The lanes of `lane_columns()`, in order, without those of closed queues.
+#: The lanes of `lane_columns()`, in order, without the lanes of closed queues.
 OPEN_LANES = f"""
             select lane.queue, lane.priority, to_timestamp(lane.at) as at, lane.id
               from unnest(%(queues)s::text[], %(priorities)s::smallint[],
@@ -133,8 +133,8 @@ def claim(
     holds the gate of the queue.
 
     The `more_claimers` share the taken rows: one statement makes several claims, since a
-    transaction costs the same for a few hundred messages as for one. `excluded` are the ids of rows
-    that it leaves out.
+    transaction costs the same for a few hundred messages as for one. Rows whose ids are in
+    `excluded` are left out.
     """
     claimers = (claimer, *more_claimers)
     cursor.execute(

@@ -2,8 +2,8 @@
 
 The line of a key is (queue, handler, key); its head is the row with the lowest id. A claim takes a
 row only together with every earlier row of its line, and only while no row of the line is claimed,
-so at most one worker has a line. An advisory lock keeps two claims from the same line. A statement
-of its own takes that lock, so that the claim's snapshot follows it.
+so at most one worker has a line. An advisory lock keeps two claims from the same line. A separate
+statement takes it first, so that the claim's snapshot is newer than the lock.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ _WAITING = """lateral (
            for no key update skip locked
      ) waiting"""
 
-# OFFSET 0: only lines with nothing in flight are locked; the limit counts lines without another
-# lock. Whether the head waits, the claim finds out.
+# OFFSET 0: only lines with nothing in flight are locked; the limit counts only lines that no other
+# session has locked. The claim itself finds out whether the head waits.
 LOCK_LINES = f"""
 with seen as materialized ({_WINDOW}), line as (
     select queue, handler, key, min(n) as n
@@ -92,8 +92,8 @@ select line.queue, line.handler, line.key, line.n
 # The head of a line is its first row; with skip_dead, the first that is not dead. A row whose key
 # has changed since the snapshot is in a line that is not locked: it is left out. With key =
 # line.key, or an order by id alone, the planner may scan the primary key, over every row settled
-# since the last vacuum: 10 ms instead of 0.01. While a session holds a snapshot, each lookup walks
-# over the dead entries of its key: one per line, and for rows behind taken ones only from these on.
+# since the last vacuum: 10 ms instead of 0.01. While a session holds a snapshot, a lookup walks
+# over the dead entries of its key, so there is one per line, from its first taken row on, if any.
 CLAIM_LINES = f"""
 with seen as materialized ({_WINDOW}), line as materialized (
     select line.*
@@ -261,9 +261,9 @@ def claim(
     From each key it takes the first messages, without a gap. A head that is dead (unless
     `skip_dead`), delayed, retrying or claimed blocks those behind it; they are parked, with
     `blocked_by` set to the head. The caller opens a transaction and commits it at once. The marks
-    pass only messages that were taken or parked; those that are freed later lie before them. With
-    `with_marks` they are returned, which takes a seventh of the server's time. The `more_claimers`
-    share the rows. The rows `excluded`, and those behind them in their keys, are left out.
+    pass only messages that were taken or parked, so messages freed later lie before them.
+    `with_marks` returns the marks, for a seventh of the server's time. The `more_claimers` share
+    the rows. Rows in `excluded`, and the rows behind them in their keys, are left out.
     """
     given = {
         **lane_columns(lanes),
@@ -283,7 +283,7 @@ def claim(
         locked = cursor.fetchall()
         cursor.execute(excluding(CLAIM_LINES, excluded), {**given, **_line_columns(locked)})
         rows = cursor.fetchall()
-        # With nothing taken or parked, other sessions have locked rows of each of these lines.
+        # If nothing was taken or parked, other sessions have locked rows of each of these lines.
         if rows[0][0] is not None or rows[0][-2] or len(locked) < lines:
             break
     found = sorted((row for row in rows if row[0] is not None), key=itemgetter(-3))

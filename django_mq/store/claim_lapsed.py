@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 Mark = tuple[float, int]
 
 # A handler that holds a lock on its row keeps the lease from being renewed. When its process is
-# ended for a timeout, or by an operator, the lock is free before a sibling has settled the message
-# with that cause; so for the length of a lease, the last heartbeat of a process counts as one.
-# Only that of the claimer: an earlier one may have been frozen, and still run the message. One row
-# is looked up per message: against the lists of the whole fleet, 100 messages took 130 ms.
+# ended by a timeout or an operator, the lock is free before a sibling has settled the message with
+# that cause. So for the length of a lease, the last heartbeat of a process protects what it lists.
+# Only the heartbeat of the claimer counts: an earlier claimer may have been frozen, and still run
+# the message. Each message looks up one row: against the lists of the whole fleet, 100 messages
+# took 130 ms.
 _NOT_RUNNING = """not coalesce((
                    select w.running @> to_jsonb(m.id)
                      from django_mq_workerheartbeat w
@@ -31,15 +32,16 @@ _NOT_RUNNING = """not coalesce((
                                         - make_interval(secs => %(lease)s)), false)"""
 
 # The claim that takes over a lapsed row records the attempt that vanished with its worker, and
-# dead-letters the message if that was its last. `suspect` is returned as it was before: a message
-# that lapses a second time runs alone. Only the first message of a line (an order key, an ordered
-# queue) can have run; the others are released and refunded, even if the first failed or died and
-# the worker vanished before it released them. The head of a key is looked up once per claim: while
-# a session holds a snapshot, the lookup walks over all rows that the key had. The lookups are
-# written so that the planner does not scan the primary key up to the row. The scan goes queue by
-# queue from its mark on, and the window stops it. Without lines it is the limit: no more rows are
-# scanned and locked than are changed, unless their payloads are too large.
-# PostgreSQL 15 fails on `nth <= limit`: it makes that the end of a window which it has left out.
+# dead-letters the message if that was its last. `suspect` is returned with its previous value: a
+# message that lapses a second time runs alone. Only the first message of a line (an order key, an
+# ordered queue) can have run; the others are released and refunded, even if the first failed or
+# died and the worker vanished before it released them. The head of a key is looked up once per
+# claim: while a session holds a snapshot, the lookup walks over all rows that the key had. The
+# lookups are written so that the planner does not scan the primary key up to the row. The scan goes
+# queue by queue, from the mark of each, and stops at the window. Without lines the window is the
+# limit: no more rows are scanned and locked than are changed, unless their payloads are too large.
+# PostgreSQL 15 fails on `nth <= limit`: it makes that the run condition of a window that it has
+# optimized away.
 CLAIM_LAPSED = f"""
 with found as materialized (
     select found.*, row_number() over () as n
@@ -167,17 +169,17 @@ def claim_lapsed(
 ) -> Lapsed:
     """Take over up to `limit` messages of `queues` whose lease lapsed.
 
-    From each queue it takes the longest lapsed first, until the limit is reached. `max_bytes` is
-    that of `claim()`. The scan of a queue begins behind its mark, if it has one; rows that were
-    locked at an earlier scan lie before it.
+    From each queue it takes the longest lapsed first, until the limit is reached. `max_bytes` is as
+    in `claim()`. The scan of a queue begins behind its mark, if it has one; rows that were locked
+    at an earlier scan lie before the mark.
 
-    A row that its worker still has locked is running, however old its lease, and is skipped; so is
-    one that the worker was running at its last heartbeat, if that is not older than `lease`.
-    Nothing is taken from a queue that is paused or backs off: its messages may be killing the
-    workers. `admitted`: the caller holds the gate of the queue, which may then back off or be
+    A row that its worker still has locked is running, however old its lease, and is skipped. So is
+    a row that the worker listed as running at its last heartbeat, if that is not older than
+    `lease`. Nothing is taken from a queue that is paused or backs off: its messages may be killing
+    the workers. `admitted`: the caller holds the gate of the queue, which may then back off or be
     limited. Only the first message of a line is taken (with `skip_dead`, the first that is not
     dead); the others are released. It examines `limit` rows, or `window` if that is more, so that
-    others of a line are released with the first. The rows `excluded` are left out.
+    the other messages of a line are released with the first. Rows in `excluded` are left out.
     """
     begin = [(marks or {}).get(queue, LANE_START) for queue in queues]
     cursor.execute(

@@ -1,4 +1,4 @@
-"""The columns that a claim returns: those of a ClaimedRow, in its order."""
+"""The columns that a claim returns: the fields of ClaimedRow, in order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django_mq.messages import ClaimedRow
 
 #: The attempt that a claim begins. Other clients may have written the maximum that CHECK allows.
 NEXT_ATTEMPT = "least(m.attempts, 2147483645) + 1"
-#: The attempts without the one that did not start. Other clients may have written zero.
+#: The attempts, minus the one that did not start. Other clients may have written zero.
 REFUNDED = "greatest(m.attempts - 1, 0)"
 #: The number of columns of a ClaimedRow; statements return any further columns after these.
 COLUMN_COUNT = len(ClaimedRow._fields)

@@ -1,4 +1,4 @@
-"""Commands to workers: about a message that runs, or to be quiet, to resume, or to leave."""
+"""Commands to workers: about a running message, or to the worker itself (quiet, resume, leave)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ select message_id from asked
 def ask(
     cursor: Cursor, *, ids: Sequence[int], action: str, by: str, gone_after: float
 ) -> list[int]:
-    """Ask the live workers that have `ids` for `action`; return the ids that such a worker has.
+    """Ask the live workers that claimed `ids` for `action`; return the ids that live workers have.
 
     A worker that has been silent for `gone_after` seconds does not count as alive.
     """
@@ -54,7 +54,7 @@ select worker from asked order by worker
 def order(
     cursor: Cursor, *, workers: Sequence[str], action: str, by: str, gone_after: float
 ) -> list[str]:
-    """Order those of `workers` that are alive to do `action`; return their ids.
+    """Order the live workers among `workers` to do `action`; return their ids.
 
     A worker that has been silent for `gone_after` seconds does not count as alive.
     """
@@ -83,5 +83,5 @@ update django_mq_workercommand c
 
 
 def answer(cursor: Cursor, answers: Mapping[int, str]) -> None:
-    """Store the `answers` of a worker, by the id of the command."""
+    """Store a worker's `answers`, by the id of the command."""
     cursor.execute(ANSWER, {"ids": list(answers), "answers": list(answers.values())})

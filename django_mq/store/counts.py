@@ -1,6 +1,6 @@
 """Counts of queues, usable with millions of rows.
 
-Loose index scans find the priorities; every count ends at a limit.
+Loose index scans find the priorities; every count stops at a limit.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from django_mq.store.conditions import WAITS
 from django_mq.store.gates import IS_PAUSED
 from django_mq.store.queue_names import LANES
 
-# Every subquery stops at the limit and asks for the order of its index, so that no plan scans the
-# table. No index finds blocked rows by queue, so the scan covers the keyed rows. Each queue has its
-# priorities in an array: to look them up in `lane` for each queue would be quadratic.
+# Every subquery stops at the limit and reads in the order of its index, so that no plan scans the
+# table. No index finds blocked rows by queue, so the scan covers the keyed rows. Each queue carries
+# its priorities in an array: looking them up in `lane` for each queue would be quadratic.
 COUNTS = f"""
 with recursive {LANES}, named (queue, priorities) as materialized (
     select asked.queue, lanes.priorities
@@ -196,8 +196,8 @@ class Census(NamedTuple):
     - keyed: all, blocked
 
     `blocked_key` is the key of the oldest blocked message among those counted. `head` is the first
-    message of that key, or of an ordered queue whose first is dead, delayed or retrying.
-    `dead_head` is the oldest such first message, of any key, that is dead.
+    message of that key, or of an ordered queue whose first message is dead, delayed or retrying.
+    `dead_head` is the oldest dead head of any key.
     """
 
     queue: str
@@ -231,9 +231,9 @@ def counts(
 ) -> list[Census]:
     """Count the messages of `queues`, each kind up to `limit`.
 
-    `ordered` names the ordered queues among them; in the queues `skipping`, a dead head blocks
-    nothing. A worker that has been silent for `gone_after` seconds runs nothing. Call it in a
-    transaction after `prepare_to_read()`.
+    `ordered` names the ordered queues among them, `skipping` the queues in which a dead head blocks
+    nothing. A worker that has been silent for `gone_after` seconds counts as running nothing. Call
+    it in a transaction after `prepare_to_read()`.
     """
     cursor.execute(
         COUNTS,

@@ -12,18 +12,19 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from psycopg.pq.abc import PGresult
 
-#: A connection prepares a statement after this many executions: not for a single request.
+#: A connection prepares a statement after this many executions, so that a statement that runs once
+#: is not prepared.
 THRESHOLD = 2
 #: Clears what a handler may leave in its session besides settings: releases session locks, closes
 #: cursors that were declared WITH HOLD, stops listening, and drops temporary tables. Not DISCARD
-#: ALL: its DEALLOCATE ALL would take the driver's statements along.
+#: ALL: its DEALLOCATE ALL would also drop the driver's prepared statements.
 DISCARD = "select pg_advisory_unlock_all(); close all; unlisten *; discard temp"
 
 
 def may_prepare(connection: BaseDatabaseWrapper) -> bool:
     """Return whether the server may prepare statements: not through a transaction pooler.
 
-    DISABLE_SERVER_SIDE_CURSORS is Django's own sign of a pooler. An explicit
+    DISABLE_SERVER_SIDE_CURSORS is the setting by which Django users declare a pooler. An explicit
     `prepare_threshold: None` in OPTIONS means the same; it is also Django's default.
     """
     settings = connection.settings_dict

@@ -1,4 +1,4 @@
-"""Change a waiting message: look at its row under a lock, then write what an operator changed."""
+"""Change a waiting message: read its row under a lock, then write what an operator changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django_mq.store import Cursor
 
 
 class EditableRow(NamedTuple):
-    """The facts that decide whether a message may be changed; `digest` is that of its payload."""
+    """The facts that decide whether a message may be changed; `digest` is its payload's."""
 
     type: str
     schema_version: int
@@ -28,7 +28,7 @@ select m.type, m.schema_version, m.leased_until is null and m.dead_at is null, m
 
 
 def lock(cursor: Cursor, id: int) -> EditableRow | None:
-    """Lock a message and return the facts that decide; None if it is gone."""
+    """Lock a message and return its EditableRow; None if the message is gone."""
     cursor.execute(LOCK, {"id": id})
     row = cursor.fetchone()
     return None if row is None else EditableRow._make(row)
@@ -51,5 +51,5 @@ def write(
     due: datetime | None = None,
     priority: int | None = None,
 ) -> None:
-    """Change a waiting message that is locked; None changes nothing. `payload` is JSON text."""
+    """Change a waiting message that is locked; None keeps a value. `payload` is JSON text."""
     cursor.execute(WRITE, {"id": id, "payload": payload, "due": due, "priority": priority})

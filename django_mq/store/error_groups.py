@@ -1,6 +1,6 @@
-"""Failed attempts in groups by fingerprint; the cost grows with the groups, not the attempts.
+"""Failed attempts grouped by fingerprint; the cost grows with the groups, not the attempts.
 
-The index has fingerprint, queue and end, so the groups are walked queue by queue.
+The index is on fingerprint, queue and end, so the groups are walked queue by queue.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple
 from django_mq.store import Cursor
 from django_mq.store.readers import prepare_to_read
 
-#: Pairs of fingerprint and queue that one statement walks over.
+#: The pairs of fingerprint and queue that one statement walks over.
 MAX_PAIRS = 10_000
-#: Attempts of a pair that are counted.
+#: The attempts of a pair that are counted.
 MAX_COUNTED = 100_000
 #: The number of newest attempts whose messages are looked up: per pair, and (roughly) over all
 #: pairs of a call. A message takes 15 us.
@@ -115,10 +115,10 @@ def groups(
     limit: int,
     offset: int = 0,
 ) -> list[PairRow]:
-    """Return fingerprints with all their queues, those that failed last first.
+    """Return fingerprints with all their queues, most recent failure first.
 
-    At most `limit` fingerprints, without the first `offset`. Only attempts that ended at `since` or
-    later are counted, and `MAX_COUNTED` + 1 at most.
+    Skips `offset` fingerprints and returns at most `limit`. Counts only attempts that ended at
+    `since` or later, and at most `MAX_COUNTED` + 1.
     """
     prepare_to_read(cursor)
     cursor.execute(

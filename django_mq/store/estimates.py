@@ -1,4 +1,4 @@
-"""About how many messages a queue has in each state, where counting would take too long."""
+"""Estimates of the messages of a queue by state, where counting would take too long."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from django_mq.store import Cursor
 #: Pages of the table that are read.
 PAGES = 200
 
-# The statistics of the planner take states and queues for independent, and miss rare queues. Pages
-# picked at random know what lies on them, at a cost that no table exceeds. `repeatable` picks the
-# same ones each time, so that an estimate moves with the table alone.
+# The planner's statistics treat states and queues as independent, and miss rare queues. A random
+# sample of pages shows the real combinations, at a cost that does not grow with the table.
+# `repeatable` picks the same pages each time, so that an estimate changes only with the table.
 ESTIMATES = """
 with share (part) as (
     select least(1.0, %(pages)s::float8 * current_setting('block_size')::int
@@ -40,7 +40,7 @@ select seen.queue, seen.state, round(count(*) / (select part from share))::bigin
 def estimates(cursor: Cursor, *, queues: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return about how many messages each of the large `queues` has, by state.
 
-    It reads 200 pages at random. Messages in flight are all `leased` here.
+    Reads 200 random pages. All messages in flight count as `leased`.
     """
     cursor.execute(ESTIMATES, {"queues": list(queues), "pages": PAGES})
     found: dict[str, dict[str, int]] = {name: {} for name in queues}

@@ -16,7 +16,7 @@ _EXPIRY = """
      limit %(window)s
 """
 
-# MATERIALIZED: because of SKIP LOCKED, a plan that scans it again would find other rows.
+# MATERIALIZED: because of SKIP LOCKED, a plan that scans the CTE again would find other rows.
 EXPIRE = f"""
 with expired as materialized (
     select m.id
@@ -52,8 +52,8 @@ def expire(
     return [ClaimedRow._make(row) for row in cursor.fetchall()]
 
 
-# If a whole window expired at one moment, the next begins after that moment; the scan meets the
-# rest of it in its next round.
+# If a whole window expired at one moment, the next window begins after that moment; the scan finds
+# the rest in its next round.
 EXPIRY_WALKED = f"""
 select case when max(walked.expires_at) > %(after)s::timestamptz then max(walked.expires_at)
             else max(walked.expires_at) + interval '1 microsecond' end::text

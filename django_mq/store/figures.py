@@ -11,7 +11,7 @@ from django_mq.store import Cursor
 
 
 class MinuteRow(NamedTuple):
-    """Absolute counts of one worker in one minute, in seconds since 1970; histograms by bucket."""
+    """Absolute counts of one worker in one minute (in seconds since 1970); histograms by bucket."""
 
     minute: int
     queue: str
@@ -25,7 +25,7 @@ class MinuteRow(NamedTuple):
 
 
 class ArrivalCount(NamedTuple):
-    """Absolute count of the messages created in a minute whose first attempt ended."""
+    """Absolute count of the messages created in a minute whose first attempt has ended."""
 
     minute: int
     queue: str
@@ -70,8 +70,9 @@ def write_arrived(cursor: Cursor, *, worker: str, rows: Sequence[ArrivalCount]) 
     cursor.execute(WRITE_ARRIVED, {"worker": worker, "rows": text})
 
 
-# The next hour that has figures, once another hour has passed: until then workers write to it.
-# Time zones of half an hour would shift date_trunc() and the bins of the pages.
+# Adds up the next hour that has figures, once another hour has passed: until then workers write to
+# it. The hours are those of UTC: time zones of half an hour would shift them, and the bins of the
+# pages.
 ROLL_UP = """
 with rolled as materialized (
     select max(h.hour) as hour from django_mq_hourfigures h where h.hour <= statement_timestamp()
@@ -158,7 +159,7 @@ PRUNE_HOURS = _prune("django_mq_hourfigures", "hour")
 def prune(cursor: Cursor, *, minutes: float, hours: float, limit: int) -> int:
     """Delete figures by minute older than `minutes`, and by hour older than `hours`, in seconds.
 
-    Deletes up to `limit` rows of each table; returns how many of the table that lost more.
+    Deletes up to `limit` rows of each table; returns the larger of the two counts.
     """
     deleted = []
     for statement, older_than in ((PRUNE_MINUTES, minutes), (PRUNE_HOURS, hours)):

@@ -22,9 +22,9 @@ class EndedMessage(NamedTuple):
     success: bool
 
 
-# The id of an unrouted message is stored under the empty handler name, also after a handler got the
-# message. For the forms of the lookups see `store/__init__.py`. Years and days that cancel out, as
-# psql may write them, would overflow the sum, so the interval is converted to seconds.
+# The id of an unrouted message is stored under the empty handler name, even after a handler got the
+# message. For the forms of the lookups see `store/__init__.py`. An interval whose years and days
+# cancel out, such as psql may write, would overflow the sum, so it is converted to seconds.
 FREE = """
 with holder as materialized (
     select u.id, u.queue, u.handler, u.type, u.unique_id,
@@ -65,7 +65,8 @@ select array_agg(queue)::text, array_agg(handler)::text, array_agg(type)::text,
   from holder
 """
 
-# Content is seldom put aside, and PROMOTE_PUT_ASIDE takes the server a while to plan.
+# A separate check: content is seldom put aside, and PROMOTE_PUT_ASIDE takes the server a while to
+# plan.
 FIND_PUT_ASIDE = """
 select a.queue, a.handler, a.type, a.unique_id
   from unnest(%(queues)s::text[], %(handlers)s::text[], %(types)s::text[], %(unique_ids)s::text[])
@@ -94,8 +95,8 @@ def _number(name: str, low: int, high: int, *, default: str = "null") -> str:
 
 
 # Content put aside becomes a message once no live message holds its id, due after the quiet time if
-# one has begun. Its row is locked first, so it is promoted once. Other clients may have written
-# any object there: missing or mistyped fields get their defaults, numbers are cut to their ranges.
+# one has begun. Its row is locked first, so it is promoted only once. Other clients may have
+# written any object there: missing or mistyped fields get their defaults, numbers are clamped.
 PROMOTE_PUT_ASIDE = f"""
 with aside as materialized (
     select a.*, found.seen_id, found.seen_until, found.seen_version
@@ -186,7 +187,7 @@ def end(cursor: Cursor, done: Sequence[EndedMessage]) -> list[int]:
     freed = dict(zip(NAMES, cursor.fetchone(), strict=True))
     if freed["queues"] is None:
         return []
-    # A statement of its own: with the ids locked, it sees everything put aside until now.
+    # A separate statement: with the ids locked, its snapshot has everything put aside until now.
     cursor.execute(FIND_PUT_ASIDE, freed)
     aside = [UniqueId._make(row) for row in cursor.fetchall()]
     return promote_put_aside(cursor, aside) if aside else []
@@ -262,7 +263,7 @@ def drop_aside(cursor: Cursor, *, type: str | None, unique_id: str | None) -> in
     return len(cursor.fetchall())
 
 
-# The last of several dead letters with one id gets it. Content put aside goes before them.
+# Of several dead letters with one id, the last gets it. Content put aside goes before them.
 REACQUIRE = f"""
 with dead as materialized (
     select m.id, m.queue, m.handler, m.type, m.unique_id, m.unique_for

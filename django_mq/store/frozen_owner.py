@@ -1,4 +1,4 @@
-"""The sessions of a worker, and the end of those that froze with a message of an ordered queue.
+"""The sessions of a worker, and how to end those that froze with a message of an ordered queue.
 
 A session is named by its process id and its start time, since the server reuses the process ids of
 sessions that have ended.
@@ -30,7 +30,7 @@ commit
 def record(worker: str) -> str:
     """Return the query that adds the session that runs it to the heartbeat of `worker`.
 
-    It returns a row if the heartbeat was there and free.
+    The query returns a row if the heartbeat was there and not locked.
     """
     return RECORD % literals({"worker": worker})
 
@@ -54,7 +54,7 @@ select m.id, pg_terminate_backend(a.pid)
 
 
 def end(cursor: Cursor, *, queue: str, worker: str) -> list[int]:
-    """End the sessions of `worker` that have lapsed messages of `queue` of its own locked.
+    """End the sessions of `worker` that have locked its own lapsed messages of `queue`.
 
     Their transactions are rolled back. Returns the ids of the messages. Raises the server's error
     if this login may not end them.

@@ -27,9 +27,9 @@ def is_open(queue: str) -> str:
 
 
 # The whole fleet makes one claim at a time from such a queue, so the count that follows is still
-# true when the claim commits. The lock is a statement of its own, so that the snapshot of the next
-# one follows it. It does not wait: a worker frozen in its claim would stop all others, and their
-# other queues.
+# true when the claim commits. A separate statement takes the lock, so that the snapshot of the next
+# one is newer than the lock. It does not wait: a worker frozen in its claim would stop all others,
+# and their other queues.
 ENTER = f"select pg_try_advisory_xact_lock(hashtextextended(%(queue)s, {GATE}))"
 
 READ = """
@@ -50,7 +50,7 @@ select coalesce(s.backoff_level, 0), allowed.max_in_flight,
 
 
 class Gate(NamedTuple):
-    """The queue's backoff level, its limit of messages in flight (None: none), and their number."""
+    """A queue's backoff level, its limit of messages in flight (None: none), and their number."""
 
     level: int
     max_in_flight: int | None

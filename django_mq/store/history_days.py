@@ -25,7 +25,7 @@ PARTITION_GRACE = timedelta(hours=26)
 class Days(NamedTuple):
     """The days that have a partition, `today` by the database's clock, and the table's owner.
 
-    `owned`: this login may act as the owner, and is another role if it is `foreign`.
+    `owned`: this login may act as the owner; `foreign`: the owner is another role.
     """
 
     today: date
@@ -80,7 +80,7 @@ ATTACH_DAY = SQL(
 def create_day(cursor: Cursor, day: date, *, owner: str | None = None) -> bool:
     """Create the partition of `day`; return False if rows of that day are stored already.
 
-    `owner`: the role that owns it, if it is not this login.
+    `owner`: the role to own the partition, if it is not this login.
     """
     start, end = _bounds(day)
     cursor.execute(HAS_STRAYS, {"start": start, "end": end})

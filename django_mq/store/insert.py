@@ -24,7 +24,7 @@ COPY_LINES, COPY_CHARACTERS = 200, 1024 * 1024
 
 
 class CopyCursor(Cursor, Protocol):
-    """A cursor that can COPY: psycopg's, or Django's around it."""
+    """A cursor that can COPY: psycopg's, or Django's wrapper of it."""
 
     def copy(self, statement: Any) -> AbstractContextManager[Any]: ...
 
@@ -58,7 +58,7 @@ def insert(
 ) -> list[int]:
     """Insert the rows and return their ids, which ascend in the order of the rows.
 
-    `on_ids` gets the same ids part by part, while the server still reads the rows.
+    `on_ids` gets the same ids part by part, while the server is still reading the rows.
     """
     if not rows:
         return []
@@ -101,7 +101,7 @@ def _used_columns(rows: Rows) -> list[_Columns]:
 
 
 def _names(columns: Sequence[_Columns]) -> str:
-    """Return the names of columns that follow others in a statement."""
+    """Return the names of columns, for a statement that names other columns before them."""
     return "".join(f", {each.names}" for each in columns)
 
 
@@ -216,7 +216,7 @@ def _parts(rows: Rows) -> Iterator[Rows]:
 def _line_maker(used: Sequence[_Columns], now: datetime) -> Callable[[int, NewRow, str], str]:
     """Return a function that makes a line of COPY text; `used` follow the columns of all rows.
 
-    The rows of one call differ in little but the payload, so the rest is rendered once per
+    The rows of one call differ in little besides the payload, so the rest is rendered once per
     template: 2 us per row, where the driver's own `write_row` takes 8.
     """
     last: NewRow | None = None
@@ -243,7 +243,7 @@ def _line_maker(used: Sequence[_Columns], now: datetime) -> Callable[[int, NewRo
 
 
 def _moments(row: NewRow, now: datetime) -> tuple[datetime, datetime | None, datetime]:
-    """Return when the row is due, when it expires and when it was made."""
+    """Return when the row is due, when it expires and when it was created."""
     due = now + timedelta(seconds=row.delay) if row.due is None else row.due
     expires = row.expires
     if expires is None and row.lifetime is not None:

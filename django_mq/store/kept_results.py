@@ -1,7 +1,7 @@
-"""The results of Django tasks: kept with all that a task's result shows, for the requested time.
+"""The results of Django tasks: kept for the requested time, with everything that they show.
 
 A request's reply is its value or its error. The result of a task also shows its arguments, times,
-workers and errors, when its message is long gone.
+workers and errors, even when its message is long gone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _failed(id: str) -> str:
 
 
 def _keep_until(metadata: str) -> str:
-    """Return until when a result is kept; null: as long as the setting says."""
+    """Return the SQL for the time until which a result is kept; null: as the setting says."""
     number = f"({metadata} #> '{{{OPTIONS},retention}}')"
     return f"""case jsonb_typeof({number}) when 'number' then
                statement_timestamp() + make_interval(secs =>
@@ -106,8 +106,8 @@ def keep(cursor: Cursor, results: Sequence[KeptResult]) -> None:
     )
 
 
-# A role that cancels need not read payloads, unless there are tasks to cancel: so the statement
-# that needs more rights is separate.
+# Cancelling requires the right to read payloads only if there are tasks to cancel, so a separate
+# statement looks for them.
 TASKS_AMONG = f"""
 select m.id
   from ({{ids}}) asked (id)
@@ -151,9 +151,10 @@ def keep_removed(
 ) -> list[int]:
     """Answer the tasks among the messages that are about to be removed; return their ids.
 
-    They stay locked until the transaction ends, which has to remove them. `asked` is a query for
-    ids with `params`, where a `type` and a `unique_id` also count; of those, tasks that wait (if
-    `waiting`) or are dead (if `dead`) are answered with `reason`. The last answer of a task counts.
+    The tasks stay locked; the caller has to remove them in the same transaction. `asked` is a query
+    for ids with `params`; a `type` and a `unique_id` in `params` narrow it. Among these, the tasks
+    that wait (if `waiting`) or are dead (if `dead`) are answered with `reason`. A new answer
+    replaces an earlier one.
     """
     params = {"type": None, "unique_id": None, **params}
     cursor.execute(TASKS_AMONG.format(ids=asked), params)
@@ -165,12 +166,12 @@ def keep_removed(
     return [row[0] for row in cursor.fetchall()]
 
 
-#: A condition on messages `m`: no task, or one whose result `keep_removed()` kept.
+#: A condition on messages `m`: not a task, or a task whose result `keep_removed()` kept.
 IS_KEPT = f"""(not m.wants_result or not starts_with(m.type, '{TASKS}')
                 or m.id = any(%(kept)s::bigint[]))"""
 
 
-# A heartbeat may still list an earlier attempt of the message: that one ended before this started.
+# A heartbeat may still list an earlier attempt of the message, which ended before this one began.
 _STARTED = f"""(
     select extract(epoch from began)::float8
       from (select case jsonb_typeof(w.ran -> m.id::text) when 'number' then
@@ -213,10 +214,10 @@ class StoredTask(NamedTuple):
     """A task as the tables have it; `payload`, `metadata`, `attempts` and `value` are JSON text.
 
     Times are seconds since 1970. `stored`: its message is still in its queue. `ended` is None while
-    it waits or runs; `worker` and `leased_until` are those of a claimed message, else None, and
-    `started` is when its attempt began, which is None until the worker's next heartbeat.
-    `error_class` is empty, unless its result says that it failed: then it is the class of the last
-    error, or `results.UNANSWERED` with `error_text` as the reason.
+    the task waits or runs. For a claimed message, `worker` and `leased_until` describe the claim
+    (else None), and `started` is when the attempt began: None until the worker's next heartbeat.
+    `error_class` is empty unless the result is a failure: then it is the class of the last error,
+    or `results.UNANSWERED` with the reason in `error_text`.
     """
 
     stored: bool

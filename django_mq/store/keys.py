@@ -30,8 +30,8 @@ class KeyLine(NamedTuple):
 
 
 # Freeing a row that is still behind another is harmless: the next claim parks it again. The heads
-# come first; otherwise the planner begins with the parked rows if it expects few of them. Behind
-# the id that has ended, the lookup meets none of the dead entries that a held snapshot keeps.
+# come first; otherwise the planner begins with the parked rows if it expects few of them. The
+# lookup starts behind the id that has ended, past the dead entries that a held snapshot keeps.
 FREE_NEXT = """
 with head as materialized (
     select head.id
@@ -61,7 +61,7 @@ update django_mq_queuedmessage
 def free_next(cursor: Cursor, lines: Iterable[KeyLine]) -> None:
     """Free the first live message of each of `lines`; those before it are gone or dead.
 
-    Of lines that differ in `after` alone, the first counts.
+    If several lines differ only in `after`, the first counts.
     """
     first = {line[:3]: line.after for line in sorted(lines, reverse=True)}
     if first:
@@ -77,8 +77,8 @@ def free_next(cursor: Cursor, lines: Iterable[KeyLine]) -> None:
         )
 
 
-# For rows parked while their head was being settled, or whose head was deleted by hand. Any
-# row of the line will do: the claim that meets it looks at the head. The head is looked up here
+# Frees rows that were parked while their head was being settled, or whose head was deleted by hand.
+# Any row of the line will do: the claim that meets it looks at the head. The head is looked up here
 # only so that nothing is freed in a line that moves on anyway; the lookup gives up after 20 rows,
 # since a line may have many dead letters that are skipped.
 FREE_STRANDED = """
@@ -160,8 +160,8 @@ def free_stranded(
 ) -> FreedRows:
     """Free one row of every line whose parked rows wait for a row that left the line.
 
-    A row also left its line when it was unrouted and has a handler now, or when it never was in
-    the line because another client wrote `blocked_by`. In the queues `skipping`, a dead head
+    A row also left its line if it was unrouted and now has a handler, or if it was never in the
+    line because another client wrote `blocked_by`. `skipping` names the queues in which a dead head
     counts as gone. Looks at up to `limit` blockers with ids above `after`.
     """
     cursor.execute(FREE_STRANDED, {"skipping": list(skipping), "limit": limit, "after": after})

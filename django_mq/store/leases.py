@@ -56,14 +56,15 @@ def start(cursor: Cursor, fences: Sequence[Fence], *, lease: float) -> dict[int,
 def start_alone(fences: Sequence[Fence], *, lease: float) -> str:
     """Return the query of `start()`, in a transaction of the worker's, for the simple protocol.
 
-    At READ COMMITTED, whatever the connection of the handlers is set to: no conflict refuses it.
+    It runs at READ COMMITTED, whatever level the handlers' connection has: no serialization
+    conflict can refuse it.
     """
     start = START % literals({**fence_columns(fences), "lease": lease})
     return f"{begin(Limits())}; {start}; commit"
 
 
 def parse_start_result(rows: Sequence[Sequence[bytes | None]]) -> dict[int, bool]:
-    """Return the result of `start_alone()` as `start()` does."""
+    """Return the result of `start_alone()` in the form of `start()`."""
     return {int(id or 0): expired == b"t" for id, expired in rows}
 
 

@@ -87,8 +87,8 @@ def set_each(settings: Mapping[str, str]) -> str:
     return "".join([f"set local {name} = {int(value)}; " for name, value in settings.items()])
 
 
-# One query, where several statements cannot be sent as one. The planner overestimates the cost of
-# a message's state: JIT would compile for a second what runs in 10 ms.
+# A single query, for where several statements cannot be sent at once. The planner overestimates the
+# cost of a message's state: JIT would spend a second compiling what runs in 10 ms.
 SET_LOCAL = """
 select set_config('jit', 'off', true),
        set_config('statement_timeout', %(statement)s, true),

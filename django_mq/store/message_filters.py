@@ -1,4 +1,4 @@
-"""The messages that match a filter and that an action applies to: counted, and page by page.
+"""Messages that match a filter and to which an action applies: counted, and page by page.
 
 A page looks at a bounded range of ids, whatever the filter finds there.
 """
@@ -72,8 +72,8 @@ _CONDITIONS = {
 def where(wanted: MessageFilter, action: str) -> tuple[str, dict[str, Any]]:
     """Return the condition on `m` of a filter and of an action, and its parameters.
 
-    With `heads`, the action is on the heads of the lines of the matching messages, so the states of
-    these do not matter.
+    With `heads`, the action applies to the heads of the lines of the matching messages, so the
+    states of the matching messages do not matter.
     """
     params = wanted.as_json()
     applies = "true" if params.pop("heads", False) else ACTION_CONDITIONS[action]
@@ -95,7 +95,7 @@ def last_id(cursor: Cursor) -> int:
 
 
 class Page(NamedTuple):
-    """The ids of one page, and the id behind which the next begins; None after the last."""
+    """The ids of one page, and the id behind which the next page begins; None after the last."""
 
     ids: list[int]
     after: int | None
@@ -134,7 +134,7 @@ def page(
     last: int,
     limit: int,
 ) -> Page:
-    """Return up to `limit` matching ids among the next `WINDOW` behind `after`, up to `last`."""
+    """Return up to `limit` matching ids of the next `WINDOW` behind `after`, up to id `last`."""
     condition, params = where(wanted, action)
     cursor.execute(
         PAGE.format(where=condition),
@@ -157,7 +157,7 @@ select count(*)
 
 
 def count(cursor: Cursor, wanted: MessageFilter, *, action: str, last: int) -> int:
-    """Return how many messages match, up to the id `last`; the caller bounds the time."""
+    """Return how many messages match, up to the id `last`; the caller limits the time."""
     condition, params = where(wanted, action)
     cursor.execute(COUNT.format(where=condition), {**params, "last": last})
     return int(cursor.fetchone()[0])

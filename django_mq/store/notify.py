@@ -14,14 +14,14 @@ def is_enabled() -> bool:
     return get_settings().wakeup != "poll"
 
 
-#: The channel on which workers hear of due messages: one, and without payloads, since every login
-#: may listen.
+#: The channel on which workers hear of due messages. There is only one, and it carries no payloads,
+#: since every login may listen.
 CHANNEL = "django_mq"
 
 # A NOTIFY writes a commit record, so without synchronous_commit=off the commit would wait for the
-# disk. If a crash loses the ring, the next poll finds the message. One statement that needs no plan
-# and returns no row: it takes 110 us of CPU through Django's cursor; a SELECT of set_config() and
-# pg_notify() takes 173.
+# disk. If a crash loses the ring, the next poll finds the message. This is one statement that needs
+# no plan and returns no row: it takes 110 us of CPU through Django's cursor; a SELECT of
+# set_config() and pg_notify() takes 173.
 RING = f"""
 do $$ begin set local synchronous_commit to off; notify {CHANNEL}; end $$
 """

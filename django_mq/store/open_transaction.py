@@ -24,7 +24,7 @@ def begin_with_lock_wait(cursor: Cursor) -> str:
     return xid
 
 
-# Only those that this login can name: the temporary tables of other sessions have some too.
+# Only constraints that this login can name: temporary tables of other sessions have some, too.
 INITIALLY_IMMEDIATE = """
 select n.nspname, c.conname
   from pg_constraint c
@@ -60,8 +60,8 @@ STATUS = "select pg_xact_status(%(xid)s::xid8)"
 def transaction_status(cursor: Cursor, xid: str) -> str | None:
     """Return committed, aborted or in progress; None if the server does not know.
 
-    It does not know a transaction that is too old, or one whose id it lost in a crash and has not
-    assigned again.
+    The server does not know a transaction that is too old, or one whose id it lost in a crash and
+    has not assigned again.
     """
     try:
         cursor.execute(STATUS, {"xid": xid})

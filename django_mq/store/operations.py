@@ -66,13 +66,13 @@ select m.id
 
 
 def dead_before(cursor: Cursor, id: int, ids: Sequence[int]) -> list[int]:
-    """Return those of `ids` that were dead when the operation `id` was requested."""
+    """Return which of `ids` were dead when the operation `id` was requested."""
     cursor.execute(DEAD_BEFORE, {"id": id, "ids": list(ids)})
     return [row[0] for row in cursor.fetchall()]
 
 
 class Progress(NamedTuple):
-    """How far an operation got; `state` is running, or done or failed with the step."""
+    """The progress of an operation; `state` is running, or done or failed if this step ends it."""
 
     state: str
     done: int
@@ -125,7 +125,7 @@ returning o.state, o.done, o.skipped
 
 
 def cancel(cursor: Cursor, id: int) -> Progress | None:
-    """End an open operation after its current step, for which it waits; None if it is over."""
+    """End an open operation, after waiting for its current step; return None if it is over."""
     cursor.execute(CANCEL, {"id": id})
     row = cursor.fetchone()
     return None if row is None else Progress._make(row)

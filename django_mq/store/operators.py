@@ -14,7 +14,7 @@ from django_mq.store.conditions import WAITS
 from django_mq.store.kept_results import IS_KEPT, keep_removed
 from django_mq.store.keys import KeyLine, free_next
 
-#: The columns of `Removed`. `unanswered` has those with a new answer; tasks in `kept` have theirs.
+#: The columns of `Removed`. Messages in `unanswered` get a new answer; tasks in `kept` have one.
 REMOVED_COLUMNS = """id, queue, handler, key, type, unique_id,
        wants_result and dead_at is null and id <> all(%(kept)s::bigint[])
            and id not in (select message_id from unanswered)"""
@@ -46,8 +46,8 @@ def restore_waits(cursor: Cursor, before: str) -> None:
     cursor.execute(RESTORE_WAITS, {"before": before})
 
 
-# A dead letter has its answer already; it is not replaced. One that was requeued has the answer of
-# its first life, which is (`replace_answers`).
+# A dead letter already has its answer, which is not replaced. A requeued message has the answer of
+# its first life, which `replace_answers` replaces.
 REMOVE = f"""
 with removed as (
     delete from django_mq_queuedmessage
@@ -84,7 +84,8 @@ class Removed(NamedTuple):
     has_old_answer: bool = False
 
 
-# A separate statement, for the rare case alone: it needs more rights than an insert.
+# A separate statement, run only in the rare case that needs it: it needs more rights than an
+# insert.
 REPLACE_ANSWERS = """
 update django_mq_result
    set value = null, error_class = 'Unanswered', error_text = %(reason)s,
@@ -94,7 +95,7 @@ update django_mq_result
 
 
 def replace_answers(cursor: Cursor, removed: Sequence[Removed], reason: str) -> None:
-    """Make `reason` the answer of those removed requests that died and were requeued."""
+    """Make `reason` the answer of the removed requests that had died and were requeued."""
     if ids := [row.id for row in removed if row.has_old_answer]:
         cursor.execute(REPLACE_ANSWERS, {"ids": ids, "reason": reason})
 
@@ -102,7 +103,7 @@ def replace_answers(cursor: Cursor, removed: Sequence[Removed], reason: str) -> 
 def remove(
     cursor: Cursor, *, ids: Sequence[int], waiting: bool, dead: bool, reason: str
 ) -> list[Removed]:
-    """Delete those of `ids` that wait (if `waiting`) or are dead (if `dead`); return them.
+    """Delete messages in `ids` that wait (if `waiting`) or are dead (if `dead`); return them.
 
     `reason` becomes the answer of every removed request.
     """
@@ -143,7 +144,7 @@ def requeue(
 ) -> list[int]:
     """Give the dead letters `ids` at least `attempts` more attempts, due now.
 
-    Those with a unique id must be in `unique`: they have taken it again.
+    Dead letters with a unique id must be in `unique`, after they have taken their id again.
     """
     cursor.execute(REQUEUE, {"ids": list(ids), "attempts": attempts, "unique": list(unique)})
     return _ids(cursor)

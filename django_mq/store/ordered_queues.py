@@ -88,9 +88,10 @@ def disown(cursor: Cursor, *, worker: str, queues: Sequence[str] | None = None) 
     cursor.execute(DISOWN, {"worker": worker, "queues": None if queues is None else list(queues)})
 
 
-# For messages broadcast before the queue was ordered, or by producers that do not know that it is.
-# In the line, no message is parked by its key. No index finds the messages beside a line, so
-# waiting rows are scanned in the order of mq_claim and keyed rows in that of mq_key, in windows.
+# Adopts messages broadcast before the queue was ordered, or by producers that do not know that it
+# is. In the line, no message is parked by its key. No index finds the messages outside the line, so
+# two scans look for them in windows: waiting rows in the order of mq_claim, and keyed rows in the
+# order of mq_key.
 ADOPT = f"""
 with waiting as materialized (
     (select m.id, m.ordered, m.priority, m.processable_after as at
@@ -154,7 +155,7 @@ select (select count(*) from adopted), last.*, last_keyed.*
 
 
 class AdoptResume(NamedTuple):
-    """Where the two scans of a queue resume: that of waiting rows, and that of keyed rows.
+    """Where the two scans of a queue resume: the scan of waiting rows, and the scan of keyed rows.
 
     A scan without a priority, or without a handler, is over and waits for the other to end.
     """
@@ -177,7 +178,7 @@ class AdoptedMessages(NamedTuple):
 def adopt(
     cursor: Cursor, *, queue: str, limit: int, after: AdoptResume | None = None
 ) -> AdoptedMessages:
-    """Move messages that wait beside the line of `queue` into it.
+    """Move the messages of `queue` that wait outside its line into the line.
 
     Looks at up to `limit` waiting rows and as many keyed rows, from `after` on.
     """
@@ -199,8 +200,8 @@ select queue
    for no key update skip locked
 """
 
-# From the head to the first gap, and only while nothing of the queue is in flight. With =, the
-# planner may scan the primary key instead of the line.
+# Claims from the head to the first gap, and only while nothing of the queue is in flight. With =,
+# the planner may scan the primary key instead of the line.
 CLAIM_LINE = f"""
 with head as materialized (
     select m.id, m.payload::text as payload,
@@ -267,7 +268,7 @@ def claim(
 
     A head that is delayed, retrying or (unless `skip_dead`) dead blocks the line, and so does any
     message in flight. The caller opens a transaction and commits it at once. The `more_claimers`
-    share the rows. The rows `excluded`, and those behind them, are left out.
+    share the rows. Rows in `excluded`, and the rows behind them, are left out.
     """
     cursor.execute(HOLD_LINE, {"queue": queue, "worker": worker})
     if cursor.fetchone() is None:

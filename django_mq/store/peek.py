@@ -1,7 +1,7 @@
 """The first messages of queues, in the order of their ids.
 
-No index has the ids of a queue, or of living messages, in order. So the first `limit` messages of
-each kind are read per queue in the order of an index, and the lowest ids of all these are returned.
+No index has the ids of a queue, or of live messages, in order. So the first `limit` messages of
+each kind are read per queue in the order of an index, and the lowest of all these ids are returned.
 The result is exact for a queue with up to `limit` messages of each kind. Over all queues together,
 the first messages are those at the beginning of the table.
 """
@@ -19,7 +19,7 @@ WINDOW = 1000
 #: Messages, dead ones included, that are examined for the first of all queues.
 FIRST = 10_000
 
-# A blocked row has a key, so the indexes of waiting, leased and keyed rows cover all living ones.
+# A blocked row has a key, so the indexes of waiting, leased and keyed rows cover all live ones.
 _PEEK = f"""
 select found.id
   from unnest(%(queues)s::text[]) as asked (queue)
@@ -73,7 +73,7 @@ _LOCK, _NO_LOCK = "for share of m skip locked", "offset 0"
 _LAPSED = "and m.leased_until <= statement_timestamp()"
 PEEK = _PEEK.format(locking=_NO_LOCK, lapsed="")
 PEEK_FREE = _PEEK.format(locking=_LOCK, lapsed=_LAPSED)
-#: For logins and servers that only read: it cannot see which rows are locked.
+#: For read-only logins and servers: it cannot see which rows are locked.
 PEEK_UNLEASED = _PEEK.format(locking=_NO_LOCK, lapsed=_LAPSED)
 
 _PEEK_FIRST = """
@@ -106,11 +106,11 @@ select exists (select from django_mq_queuedmessage m order by m.id offset %(firs
 def peek(
     cursor: Cursor, *, queues: Iterable[str] | None, limit: int, free: bool = False
 ) -> list[int]:
-    """Return the lowest `limit` ids of the first living messages of `queues`, together.
+    """Return the lowest `limit` ids of the first live messages of all `queues` together.
 
     `queues` is None for all queues. `free` leaves out messages that are leased or locked by another
-    session, and locks the others until the transaction ends: roll back to a savepoint. A login that
-    may not update messages locks none and sees no locks.
+    session, and locks the others until the transaction ends: roll back to a savepoint to release
+    them. A login that may not update messages locks none and sees no locks.
     """
     may_lock = prepare_to_read(cursor)
     kind = (1 if may_lock else 2) if free else 0
@@ -153,7 +153,7 @@ select m.id
 
 
 def peek_dead(cursor: Cursor, *, queues: Iterable[str] | None, limit: int) -> list[int]:
-    """Return the lowest `limit` ids of the longest dead messages of `queues`, together.
+    """Return the lowest `limit` ids of the longest dead messages of all `queues` together.
 
     `queues` is None for all queues.
     """

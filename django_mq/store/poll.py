@@ -149,11 +149,11 @@ select exists (
 def any_line_moves(
     cursor: Cursor, *, queues: Sequence[str], skipping: Sequence[str], soon: float
 ) -> bool:
-    """Return whether a line of `queues`, in each of which a message is due, moves on by itself.
+    """Return whether the line of any of `queues`, each with a due message, moves on by itself.
 
-    It does if its head is due or in flight, or if the due message is not in the line yet; but not
-    behind a message with a lease of more than `soon` seconds. In the queues `skipping`, dead
-    messages are skipped.
+    A line does if its head is due or in flight, or if the due message is not in the line yet; but
+    not if a message of the queue has a lease of more than `soon` seconds. `skipping` names the
+    queues in which dead messages are skipped.
     """
     cursor.execute(MOVES, {"queues": list(queues), "skipping": list(skipping), "soon": soon})
     return bool(cursor.fetchone()[0])

@@ -31,7 +31,7 @@ select row->>'queue', row->>'handler', row->>'type', row->>'unique_id',
 
 
 def put_aside(cursor: Cursor, rows: Sequence[UniqueRow]) -> None:
-    """Keep the rows until their unique ids are free; wait for sessions that put the same aside."""
+    """Keep the rows until their unique ids are free; wait for sessions that put aside the same."""
     cursor.execute(PUT_ASIDE, {"rows": documents(rows)})
 
 

@@ -152,7 +152,7 @@ update django_mq_queuestate s
 
 
 def cancel_probe(cursor: Cursor, *, queue: str, claimer: str) -> None:
-    """Give back the probe of `queue` if `claimer` has it, and claimed nothing or ran nothing."""
+    """Give back the probe of `queue` that `claimer` has, when it claimed nothing or ran nothing."""
     cursor.execute(CANCEL_PROBE, {"queue": queue, "claimer": claimer})
 
 
@@ -198,7 +198,7 @@ returning s.queue
 def drop_probes_of(cursor: Cursor, *, worker: str, excluded: Collection[str] = ()) -> set[str]:
     """Give back every probe of worker process `worker`, except those of the claimers `excluded`.
 
-    Returns the queues, each of which may start a new probe at once.
+    Returns their queues: each may start a new probe at once.
     """
     cursor.execute(DROP_PROBES, {"prefix": f"{worker}:", "excluded": list(excluded)})
     return {row[0] for row in cursor.fetchall()}

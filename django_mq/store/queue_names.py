@@ -74,6 +74,6 @@ select queue from django_mq_queuestate s
 
 
 def names(cursor: Cursor) -> set[str]:
-    """Return the queues that have messages, or a QueueState that still says something."""
+    """Return the queues that have messages, or a QueueState with a setting or decision in force."""
     cursor.execute(NAMES)
     return {row[0] for row in cursor.fetchall()} - {CHORES_ROW}

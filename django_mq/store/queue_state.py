@@ -112,7 +112,7 @@ select found.due,
   left join django_mq_queuestate s on s.queue = %(queue)s
 """
 STATE = _STATE.format(locking="for share of m skip locked")
-#: For logins and servers that only read: a row that another session has locked counts as due.
+#: For read-only logins and servers: a row that another session has locked counts as due.
 STATE_UNLOCKED = _STATE.format(locking="")
 
 # The first message of an ordered queue. An expired one counts as dead, which it will be.
@@ -145,9 +145,9 @@ HEAD_UNLOCKED = _HEAD.format(locking="")
 class QueueSnapshot(NamedTuple):
     """The state of a queue at `now`, by the database's clock.
 
-    `due`: a message can be claimed. `next_at`: the earliest due or lapse time in the future.
-    Two more, unless `due`. `taken`: a message is due or lapsed, though another session may have it
-    locked. `more`: in some priority, due messages follow those that were examined.
+    `due`: a message can be claimed. `next_at`: the earliest due or lapse time in the future. The
+    other two are set unless `due`. `taken`: a message is due or lapsed, though another session may
+    have it locked. `more`: in some priority, more due messages follow the examined ones.
     """
 
     due: bool
@@ -164,8 +164,8 @@ def state(cursor: Cursor, *, queue: str, skip_dead: bool, ordered: bool = False)
     """Return the state of `queue`; with `skip_dead`, a dead head does not block its key.
 
     Examines up to `WINDOW` due messages per priority. In an `ordered` queue, the first message
-    alone decides; one with no message in line yet is like any other. Locks at most three rows
-    until the transaction ends: roll back to a savepoint.
+    alone decides; an ordered queue with no message in line yet is treated like any other. Locks at
+    most three rows until the transaction ends: roll back to a savepoint to release them.
     """
     locks = prepare_to_read(cursor)
     asked = {"queue": queue, "queues": [queue], "skip_dead": skip_dead, "window": WINDOW}

@@ -22,7 +22,7 @@ returning s.paused_until
 
 
 class Paused(NamedTuple):
-    """A queue is paused `until` then, or (None) until it is resumed."""
+    """The pause of a queue: `until` a time, or (None) until it is resumed."""
 
     until: datetime | None
 

@@ -27,13 +27,13 @@ class FigureRow(NamedTuple):
 _COLUMNS = """f.queue, f.handler, f.acked, f.failed, f.retried, f.dead, f.broadcast,
        f.waited::text, f.ran::text"""
 
-# Until when hours are added up: these are read as one row, later ones by minute.
+# The time up to which hours are added up: such an hour is read as one row, later ones by minute.
 _ROLLED = """rolled (until) as (
     select coalesce(max(h.hour) + interval '1 hour', '-infinity')
       from django_mq_hourfigures h
      where h.hour <= statement_timestamp()
 )"""
-# The server would take ten times as long as Python to add up histograms.
+# Python adds up the histograms: the server would take ten times as long.
 PARTS = f"""
 with {_ROLLED}
 select date_part('epoch', f.minute)::bigint, {_COLUMNS}
@@ -63,7 +63,7 @@ class HandlerCalls(NamedTuple):
     last_at: datetime
 
 
-# A message that died without an attempt counts as dead alone.
+# A message that died without an attempt counts only as dead.
 CALLS = f"""
 with {_ROLLED}, part as (
     select f.minute as at, f.handler, f.acked + f.failed as attempts

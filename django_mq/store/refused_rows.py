@@ -150,9 +150,9 @@ update django_mq_queuedmessage m
 def try_claim(cursor: Cursor, ids: Sequence[int], *, records: bool = True) -> None:
     """Claim the rows `ids`, without their order and limits; the caller rolls it back.
 
-    Raises the server's error if it refuses one of them, also one that it raises at a commit. Rows
-    that another session has locked are skipped. `records`: it records the attempts that vanished,
-    too, for which some logins have no right.
+    Raises the server's error if it refuses one of them, even if it would do so only at COMMIT. Rows
+    that another session has locked are skipped. `records`: the claim also records the attempts that
+    vanished, for which some logins have no right.
     """
     if records:
         cursor.execute(RECORD, {"ids": array(ids)})

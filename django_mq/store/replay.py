@@ -28,7 +28,7 @@ class PastMessage(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """The wanted handled messages; None: any. The times are those of their end."""
+    """Which handled messages to read (None: any); the times are when they ended."""
 
     ids: Sequence[int] | None = None
     queue: str | None = None

@@ -21,11 +21,11 @@ class Reply(NamedTuple):
     error_text: str = ""
 
 
-#: Not the channel of the workers, for which an answer means no work; without a payload, too.
+#: Not the channel of the workers, since an answer brings them no work; without payloads, too.
 CHANNEL = "django_mq_replies"
 LISTEN = f"listen {CHANNEL}"
 
-# A dead message has its answer, but may be requeued: the latest answer replaces it.
+# A dead message has its answer already, but may be requeued: the latest answer replaces it.
 STORE = f"""
 with stored as (
     insert into django_mq_result (message_id, handler, value, error_class, error_text)

@@ -34,7 +34,7 @@ select count(*), case when count(*) < cardinality(%(ids)s::bigint[]) then array_
   from locked
 """
 
-# The server plans this one in half the time.
+# A form for one row, which the server plans in half the time.
 LOCK_ONE = """
 select 1, null, case when m.expires_at <= statement_timestamp() then array[m.id] end,
        pg_current_xact_id()::text
@@ -68,7 +68,7 @@ LOCK_ONE_WAITING, LOCK_WAITING = (
 def lock_waiting(fences: Sequence[PlainFence]) -> str:
     """Return the queries that lock rows, waiting up to `LOCK_WAIT_SECONDS` in all.
 
-    They set statement_timeout until the end of the transaction, or until it is set again.
+    The queries set statement_timeout until the end of the transaction, or until it is set again.
     `parse_lock_result()` reads their result.
     """
     return _filled_in(LOCK_ONE_WAITING, LOCK_WAITING, fences)

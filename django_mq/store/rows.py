@@ -36,7 +36,7 @@ class Rows(Sequence[NewRow]):
     """Rows stored as templates (rows without their payload) and payloads; joined on access.
 
     Many rows share few templates, so this keeps little more than one string per row. The garbage
-    collector scans every long-lived object again and again, but no strings.
+    collector scans every long-lived object again and again, but not strings.
 
     >>> rows = Rows([NewRow("mail", "t", "1", 20), NewRow("stock", "t", "2", 20)])
     >>> [row.queue for row in rows], rows[1].payload, [row.payload for row in rows[:1]]

@@ -63,7 +63,7 @@ class ScheduleRow(NamedTuple):
 
     @property
     def due_at(self) -> datetime:
-        """The time for which it is due; now if it is off."""
+        """The time for which the schedule is due; now if it is off."""
         return self.next_at or self.now
 
 
@@ -85,7 +85,7 @@ select {_COLUMNS}
    for no key update skip locked
 """
 
-#: A place in the order of schedules: next time and name. And the one before all.
+#: A position in the order of schedules: next time and name. Then, the position before all.
 Position = tuple[datetime, str]
 FIRST: Position = (datetime(1, 1, 1, tzinfo=UTC), "")
 
@@ -98,10 +98,10 @@ def take_due(
     cron: bool = True,
     until: datetime | None = None,
 ) -> list[ScheduleRow]:
-    """Lock the next schedules that are due, in order, without those that others have locked.
+    """Lock the next schedules that are due, in order, except those that other sessions have locked.
 
     They follow the position `after`. `cron=False` leaves out cron expressions, for a process that
-    cannot read them. With `until`, those due by that time instead of now.
+    cannot read them. With `until`, locks those that are due by that time instead of by now.
     """
     at, name = after
     cursor.execute(
@@ -233,7 +233,7 @@ select name
 
 
 def touch(cursor: Cursor, names: list[str], *, touch_after: float, retire_after: float) -> set[str]:
-    """Record that these schedules are still declared; return those of them that are known.
+    """Record that these schedules are still declared; return the names that are known.
 
     Others were never stored, were removed, or may have been retired: declare them.
     """
@@ -263,8 +263,8 @@ def retire(cursor: Cursor, *, retire_after: float) -> list[str]:
     return [name for (name,) in cursor.fetchall()]
 
 
-# An operator who enables a schedule that the code dropped gets the time in which a process may
-# declare it again; `declared_at` stays null for one that no code has declared.
+# If an operator enables a schedule that the code dropped, processes get time to declare it again;
+# `declared_at` stays null for a schedule that no code has declared.
 DECIDE = """
 update django_mq_schedule
    set decision = %(enabled)s, enabled = %(enabled)s, next_at = %(next_at)s::timestamptz,

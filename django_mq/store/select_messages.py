@@ -12,7 +12,7 @@ from django_mq.store.readers import prepare_to_read
 
 
 class Selection(NamedTuple):
-    """The wanted messages; None: any.
+    """Which messages to select (None: any).
 
     `older_than` is in seconds since the message died, or since the broadcast if it is alive.
     """
@@ -40,7 +40,7 @@ select m.id
 
 
 def keep_selectable(cursor: Cursor, *, ids: Sequence[int], waiting: bool) -> list[int]:
-    """Return those of `ids` that are dead letters, longest dead first; with `waiting`, all."""
+    """Return which of `ids` are dead letters, longest dead first; with `waiting`, return all."""
     cursor.execute(KEEP_SELECTABLE, {"ids": list(ids), "waiting": waiting})
     return [row[0] for row in cursor.fetchall()]
 
@@ -99,9 +99,9 @@ FIND = _FIND.format(rows=_ALL)
 
 
 def find(cursor: Cursor, wanted: Selection, *, waiting: bool) -> list[int]:
-    """Return the ids of dead letters, longest dead first; with `waiting`, of living messages too.
+    """Return the ids of dead letters, longest dead first; with `waiting`, of live messages too.
 
-    Reads no rows of other queues and, without `waiting`, none of living messages.
+    Reads no rows of other queues and, without `waiting`, no rows of live messages.
     """
     names = sorted(queue_names.names(cursor)) if wanted.queue is None else [wanted.queue]
     prepare_to_read(cursor)

@@ -16,7 +16,7 @@ select asked.name, c.relname, i.indisvalid and i.indisready
 
 
 def indexes(cursor: Cursor, *, tables: Sequence[str]) -> dict[str, dict[str, bool]]:
-    """Return the indexes of those of `tables` that exist, and whether each is valid."""
+    """Return the indexes of the `tables` that exist, and whether each index is valid."""
     cursor.execute(INDEXES, {"tables": list(tables)})
     found: dict[str, dict[str, bool]] = {}
     for table, index, valid in cursor.fetchall():

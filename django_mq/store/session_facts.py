@@ -33,7 +33,7 @@ SERVER_PROCESS = "select pg_backend_pid()"
 
 
 def is_pooled(driver: psycopg.Connection[Any]) -> bool:
-    """Return whether there is a pooler: it reports a process id other than the server's own."""
+    """Return whether there is a pooler: it reports a process id that is not the server's own."""
     row = driver.execute(SERVER_PROCESS).fetchone()
     return row is not None and row[0] != driver.info.backend_pid
 
@@ -60,7 +60,7 @@ def login_limits(driver: psycopg.Connection[Any]) -> LoginLimits:
     return LoginLimits(*row) if row else LoginLimits(0, None)
 
 
-# The view has neither the role, of which "none" is the login itself, nor settings with a dot.
+# The view lists neither the role (of which "none" is the login itself) nor settings with a dot.
 SETTINGS = """
 select s.name, s.setting
   from pg_settings s
@@ -76,7 +76,7 @@ def settings_of(driver: psycopg.Connection[Any]) -> dict[str, str]:
     return dict(driver.execute(SETTINGS).fetchall())
 
 
-#: Only of the probes below: every listener hears all of them, and takes its own.
+#: For the probes below alone: every listener hears all probes, and picks its own.
 PROBE_CHANNEL = "django_mq_probe"
 
 

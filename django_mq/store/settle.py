@@ -23,7 +23,7 @@ EXISTING = "select id from django_mq_queuedmessage where id = any(%(ids)s::bigin
 
 
 def existing(cursor: Cursor, ids: Collection[int]) -> set[int]:
-    """Return those of `ids` that still exist, whatever their state."""
+    """Return which of `ids` still exist, in whatever state."""
     cursor.execute(EXISTING, {"ids": array(ids)})
     return _ids(cursor)
 
@@ -35,7 +35,7 @@ select m.id
 
 
 def still_ours(cursor: Cursor, fences: Sequence[Fence]) -> set[int]:
-    """Return the ids of `fences` that no other claim has taken, locked or not."""
+    """Return which ids of `fences` no other claim has taken, locked or not."""
     cursor.execute(STILL_OURS, fence_columns(fences))
     return _ids(cursor)
 
@@ -195,7 +195,7 @@ def snooze(cursor: Cursor, snoozes: Sequence[SnoozedDelivery]) -> set[int]:
 
 
 class Hold(NamedTuple):
-    """A message that cannot run here, why, and the seconds until the next worker looks."""
+    """A message that cannot run here, why, and the seconds until a worker looks at it again."""
 
     fence: Fence
     reason: str

@@ -22,8 +22,8 @@ def estimated_rows(cursor: Cursor, table: str) -> int | None:
     return None if row is None or row[0] < 0 else int(row[0])
 
 
-# A binary search: ids and the time of creation grow together. Each step is one probe of the
-# primary key, so that a million rows take 20.
+# A binary search: ids and creation times grow together. Each step is one probe of the primary key,
+# so that a million rows take 20 steps.
 ID_AT = """
 with recursive extent (low, high) as (
     select min(t.{id}), max(t.{id}) from {table} t

@@ -34,9 +34,10 @@ def newest(cursor: Cursor, *, limit: int, queues: Collection[str] | None) -> dic
     return dict(cursor.fetchall())
 
 
-# Held messages are claimed again and again, so they lie anywhere in the order of the claim: among
-# those due for longest or last, where a backlog is long, or due next. The limits bound the rows
-# read of each queue and priority, and of all. Where few are due, one may be read twice.
+# Held messages are claimed again and again, so they may be anywhere in the order of the claim:
+# among those due for longest, among those due last (behind a long backlog), or among those due
+# next. The limits bound the rows read per queue and priority, and in all. If few messages are due,
+# a row may be read twice.
 HELD = f"""
 with recursive {LANES}
 select looked.type, count(distinct looked.id), min(looked.id)

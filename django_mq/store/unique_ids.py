@@ -1,7 +1,7 @@
 """Unique ids: how producers look them up and take them.
 
-An id is taken by its row; the message that holds it may end at any time. No statement waits for a
-message's row, whose session may wait for an id. All sessions lock ids in column order, by bytes.
+A row here takes an id; the message that holds it may end at any time. No statement waits for a lock
+on a message, whose session may wait for an id. Sessions lock ids in column order, by bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def columns(ids: Iterable[UniqueId]) -> dict[str, object]:
 def holder_of(id: str) -> str:
     """Return the FROM item `u`: the last holder of the unique id of the row `id`.
 
-    Its `version` is another one after each change of the row.
+    Its `version` differs after each change of the row.
     """
     return f"""lateral (
     select u.message_id, u.quiet_until, u.xmin::text as version
@@ -50,7 +50,7 @@ def holder_of(id: str) -> str:
 def if_as_seen(rows: str, id: str) -> str:
     """Return the end of an INSERT that takes the unique ids of `rows` that are still as seen.
 
-    The version tells of a transaction that gave the message, which had expired, more time.
+    The version reveals a transaction that gave more time to a message that had expired.
     """
     return f"""on conflict (queue, handler, type, unique_id) where put_aside is null do update
        set message_id = excluded.message_id, unique_for = excluded.unique_for, quiet_until = null
@@ -64,7 +64,8 @@ def if_as_seen(rows: str, id: str) -> str:
 
 #: Message `m` holds its unique id. One that expired while it waited does not: it can never start,
 #: and the chore that dead-letters it may be long in coming. Where one snapshot serves the whole
-#: transaction, it must have expired before that: later it may have been claimed in time, unseen.
+#: transaction, it must have expired before that: later, a worker may have claimed it in time,
+#: unseen.
 HOLDS = """m.dead_at is null
        and (m.leased_until is not null or (m.expires_at <=
             case current_setting('transaction_isolation') when 'read committed'
@@ -117,7 +118,7 @@ def read_states(cursor: Cursor, ids: Sequence[UniqueId]) -> list[StoredUniqueId]
 
 
 class UniqueRow(NamedTuple):
-    """A row to write, its id, and what was seen of its unique id, if it has one.
+    """A row to write, its id, and the state in which its unique id was seen, if it has one.
 
     `unique_for` is how many seconds the unique id stays taken after a success.
     """

@@ -1,4 +1,4 @@
-"""Vacuum the short-lived tables, where the server's autovacuum comes too rarely."""
+"""Vacuum the short-lived tables, for which the server's autovacuum runs too rarely."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def versions(cursor: Cursor) -> Mapping[str, Versions]:
 
 def vacuum(cursor: Cursor, table: str) -> None:
     """Make the space of dead row versions reusable; call it outside a transaction."""
-    # Not through the cursor: behind a pooler it sends each statement in a transaction.
+    # Not through the cursor: behind a pooler, the cursor wraps each statement in a transaction.
     cursor.connection.execute(VACUUM[table])

@@ -1,7 +1,8 @@
 """Which messages wait behind which: the heads of lines, and the position of a message in its line.
 
-A line is (queue, handler, key), or an ordered queue. Its head is the row with the lowest id; in
-the queues `skipping`, the lowest that is not dead. Every count ends at a limit.
+A line is (queue, handler, key), or an ordered queue. Its head is the row with the lowest id;
+`skipping` names the queues in which it is the lowest that is not dead. Every count stops at a
+limit.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from django_mq.store import Cursor
 
 # One probe per message with others parked behind it, the oldest first, up to `examined`: 0.1 s for
-# 10,000. Rows of one line may be parked behind different messages, some of them gone. With
-# key = line.key, the planner may scan the primary key (see claim_keyed).
+# 10,000. Rows of one line may be parked behind different messages, some of which are gone. With key
+# = line.key, the planner may scan the primary key (see claim_keyed).
 BLOCKED = """
 with recursive blocker (id, queue, handler, key, n) as (
     (select m.blocked_by, m.queue, m.handler, m.key, 1
@@ -189,8 +190,8 @@ def _positions(line: str, *, by: str, excluding: str) -> str:
     A claimed row that satisfies `excluding` keeps all others of the line from being claimed,
     including earlier ones that became visible later.
     """
-    # Not by id alone: the planner might scan the primary key instead of the line. And not with
-    # `by` = its value or both bounds: the scan would start there, and not at the asked row.
+    # Not by id alone: the planner might scan the primary key instead of the line. Not with `by` =
+    # value or with both bounds, either: the scan would start at the bound, not at the asked row.
     value = by.replace("m.", "asked.")
     before = f"({by}, m.id) < ({value}, asked.id) and {by} >= {value}"
     after = f"({by}, m.id) > ({value}, asked.id) and {by} <= {value}"
