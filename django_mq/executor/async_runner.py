@@ -28,9 +28,10 @@ from django_mq.policy.outcomes import AttemptEnded, TimedOut, was_stopped
 from django_mq.policy.stack import Frame, awaited_by, raised_from
 from django_mq.signals import is_observed, log_failure, message_started
 
-#: Seconds over which freed slots are collected before they are announced: one claim fills them all.
+#: Seconds over which freed slots are collected before they are announced, so that one claim fills
+#: them all.
 ROOM_EVERY = 0.0005
-#: Seconds that the end waits for the thread of blocking calls, to close its connections.
+#: At the end, seconds to wait for the thread of blocking calls to close its connections.
 CLOSE_SECONDS = 1.0
 
 
@@ -65,15 +66,15 @@ class AsyncRunner(threading.Thread):
         self.cut_off = False
         self._cancelling = self._drained = False
         self._running: dict[asyncio.Task[None], CallEntries] = {}
-        # By message id: the operator who stopped it.
+        # The operator who stopped a message, by its id.
         self._stopped: dict[int, str] = {}
         self._settler = AsyncSettler(
             context, on_calls_ended=self._finish_calls, give_up=self._give_up, link=link
         )
 
     def start(self) -> None:
-        # Here, because a loop has file descriptors that only the end of the thread closes: a run
-        # without coroutines needs none.
+        # Created here, because a loop has file descriptors that are closed only when the thread
+        # ends: a run without coroutines needs none.
         self._loop = asyncio.new_event_loop()
         super().start()
 
@@ -91,14 +92,14 @@ class AsyncRunner(threading.Thread):
         self._loop.call_soon_threadsafe(self._start, tasks)
 
     def stop(self, id: int, by: str) -> bool:
-        """Cancel the call of message `id`, if it runs here; from any thread."""
+        """Stop the call of message `id`, if it runs here. From any thread."""
         if (found := self._call_of(id)) is None:
             return False
         self._loop.call_soon_threadsafe(self._cancel, found[1], id, by)
         return True
 
     def where(self, id: int) -> list[Frame]:
-        """Return where the call of message `id` waits; none if it does not. From any thread."""
+        """Return where the call of message `id` waits; nothing if it does not. From any thread."""
         found = self._call_of(id)
         return [] if found is None else awaited_by(found[0].get_coro())
 
@@ -145,7 +146,7 @@ class AsyncRunner(threading.Thread):
             self._start_due()
 
     def _start_due(self) -> None:
-        """Begin the calls whose lists have waited long enough."""
+        """Start the calls whose lists have waited long enough."""
         for together in self._lingering.take_due(monotonic()):
             self._begin(together)
         if self._timer is not None:
@@ -168,7 +169,7 @@ class AsyncRunner(threading.Thread):
         try:
             if ready := await self._ready(tasks):
                 ended = await self._call(ready, entries)
-                # Before the settle: if the process is ended now, these are not the cause.
+                # Before the settle: if the process is ended now, these messages are not the cause.
                 entries.end()
         except asyncio.CancelledError:
             return  # cancelled by the drain: it stays on the scoreboard, and the attempt counts
@@ -184,7 +185,7 @@ class AsyncRunner(threading.Thread):
             self._notify_room()
 
     async def _ready(self, tasks: list[Task]) -> list[Task]:
-        """Return the tasks that may start; settle those that must not."""
+        """Return the tasks that may start; settle the others."""
         since = lease_clock() - self._context.unlocked_for
         if all(
             may_start_unlocked(task, since) and not has_expired(task.delivery) for task in tasks
@@ -201,21 +202,21 @@ class AsyncRunner(threading.Thread):
         return ready
 
     def _finish_calls(self, tasks: Sequence[Task]) -> None:
-        """Note that the calls of `tasks` are settled. Called by the thread that settles."""
+        """Note that the calls of `tasks` are settled. Called by the settler's thread."""
         came_free = self._slots.settle(_ids(tasks))
         self._local_queue.end_calls(*[task.line for task in tasks])
         if came_free:
             self._on_room()
 
     def _give_up(self, ended: Sequence[Ended], tasks: Sequence[Task]) -> None:
-        """Let the leases of `ended` lapse, and start nothing behind the calls of `tasks` before."""
+        """Break the lines of `tasks`, so that nothing behind them starts; let the leases lapse."""
         for task in tasks:
             if task.line is not None:
                 self._local_queue.break_line(task.line)
         self._local_queue.untrack([each.delivery.id for each in ended])
 
     def _notify_room(self) -> None:
-        """Announce free slots after a moment, in which more may come free."""
+        """Announce free slots after a moment, in which more slots may become free."""
         if not self._room_notice_due:
             self._room_notice_due = True
             self._loop.call_later(ROOM_EVERY, self._notify_room_now)
@@ -246,7 +247,7 @@ class AsyncRunner(threading.Thread):
                 raise  # cancelled by the drain, not by the handler itself
             late = issubclass(kind, TimeoutError) and limit.expired()
             error = self._ended(tasks, raised) if late else raised
-            if late:  # its call cannot be cancelled: the supervisor ends the process if it goes on
+            if late:  # its blocking call goes on: the supervisor ends the process if that lasts
                 await self._thread.wait_for_calls(call.deliveries[0])
         seconds = perf_counter() - began
         if self._stopped:
@@ -256,7 +257,7 @@ class AsyncRunner(threading.Thread):
         return call.end(self._context.failure_end, result, error, seconds)
 
     def _ended(self, tasks: list[Task], raised: BaseException) -> AttemptEnded:
-        """Return the error of a call that its limit cancelled, with the place where it waited."""
+        """Return the error of a call cancelled by its limit, with the place where it waited."""
         stopped = [self._stopped[id] for task in tasks if (id := task.delivery.id) in self._stopped]
         error = was_stopped(stopped[0]) if stopped else TimedOut("the handler ran past its timeout")
         error.stack = raised_from(raised.__cause__ or raised)

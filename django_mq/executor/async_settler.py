@@ -1,7 +1,7 @@
-"""The thread that writes for async handlers.
+"""The thread that writes to the database for async handlers.
 
-It settles deliveries that ended together in one statement, and gives a full lease to those that
-must have one before they start.
+It settles deliveries that ended together in one statement, and gives a full lease to messages that
+need one before they start.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class AsyncSettler(threading.Thread):
     def start_leases(self, tasks: list[Task], answer: asyncio.Future[dict[int, bool]]) -> None:
         """Request full leases for `tasks`.
 
-        The result of `answer` maps the ids of those still ours to whether they have expired; it may
-        contain other ids.
+        The result of `answer` maps the ids of the messages that are still ours to whether they have
+        expired; it may contain other ids.
         """
         self._requests.put(_StartRequest(tasks, answer))
 
@@ -64,8 +64,8 @@ class AsyncSettler(threading.Thread):
     ) -> None:
         """Request to settle `ended`, of the call of `tasks`, except lost ones.
 
-        With `call_ended`, `on_calls_ended` is then called with `tasks`. If an error of our own
-        prevents the settle, `give_up` is called first: the leases lapse.
+        With `call_ended`, `on_calls_ended` is then called with `tasks`. If a bug of ours prevents
+        the settle, `give_up` is called first: the leases lapse.
         """
         self._requests.put(_SettleRequest(ended, tasks, call_ended))
 
@@ -126,7 +126,7 @@ class AsyncSettler(threading.Thread):
         answers[0].get_loop().call_soon_threadsafe(_resolve, answers, started)
 
     def _start_all(self, starts: list[Task]) -> dict[int, bool]:
-        """Give each task a full lease; map the ids of those still ours to whether they expired."""
+        """Give each task a full lease; map the ids that are still ours to whether they expired."""
         fences: dict[float, list[Fence]] = {}
         for task in starts:
             fences.setdefault(self._context.lease_of(task.delivery.queue), []).append(
@@ -148,7 +148,7 @@ class AsyncSettler(threading.Thread):
                     return {}
             except Exception as error:  # coroutines wait for the answers: always return some
                 self._statements.close()
-                if len(fences) > 1:  # one row is bad; the others may start
+                if len(fences) > 1:  # one row is bad; the others may still start
                     parts = (self._start_leases([fence], lease) for fence in fences)
                     return {id: expired for part in parts for id, expired in part.items()}
                 logger.error(

@@ -12,7 +12,8 @@ class Slots:
 
     A message that succeeded leaves its slot when its handler ends, before it is settled; but at
     most `count` such messages wait for their settle. A failed message keeps its slot until it is
-    settled: only then is it known whether its queue backs off, so nothing takes its place before.
+    settled: only then is it known whether its queue backs off, so nothing may take its place
+    earlier.
 
     >>> slots = Slots(2)
     >>> slots.take(2)
@@ -35,7 +36,7 @@ class Slots:
         self._full_since: float | None = None
 
     def full_for(self) -> float:
-        """Return the seconds for which all slots have been taken, and no call has ended."""
+        """Return for how many seconds all slots have been taken without a call ending."""
         since = self._full_since
         return 0.0 if since is None else monotonic() - since
 
@@ -52,7 +53,7 @@ class Slots:
             self._full_since = monotonic() if self._taken >= self._count else None
 
     def end(self, ids: Collection[int], *, failed: bool) -> None:
-        """Note that the call of these messages has ended, and is settled next."""
+        """Note that the call of these messages has ended; they are settled next."""
         with self._lock:
             self._full_since = None
             if failed:
@@ -61,7 +62,7 @@ class Slots:
                 self._taken -= len(ids)
 
     def settle(self, ids: Collection[int]) -> bool:
-        """Note that these messages are settled; return whether slots came free just now."""
+        """Note that these messages are settled; return whether that freed any slots."""
         with self._lock:
             failed = self._failed.intersection(ids)
             self._failed -= failed

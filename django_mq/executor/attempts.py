@@ -31,7 +31,7 @@ from django_mq.policy.queue_backoff import Step, step_of
 class Attempts:
     """Runs handlers inside the atomic block of a slice.
 
-    `failure_end` decides what becomes of a failure. `nested` says that the transaction is a test's.
+    `failure_end` decides the outcome of a failure. `nested`: the transaction is a test's.
     `backoff_queues` are the queues with queue backoff: a failure in one of them keeps the rest of
     that queue in the slice from starting.
     """
@@ -48,8 +48,8 @@ class Attempts:
     ) -> None:
         """Run one message, or a batch, and add its end to `state`.
 
-        `locked`: its row was locked before it started. If it ends before `until`, another
-        delivery of the slice follows. Raises SliceAborted if it ended the transaction.
+        `locked`: its row was locked before it started. If the message ends before `until`, another
+        delivery of the slice follows. Raises SliceAborted if the handler ended the transaction.
         """
         savepoint, wrapper = self.session.savepoint, self.session.wrapper
         hooks, wrappers = len(wrapper.run_on_commit), len(wrapper.execute_wrappers)
@@ -72,7 +72,7 @@ class Attempts:
                 )
             seconds = perf_counter() - began
             if error is None:
-                # The hooks of a batch are those of all its messages: all must be acked together.
+                # The hooks of a batch belong to all of its messages, which must be acked together.
                 binds = len(tasks) > 1 and not locked and hooks < len(wrapper.run_on_commit)
                 error = _keep_writes(savepoint, more=monotonic() < until, binds=binds)
             state.savepoints += savepoint.opened
@@ -151,13 +151,13 @@ class Attempts:
     def _refused(
         self, tasks: list[Task], error: BaseException, seconds: float, state: SliceState
     ) -> None:
-        """Discard and repeat a run in which the handler could not use its connection."""
+        """Discard a run in which the handler could not use its connection, and repeat it."""
         state.stopped = True
         state.broken_lines.update(task.line for task in tasks)
         if isinstance(error, NotLocked):
             return
         if self.conflicts.count(tasks):
-            # Those skipped stay together: a batch runs as one again, locked before it starts.
+            # Skipped tasks stay together: a batch runs as one again, locked before it starts.
             (state.skipped if len(tasks) > 1 else state.to_rerun).extend(tasks)
         else:
             self._failed(tasks, error, seconds, state, state.unbound)
@@ -184,8 +184,8 @@ def _keep_writes(
 ) -> BaseException | None:
     """Keep the handler's writes; return the error of a handler that spoiled its transaction.
 
-    `binds`: it is bound to the transaction, even if it did not use its connection. Raises
-    TransactionEnded for a handler that ended it.
+    `binds`: the handler is bound to the transaction, even if it did not use its connection. Raises
+    TransactionEnded if the handler ended the transaction.
     """
     try:
         if binds:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from django_mq.executor.scoreboard import CallEntries
 
-#: Seconds that a cancelled handler has to end before its process is killed.
+#: Seconds in which a cancelled handler must end before its process is killed.
 CANCEL_SECONDS = 5.0
 
 
@@ -20,7 +20,7 @@ class Timeout(Protocol):
 
 
 class CallTimeout(Timeout, Protocol):
-    """The timeout of a call, which is also notified of each answered message."""
+    """The timeout of a call, which also learns of each answered message."""
 
     def answered(self, id: int) -> None: ...
 
@@ -38,7 +38,7 @@ class EntryTimeout:
 
 
 class LoopTimeout:
-    """Moves the timeout of a call on its loop, and the deadline its supervisor sees."""
+    """Moves the timeout of a call on its loop, and the deadline that its supervisor sees."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, limit: asyncio.Timeout, entries: CallEntries

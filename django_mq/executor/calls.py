@@ -35,14 +35,15 @@ def call(
     """Return the result and the error of `function(argument)`.
 
     A requested result is encoded; if that fails, the failure is the handler's error. The call runs
-    in a copy of this thread's context: translation, time zone and context variables that it sets
-    end with it, and the messages that it broadcasts name `delivery` as their cause. So do the
-    settings of its sessions on other aliases than `alias`, except `in_test`, on the connections of
-    a test. A transaction that it leaves open there is rolled back, and is an error, too.
+    in a copy of this thread's context: any translation, time zone or context variable that it sets
+    ends with it, and the messages that it broadcasts name `delivery` as their cause. The settings
+    of its sessions on aliases other than `alias` end with it, too, except `in_test`, where the
+    connections are a test's. A transaction that it leaves open there is rolled back, and counts as
+    an error.
     """
     process = forks.process
     others = len(connections.settings) > 1
-    if others:  # not `alias`: a look at its connection would begin its lazy transaction
+    if others:  # not `alias`: looking at its connection would begin its lazy transaction
         before = {alias, *open_aliases(excluding=alias)} if in_test else {alias}
     result, error = copy_context().run(_call, function, argument, delivery, alias)
     if forks.process is not process:
@@ -84,7 +85,7 @@ def not_run(coroutine: CoroutineType[Any, Any, Any]) -> TypeError:
 
 @contextmanager
 def surrounded(argument: Any) -> Iterator[None]:
-    """Enter the `surroundings` for the length of a call."""
+    """Enter the `surroundings` for the duration of a call."""
     with ExitStack() as stack:
         for enter in surroundings:
             stack.enter_context(enter(argument))
@@ -92,7 +93,7 @@ def surrounded(argument: Any) -> Iterator[None]:
 
 
 def tidy_up() -> None:
-    """Close connections that are old or broken, and empty query logs, between deliveries."""
+    """Between deliveries: close connections that are old or broken, and empty query logs."""
     if len(connections.settings) > 1:
         close_old_connections()
     reset_queries()
@@ -109,8 +110,8 @@ def is_conflict(error: BaseException | None) -> bool:
     """Return whether a conflict with another session caused `error`.
 
     That is a deadlock, a serialization failure, a lock timeout, or a partition of the history that
-    was attached meanwhile. False if the handler caught it and raised Retry, Snooze or Reject
-    instead, or if an exception of the handler's cannot be read.
+    was attached meanwhile. False if the handler caught the conflict and raised Retry, Snooze or
+    Reject instead, or if an exception of the handler cannot be read.
     """
     try:
         return _is_conflict(error)

@@ -29,7 +29,7 @@ CONNECT_SECONDS = 10
 def plain_connection(alias: str, link: Link | None = None) -> BaseDatabaseWrapper:
     """Return a new connection to `alias` that is not from Django's pool and does not age.
 
-    `link` bounds its waits, also while it connects.
+    `link` bounds its waits, including those while it connects.
     """
     original = connections[alias]
     settings: dict[str, Any] = copy.deepcopy(original.settings_dict)
@@ -53,9 +53,9 @@ def plain_connection(alias: str, link: Link | None = None) -> BaseDatabaseWrappe
 
 @contextlib.contextmanager
 def plain_connection_as(alias: str, link: Link | None = None) -> Iterator[BaseDatabaseWrapper]:
-    """Make `connections[alias]` of this thread a plain connection within the block.
+    """Within the block, make `connections[alias]` of this thread a plain connection.
 
-    Django code that is given a connection may still look it up by alias, and open its pool.
+    Django code that is given a connection may still look it up by alias, which would open the pool.
     """
     original = connections[alias]
     connections[alias] = plain = plain_connection(alias, link)
@@ -70,8 +70,8 @@ def plain_connection_as(alias: str, link: Link | None = None) -> Iterator[BaseDa
 def closed_if_opened(wrapper: BaseDatabaseWrapper) -> Iterator[None]:
     """Close the connection of `wrapper` after the block if the block has opened it.
 
-    For a thread that has no other use for it: nothing tells Django when a thread ends, so its
-    session would last until Python's garbage collection finds it.
+    For a thread that has no other use for the connection: nothing tells Django when a thread ends,
+    so the session would last until Python's garbage collection finds it.
     """
     was_open = wrapper.connection is not None
     try:
@@ -84,7 +84,7 @@ def closed_if_opened(wrapper: BaseDatabaseWrapper) -> Iterator[None]:
 def without_pool(alias: str) -> contextlib.AbstractContextManager[object]:
     """Return a block in which `connections[alias]` is not from Django's pool.
 
-    The pool hides why it cannot connect, and says so only after 30 s. A connection that is already
+    The pool hides why it cannot connect, and gives up only after 30 s. A connection that is already
     open, as in a test, stays.
     """
     connection = connections[alias]
@@ -105,7 +105,7 @@ def statement_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
 
 
 def is_idle(driver: psycopg.Connection[Any]) -> bool:
-    """Return whether no transaction is open, and the next statement begins none."""
+    """Return whether no transaction is open, and the next statement would begin none."""
     return driver.autocommit and driver.info.transaction_status == TransactionStatus.IDLE
 
 
@@ -123,7 +123,7 @@ def drop_connection(wrapper: BaseDatabaseWrapper) -> None:
     """Close the connection, whatever state it is in; the next use makes a new one.
 
     Django forgets open blocks and hooks only when it connects again. Until then `broadcast()` would
-    take a block that was left open for the caller's, and a durable one could not begin.
+    mistake a block that was left open for the caller's, and a durable block could not begin.
     """
     with contextlib.suppress(*DATABASE_ERRORS):
         wrapper.close()
@@ -151,7 +151,7 @@ def reset_session(wrapper: BaseDatabaseWrapper) -> None:
     """Reset the session outside a transaction, in one round trip: settings, locks, cursors ...
 
     Behind a transaction pooler it resets only the settings, since the statements may reach a
-    session that belongs to others too. Raises the driver's errors.
+    session that other programs use, too. Raises the driver's errors.
     """
     steps = [reset_statements(wrapper)]
     if may_prepare(wrapper):
@@ -168,7 +168,7 @@ def reset_statements(wrapper: BaseDatabaseWrapper) -> sql.Composed:
     role = created.pop("role", None) or wrapper.settings_dict["OPTIONS"].get("assume_role")
     timezone = created.pop("TimeZone", None) or wrapper.timezone_name
     steps = [sql.SQL("reset session authorization; reset role; reset all").format()]
-    # In ASCII: the statements outlive a change of the client's encoding.
+    # In ASCII: these statements must also work after a change of the client's encoding.
     set_config = sql.SQL("select set_config({}, convert_from(decode({}, 'hex'), 'UTF8'), false)")
     steps += [set_config.format(name, value.encode().hex()) for name, value in created.items()]
     if timezone:

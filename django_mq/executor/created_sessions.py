@@ -13,17 +13,17 @@ _KEY = "mq_created_settings"
 
 
 def remember(driver: psycopg.Connection[Any]) -> bool:
-    """Note the settings of a new session; return False if it is not new, but lent by a pool."""
+    """Note the settings of a new session; return False for one that a pool lends again."""
     if _KEY in driver.__dict__:
         return False
     driver.__dict__[_KEY] = {}
-    with suppress(psycopg.Error):  # other databases speak the protocol, and lack the view
+    with suppress(psycopg.Error):  # other databases speak the protocol, but lack the view
         driver.__dict__[_KEY] = session_facts.settings_of(driver)
     return True
 
 
 def forget(driver: psycopg.Connection[Any]) -> None:
-    """Drop the settings of a session that cannot make them again."""
+    """Drop the settings of a session that cannot set them again."""
     driver.__dict__[_KEY] = {}
 
 

@@ -9,7 +9,7 @@ from time import monotonic
 class Deadline:
     """A moment by this process's clock: for waiting, never for stored times.
 
-    `seconds` is how long it was from the start; None means never.
+    `seconds` is the time from the start to the deadline; None means never.
 
     >>> Deadline(None).passed(), Deadline(0).passed()
     (False, True)
@@ -20,7 +20,7 @@ class Deadline:
         self._at = None if seconds is None else monotonic() + seconds
 
     def remaining(self) -> float | None:
-        """Return the seconds until then, from zero to what a thread can wait; None for never."""
+        """Return the seconds left, from zero up to what a thread can wait; None for never."""
         return None if self._at is None else min(max(0.0, self._at - monotonic()), TIMEOUT_MAX)
 
     def passed(self) -> bool:

@@ -15,7 +15,7 @@ from django_mq.policy.error_text import one_line
 from django_mq.policy.outcomes import DeadLettered, Outcome, Retried, Snoozed, decide
 from django_mq.store import settle
 
-#: The longest wait, in seconds, until a held message is looked at again.
+#: The longest wait, in seconds, before a worker looks at a held message again.
 MAX_HOLD = 300.0
 
 
@@ -37,7 +37,7 @@ class Settled(Enum):
     LOST = auto()
 
 
-#: Reading a module's name costs a fifth of reading the enum's attribute (Python 3.11).
+#: Reading a module's name takes a fifth of the time of reading an enum's attribute (Python 3.11).
 ACKED = Settled.ACKED
 #: The handler did its work.
 DONE = (Settled.ACKED, Settled.FINISHED)
@@ -48,7 +48,7 @@ REMOVED_OR_LOST = (*DONE, Settled.LOST)
 class Ended(NamedTuple):
     """How a delivery ended.
 
-    `outcome` is that of a failure or a snooze, `reason` why the message is held or dead.
+    `outcome` describes a failure or a snooze, `reason` says why the message is held or dead.
     """
 
     delivery: Delivery
@@ -60,15 +60,15 @@ class Ended(NamedTuple):
     reason: str = ""
 
 
-#: Decides what becomes of a delivery whose handler raised an error after some seconds.
+#: Decides the outcome of a delivery whose handler raised an error after some seconds.
 FailureEnd = Callable[[Delivery, BaseException, float], Ended]
 
 
 def failure_end(
     delivery: Delivery, policy: RetryPolicy, error: BaseException, *, seconds: float
 ) -> Ended:
-    """Decide what becomes of a delivery whose handler raised `error` after `seconds`."""
-    # Not isinstance(): it reads `__class__`, and an exception of a handler's may refuse that.
+    """Decide the outcome of a delivery whose handler raised `error` after `seconds`."""
+    # Not isinstance(): it reads `__class__`, and a handler's exception may refuse that.
     if issubclass(type(error), UnreadablePayload):
         return Ended(delivery, Settled.HELD, seconds=seconds, reason=one_line(str(error)))
     outcome = decide(
@@ -109,7 +109,7 @@ def failed_row(ended: Ended, *, suspect: bool = False) -> settle.FailedDelivery 
 
 
 def ends_or_lost(ended: Sequence[Ended], lost: Collection[int]) -> list[Ended]:
-    """Return `ended`, with the deliveries whose ids are in `lost` marked LOST."""
+    """Return `ended`, with deliveries marked LOST whose ids are in `lost`."""
     if not lost:
         return list(ended)
     return [
@@ -118,15 +118,16 @@ def ends_or_lost(ended: Sequence[Ended], lost: Collection[int]) -> list[Ended]:
 
 
 def any_row_kept(ended: Sequence[Ended]) -> bool:
-    """Return whether any of these kept its row: neither done nor lost. Dead letters count, too."""
+    """Return whether any row was kept: neither done nor lost. Dead letters count, too."""
     others = [each.settled for each in ended if each.settled is not ACKED]
     return any(settled not in REMOVED_OR_LOST for settled in others)
 
 
 def hold_delay(held_for: float | None) -> float:
-    """Return the wait, in seconds, until a message held for `held_for` seconds is looked at again.
+    """Return the seconds to wait before a message held for `held_for` seconds is looked at again.
 
-    1 s at first, then as long as it was held so far, so that the waits double; at most 5 minutes.
+    At first 1 s, then as long as the message has been held, so that waits double; at most 5
+    minutes.
 
     >>> hold_delay(None), hold_delay(1.0), hold_delay(3.1), hold_delay(9000.0)
     (1.0, 1.0, 3.1, 300.0)
@@ -135,5 +136,5 @@ def hold_delay(held_for: float | None) -> float:
 
 
 def moment_or_delay(after: float | datetime) -> tuple[datetime | None, float]:
-    """Return a time as the store takes it: a moment, or seconds from now."""
+    """Return a time in the form that the store takes: a moment, or seconds from now."""
     return (after, 0.0) if isinstance(after, datetime) else (None, after)

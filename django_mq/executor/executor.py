@@ -24,7 +24,7 @@ from django_mq.signals import log_failure
 
 
 class Executor(threading.Thread):
-    """Runs deliveries until the local queue is closed, and ends the slice it has begun."""
+    """Runs deliveries until the local queue is closed; ends a slice that it has begun."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Executor(threading.Thread):
         while to_rerun and not self._outage.stopped():
             task = to_rerun.popleft()
             if task.line in broken_lines or self._local_queue.is_unwanted(task):
-                left.insert(0, task)  # a message before it failed, or has not ended
+                left.insert(0, task)  # a message before it in its line failed, or has not ended
                 continue
             remainder = self._slice_runner.run([task])
             left = remainder.not_started + left
@@ -133,7 +133,7 @@ class Executor(threading.Thread):
 
 
 def _in_order(some: Sequence[Task], tasks: Sequence[Task]) -> list[Task]:
-    """Return `some`, which are among `tasks`, in the order of `tasks`."""
+    """Return the tasks `some`, which are among `tasks`, in the order of `tasks`."""
     if len(some) < 2:
         return list(some)
     index = {task.delivery.id: n for n, task in enumerate(tasks)}

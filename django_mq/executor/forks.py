@@ -1,4 +1,4 @@
-"""End the processes that handlers fork: nothing but the handler may run in them."""
+"""End the processes that handlers fork: only the handler may run in them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NoReturn
 
 from django_mq.signals import log_failure
 
-#: Stands for this process; a fork has another one. Two calls of `os.getpid()` per message took 1.4
-#: of the 13 us of a no-op on a virtual machine.
+#: Stands for this process; a fork has another object. Two calls of `os.getpid()` per message took
+#: 1.4 of the 13 us of a no-op on a virtual machine.
 process = object()
 
 
@@ -22,7 +22,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class ForkBarrier:
-    """A block that no fork of this process leaves: it ends there instead."""
+    """A block that no fork of this process leaves: the fork ends there instead."""
 
     __slots__ = ("_process",)
 
@@ -35,11 +35,11 @@ class ForkBarrier:
 
 
 def leave(error: BaseException | None) -> NoReturn:
-    """End this fork of a worker, whose handler returned or raised `error` in it.
+    """End this fork of a worker, in which a handler returned or raised `error`.
 
-    It must not go on as a second worker on the same connections: the delivery is its parent's. The
-    exit code is the interpreter's: that of `sys.exit()`, 1 for other errors. Exit hooks and buffers
-    of connections belong to the parent.
+    The fork must not go on as a second worker on the same connections: the delivery belongs to its
+    parent. The exit code is the interpreter's: that of `sys.exit()`, 1 for other errors. Exit hooks
+    and buffers of connections belong to the parent.
     """
     code = 0
     try:

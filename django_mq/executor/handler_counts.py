@@ -23,7 +23,7 @@ MAX_SOURCES = 500
 def queued_for(delivery: Delivery) -> float | None:
     """Return the seconds between a message's due time and its claim, by the database's clock.
 
-    None after the first attempt: a later one has waited for the backoff of its policy.
+    None for later attempts, which have waited for the backoff of their policy.
     """
     row = delivery._row
     return max(0.0, row.waited) if row.attempts == 1 else None
@@ -54,11 +54,11 @@ class WorkerTotals:
                     self.minutes.arrived(source, created)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the heartbeat's totals: at most 100 handlers, most messages first."""
+        """Return the totals for the heartbeat: at most 100 handlers, most messages first."""
         return {name: total.as_json() for name, total in self.read().items()}
 
     def read(self) -> dict[str, HandlerTotals]:
-        """Return copies of the totals of the same handlers, over all queues."""
+        """Return copies of the totals of these handlers, over all queues."""
         found: dict[str, HandlerTotals] = {}
         for source, total in self.by_source().items():
             found.setdefault(source.handler, HandlerTotals()).merge(total)
@@ -67,14 +67,14 @@ class WorkerTotals:
     def by_source(self) -> dict[FigureSource, HandlerTotals]:
         """Return a copy of the totals of each pair of queue and handler, since the worker started.
 
-        Beyond 500 pairs, the queue is empty.
+        Beyond 500 pairs, the name of the queue is empty.
         """
         with self.minutes.lock:
             sources = list(self._sources)
         return {source: self.minutes.total(source) for source in sources}
 
     def _source(self, queue: str, handler: str) -> FigureSource:
-        """Return the source that all names of a handler share; unknown names share the name ''."""
+        """Return the source for a name or alias of a handler; unknown names share the name ''."""
         source = FigureSource(queue, handler)
         if source not in self._sources:
             known = handlers.get(handler)
@@ -85,7 +85,7 @@ class WorkerTotals:
         return source
 
 
-#: Reads two names at the speed of C: this is done for every message.
+#: Reads two names at the speed of C, since this is done for every message.
 _names = itemgetter(*map(ClaimedRow._fields.index, ("queue", "handler")))
 
 
@@ -125,7 +125,7 @@ def _count_other(totals: HandlerTotals, each: Ended) -> bool:
 
 
 def _is_new(each: Ended) -> bool:
-    """Return whether its first attempt ended; a snoozed message begins it again."""
+    """Return whether its first attempt ended; a snoozed message starts its first attempt again."""
     row = each.delivery._row
     first = row.attempts == 1 if row.claimed_by else not row.attempts  # expired: not claimed
     return first and each.settled is not Settled.SNOOZED
@@ -155,7 +155,7 @@ def count(ended: Sequence[Ended]) -> None:
     """Count settled deliveries, all claimed by one worker.
 
     Deliveries that no worker of this process claimed (they expired, or their worker died) count for
-    its first worker; there is only one, unless several run in threads.
+    its first worker; a process has only one, unless several run in threads.
     """
     if not ended:
         return

@@ -1,4 +1,4 @@
-"""Which handled messages are kept, and for how long: the handler decides, else its queue."""
+"""Which handled messages are kept, and for how long: the handler's option, else its queue's."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from django_mq.store.history import HandledDelivery
 
 
 class HistoryOptions(NamedTuple):
-    """Seconds for which a message is kept (0: not at all), and whether with its content."""
+    """Seconds for which a message is kept (0: not at all), and whether its content is kept, too."""
 
     seconds: float
     with_content: bool
 
 
 class _HistoryRules(NamedTuple):
-    """The rules that settings and handlers give; `used` is whether any message is kept."""
+    """The rules from settings and handlers; `used` says whether any message is kept."""
 
     settings: Settings
     table: object
@@ -37,7 +37,7 @@ def is_used() -> bool:
 
 
 def handled(ended: Sequence[Ended]) -> list[HandledDelivery]:
-    """Return those of `ended`, which all succeeded, that are kept."""
+    """Return the messages of `ended`, which all succeeded, whose history is kept."""
     rules = _current_rules()
     if not rules.used:
         return []

@@ -36,9 +36,9 @@ def leased_call(
 
 
 async def result_of(function: Callable[[Any], Any], call: LeasedCall) -> Any:
-    """Return the result of a coroutine function, encoded if it was requested."""
+    """Return the result of a coroutine function, encoded if a result was requested."""
     if not call.argument:
-        return None  # nothing of the list can be read
+        return None  # no message of the list can be read
     with forks.ForkBarrier(), surrounded(call.argument) if surroundings else nullcontext():
         result = await function(call.argument)
     if any(each._row.wants_result for each in call.deliveries):
@@ -68,7 +68,7 @@ class SingleCall:
 
 
 class BatchCall:
-    """The call of a batch handler; its `argument` is empty if none of the list can be read."""
+    """The call of a batch handler; its `argument` is empty if no message can be read."""
 
     def __init__(
         self, tasks: Sequence[Task], *, alias: str, lease: float, timeout: CallTimeout
@@ -104,7 +104,7 @@ class BatchCall:
         return True
 
     def record_answer(self, delivery: BatchDelivery, error: BaseException) -> None:
-        """End `delivery` with `error` when the call ends; raises LeaseLost if it has ended."""
+        """End `delivery` with `error` when the call ends. Raises LeaseLost if it has ended."""
         with self._lock:
             if self._ended:
                 raise delivery._lost()
@@ -185,10 +185,10 @@ class BatchDelivery(LeasedDelivery):
 def split_started(
     tasks: Sequence[Task], started: Mapping[int, bool | None]
 ) -> tuple[list[Ended], list[Task]]:
-    """Split `tasks` into the ends of those that must not run, and the tasks to run.
+    """Split `tasks` into the ends of tasks that must not run, and the tasks to run.
 
-    `started` maps the id of each message that is still ours to whether it has expired. Behind a
-    message that does not run, no other of its line runs.
+    `started` maps the id of each message that is still ours to whether it has expired. If a message
+    does not run, no later message of its line runs.
     """
     barred: list[Ended] = []
     ready: list[Task] = []

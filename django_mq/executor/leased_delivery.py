@@ -45,7 +45,7 @@ class LeasedDelivery(Delivery):
                 f"extend({short_repr(seconds)}): give seconds or a timedelta, more than zero and"
                 " at most 366 days"
             )
-        if not _on_a_loop():  # where a query would hold up all coroutines; renewals go on
+        if not _on_a_loop():  # a query on the loop would hold up all coroutines
             self._extend_lease(max(wanted, self._lease))
         self._timeout.extend(wanted)
 
@@ -72,7 +72,7 @@ class LeasedDelivery(Delivery):
                 xid = open_transaction.current_transaction(cursor)
             # Before the handler's hooks: if one of them raises, the ack is committed all the same.
             transaction.on_commit(self._note_finished, using=self._alias)
-            with forks.ForkBarrier():  # the transaction is that of the parent
+            with forks.ForkBarrier():  # the transaction belongs to the parent
                 yield
             self._must_be_in(xid)
             with connections[self._alias].cursor() as cursor:
@@ -81,15 +81,15 @@ class LeasedDelivery(Delivery):
                     replies.store(cursor, [Reply(self.id, self.handler, value)])
                 settle_effects.free_keys(cursor, [self._row])
                 if self._row.key is not None or self._row.ordered:
-                    notify.ring_at_commit(cursor)  # the handler may run for long after this
+                    notify.ring_at_commit(cursor)  # the handler may run on for long after this
                 settle_effects.free_unique_id(cursor, self._row)
-        self._note_finished()  # in a test's transaction no hook has run
+        self._note_finished()  # in a test's transaction no hook runs
 
     def _note_finished(self) -> None:
         self.finished = True
 
     def _must_be_in(self, xid: str) -> None:
-        """Raise if the ack was rolled back: Django does so silently after a swallowed error."""
+        """Raise if the ack was rolled back: Django rolls back silently after a swallowed error."""
         try:
             with connections[self._alias].cursor() as cursor:
                 here = open_transaction.current_transaction(cursor)

@@ -8,12 +8,12 @@ from time import monotonic
 from django_mq.executor.tasks import Task, max_in_call
 from django_mq.handlers import Handler
 
-#: The shortest lease is this many times the longest linger, so that no list depends on renewals.
+#: The shortest lease is this many times the longest linger, so that no list needs renewals.
 LINGER_SHARE = 4
 
 
 class Lingering:
-    """The tasks of each handler that wait until their list is full or its first is overdue.
+    """The tasks of each handler that wait until their list is full or its first task is overdue.
 
     A list has up to `batch` messages, or the handler's `max_batch`. `max_linger` bounds the wait,
     in seconds. Not thread-safe.
@@ -29,7 +29,7 @@ class Lingering:
         return sum(map(len, self._lists.values()))
 
     def add(self, task: Task) -> list[Task]:
-        """Let `task` wait; return the tasks of its list if that is full now, else none."""
+        """Let `task` wait; return the tasks of its list if the list is full now, else none."""
         handler = task.handler
         waiting = self._lists.setdefault(handler, [])
         if not waiting:

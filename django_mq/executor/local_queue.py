@@ -18,7 +18,7 @@ from django_mq.executor.waiting_tasks import WaitingTasks
 from django_mq.handlers import Handler
 from django_mq.messages import Delivery
 
-#: Seconds that a suspect waits for a moment when nothing else runs; after that nothing else starts.
+#: Seconds that a suspect waits for a moment when nothing else runs. After that nothing else starts.
 SUSPECT_WAIT_SECONDS = 10.0
 #: Seconds without a new slice after which the waiting tasks are released.
 STUCK_AFTER = 1.0
@@ -28,9 +28,9 @@ class LocalQueue:
     """Holds deliveries between claim and settle. Thread-safe.
 
     A slice has up to `slice_size` messages, a batch handler gets up to `batch`. `on_room` is called
-    when the worker has something to do: claim, as few tasks wait (`notify_below()`) or an executor
-    is free again (`stuck()`); start coroutines; release tasks; or stop, as nothing is left.
-    `max_linger` is the maximum time, in seconds, that tasks wait for their list to fill.
+    when the worker has something to do: claim, because few tasks wait (`notify_below()`) or an
+    executor is free again (`stuck()`); start coroutines; release tasks; or stop, because nothing is
+    left. `max_linger` is the maximum time, in seconds, that tasks wait for their list to fill.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class LocalQueue:
             return coroutines
 
     def _begin(self, coroutines: list[Task]) -> list[Task]:
-        """Return `coroutines` as running, although they start later; none beside a suspect."""
+        """Return `coroutines`, counted as running from now on; none of them beside a suspect."""
         if self._alone:
             self._waiting.ordering.coroutines += coroutines
             return []
@@ -129,8 +129,8 @@ class LocalQueue:
     def stuck(self) -> bool:
         """Return whether no slice could be taken for STUCK_AFTER seconds.
 
-        All executors are busy then, or one runs a suspect, beside which nothing starts.
-        If so, `on_room` is called when one becomes free.
+        Then all executors are busy, or one runs a suspect, beside which nothing starts. If so,
+        `on_room` is called when an executor becomes free.
         """
         with self._lock:
             busy = self._alone or not self._free
@@ -139,27 +139,27 @@ class LocalQueue:
             return self._notify_when_free
 
     def held_up(self, *, coroutines: bool) -> bool:
-        """Return whether nothing starts since a suspect has waited to run alone for a while.
+        """Return whether a suspect has waited to run alone for so long that nothing else starts.
 
-        Coroutines are not claimed from the moment at which it waits.
+        That takes SUSPECT_WAIT_SECONDS; coroutines are no longer claimed after STUCK_AFTER seconds.
         """
         with self._lock:
             since = self._waiting.suspect_waits_since()
         return monotonic() - since > (STUCK_AFTER if coroutines else SUSPECT_WAIT_SECONDS)
 
     def take_waiting(self) -> list[Task]:
-        """Remove and return everything that waits: the worker releases it to other workers."""
+        """Remove and return everything that waits, for the worker to release."""
         with self._lock:
             return self._waiting.take_all()
 
     def take_to_release(self) -> list[Task]:
-        """Remove and return tasks that must no longer run here: the worker releases them."""
+        """Remove and return the tasks that must no longer run here, for the worker to release."""
         with self._lock:
             to_release, self._waiting.to_release = self._waiting.to_release, []
             return to_release
 
     def break_line(self, line: Line) -> None:
-        """Mark for release the tasks that wait behind a delivery of `line` that was not acked."""
+        """Mark for release the tasks behind a delivery of `line` that was not acked."""
         with self._lock:
             self._waiting.ordering.break_line(line)
             self._waiting.drop(lambda task: task.line == line)
@@ -178,7 +178,7 @@ class LocalQueue:
             self._waiting.drop(lambda task: self.stopped_queues.has(task.delivery))
 
     def drop(self, queues: Collection[str], *, keeping: Collection[str]) -> None:
-        """Mark for release the waiting tasks of `queues`, except those of the claims `keeping`."""
+        """Mark for release the waiting tasks of `queues`, except those in the claims `keeping`."""
         with self._lock:
             self._waiting.drop(
                 lambda task: (
@@ -187,7 +187,7 @@ class LocalQueue:
             )
 
     def take_coroutines(self) -> list[Task]:
-        """Return coroutines that waited for their line or a suspect, and are to start now."""
+        """Return coroutines that waited for their line or for a suspect, and are to start now."""
         with self._lock:
             return self._begin(self._waiting.ordering.take_coroutines())
 

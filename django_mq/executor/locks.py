@@ -27,8 +27,8 @@ def begin(
 ) -> row_locks.LockResult:
     """Begin a transaction on `driver` and lock the rows of `fences`, in one round trip.
 
-    Skips rows that another session has locked. `settings` of the server hold until the end of the
-    transaction, and the limits of the worker outside the savepoints of handlers. With `savepoint`,
+    Skips rows that another session has locked. The server `settings` hold until the end of the
+    transaction; the limits of the worker hold outside the savepoints of handlers. With `savepoint`,
     a handler's savepoint is open afterwards. Continues a transaction that is already open (a
     test's), under its limits. Raises psycopg's errors, after which no transaction is open.
     """
@@ -46,10 +46,10 @@ def begin(
 def wait_for(
     driver: psycopg.Connection[Any], fences: Sequence[PlainFence], settings: Mapping[str, str]
 ) -> str | None:
-    """Lock the rows of `fences` in the transaction of `begin()`, and return its id.
+    """Lock the rows of `fences` in the transaction of `begin()`; return the transaction's id.
 
-    Waits up to `row_locks.LOCK_WAIT_SECONDS` for the locks of other sessions. If any row is not
-    locked then, the transaction is rolled back, and the answer is None.
+    Waits up to `row_locks.LOCK_WAIT_SECONDS` for the locks of other sessions. If a row is still not
+    locked then, it rolls the transaction back and returns None.
     """
     name = LazySavepoint.NAME
     try:
@@ -73,7 +73,7 @@ def wait_for(
 
 
 def begin_statement(driver: psycopg.Connection[Any]) -> str:
-    """Return BEGIN as the driver would send it, with the options that the alias sets."""
+    """Return BEGIN as the driver would send it, with the options set for the alias."""
     words = ["begin"]
     if driver.isolation_level is not None:
         level = psycopg.IsolationLevel(driver.isolation_level)

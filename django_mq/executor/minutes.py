@@ -14,20 +14,19 @@ from django_mq.policy.handler_stats import HandlerTotals
 from django_mq.store.figures import ArrivalCount, MinuteRow
 
 MINUTE = 60
-#: How long messages are counted in the minute of their creation. The roll-up of an hour waits
-#: for an hour.
+#: How long a message is counted in the minute of its creation. The roll-up waits for an hour.
 LATE = 55 * MINUTE
 
 
 class FigureSource(NamedTuple):
-    """The queue and the handler that figures are counted by."""
+    """The queue and the handler by which figures are counted."""
 
     queue: str
     handler: str
 
 
 class MinuteKey(NamedTuple):
-    """A row of figures; `minute` in seconds since 1970."""
+    """The key of a row of figures; `minute` is in seconds since 1970."""
 
     minute: int
     source: FigureSource
@@ -36,9 +35,9 @@ class MinuteKey(NamedTuple):
 class Minutes:
     """The totals of each handler by minute, and the sum of past minutes.
 
-    The database's clock decides which minute it is. Until `set_clock()`, the minute is 0.
-    Thread-safe, except `minute()`, `current()` and `arrived()`: these need `lock`, and so does a
-    change of the totals.
+    The database's clock defines the minutes. Until `set_clock()`, the minute is 0. Thread-safe,
+    except `minute()`, `current()` and `arrived()`: these need `lock`, and so does a change of the
+    totals.
     """
 
     def __init__(self) -> None:
@@ -52,7 +51,7 @@ class Minutes:
         self._latest = 0
 
     def set_clock(self, now: float, asked_at: float) -> None:
-        """Learn what the database's clock showed when `lease_clock()` showed `asked_at`."""
+        """Record that the database's clock showed `now` when `lease_clock()` showed `asked_at`."""
         with self.lock:
             first, self._offset = self._offset is None, now - asked_at
             if first:
@@ -62,7 +61,7 @@ class Minutes:
                 self._changed = {key._replace(minute=minute) for key in self._changed}
 
     def minute(self) -> int:
-        """Return the current minute. It never goes back, since a final row is not written again."""
+        """Return the current minute. It never goes back, since final rows are not written again."""
         if self._offset is not None:
             now = int(lease_clock() + self._offset)
             self._latest = max(self._latest, now - now % MINUTE)
@@ -78,7 +77,7 @@ class Minutes:
         return found
 
     def arrived(self, source: FigureSource, created: Sequence[float]) -> None:
-        """Count messages in the minute of their creation or, if that is too long ago, now."""
+        """Count messages in the minute of their creation, or now if that is too long ago."""
         first, last = (int(at) // MINUTE * MINUTE for at in (min(created), max(created)))
         if first == last:
             self._arrive(source, first, len(created))
@@ -95,7 +94,7 @@ class Minutes:
     def take_unwritten(self) -> tuple[list[MinuteRow], list[ArrivalCount]]:
         """Return the rows that changed since they were last taken; none before `set_clock()`.
 
-        Then call `written()` or `not_written()`.
+        Call `written()` or `not_written()` afterwards.
         """
         with self.lock:
             if self._offset is None:
@@ -112,7 +111,7 @@ class Minutes:
             )
 
     def written(self) -> None:
-        """Forget the rows that can no longer change: those taken last are stored."""
+        """Forget the rows that can no longer change: the rows taken last are stored."""
         with self.lock:
             self._taken = set()
             latest = self.minute()
@@ -127,7 +126,7 @@ class Minutes:
                     del self._arrived[key]
 
     def not_written(self) -> None:
-        """Take the same rows again next time: they could not be stored."""
+        """Return the same rows again next time: they could not be stored."""
         with self.lock:
             self._changed |= self._taken
 

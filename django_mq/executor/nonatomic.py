@@ -131,7 +131,7 @@ class NonAtomic:
 def run_call(
     function: Callable[[Any], Any], call: LeasedCall, *, alias: str, in_test: bool = False
 ) -> tuple[Any, BaseException | None]:
-    """Return the result and the error of the call; no handler is called with an empty list."""
+    """Return the result and the error of the call; a handler is never called with an empty list."""
     if isinstance(call.argument, list) and not call.argument:
         return None, None
     delivery = call.deliveries[0]

@@ -1,9 +1,9 @@
 """Which lines are busy, and the tasks that wait for them.
 
-A line is an order key of a handler, or an ordered queue. It is busy while something of it runs.
+A line is an order key of a handler, or an ordered queue. It is busy while any of its messages runs.
 
-A line is broken once a message of it does not end well: nothing behind that message starts. Each
-part that takes messages one after another keeps `broken_lines` for as long as it does:
+A line is broken once one of its messages does not end well: nothing behind that message starts.
+Each part that takes messages one after another keeps `broken_lines` for its own span:
 
 - `Dispatch`, while it sorts claimed rows;
 - `Ordering`, until the slice of the line is done;
@@ -20,9 +20,9 @@ from django_mq.executor.tasks import Line, Task, is_coroutine
 
 
 class Ordering:
-    """The lines that are busy, or have a next task chosen, and the tasks that wait behind it.
+    """The lines that are busy, or have chosen their next task, and the tasks that wait behind it.
 
-    `broken_lines` are those whose last task was not acked, until their slice is done. Not
+    `broken_lines` are the lines whose last task was not acked, until their slice is done. Not
     thread-safe: LocalQueue holds its lock.
     """
 
@@ -33,7 +33,7 @@ class Ordering:
         self.waiting = 0
 
     def is_busy(self, line: Line | None) -> bool:
-        """Return whether something of `line` runs."""
+        """Return whether any task of `line` runs."""
         return line in self._busy
 
     def occupy(self, line: Line | None) -> None:
@@ -42,17 +42,17 @@ class Ordering:
             self._busy.setdefault(line, deque())
 
     def wait(self, task: Task, line: Line) -> None:
-        """Let `task` wait for its line, behind those that wait."""
+        """Let `task` wait for its line, after the tasks that already wait."""
         self._busy[line].append(task)
         self.waiting += 1
 
     def wait_first(self, task: Task, line: Line) -> None:
-        """Let `task` wait for its line, before those that wait."""
+        """Let `task` wait for its line, before the tasks that already wait."""
         self._busy[line].appendleft(task)
         self.waiting += 1
 
     def break_line(self, line: Line) -> None:
-        """Start nothing more of `line` before it is free."""
+        """Start no more tasks of `line` until it is free."""
         if line in self._busy:
             self.broken_lines.add(line)
 
@@ -72,7 +72,7 @@ class Ordering:
         return list(tasks)
 
     def add_coroutine(self, task: Task, line: Line) -> None:
-        """Let `task`, a coroutine that is the next of its line, start when it is taken."""
+        """Let `task`, a coroutine that is next in its line, start when it is taken."""
         self.occupy(line)
         self.coroutines.append(task)
 

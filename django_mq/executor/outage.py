@@ -1,4 +1,4 @@
-"""A lost database: the errors that tell of it, and the wait until it is back."""
+"""A lost database: the errors that indicate it, and the wait until it is back."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ LOST = (
 #: with another transaction, or the disk is full.
 _REFUSALS = frozenset({"57014", "40001", "40P01", "55P03", "53100"})
 
-#: Seconds between two tries to reach a lost database: the first wait, and the longest.
+#: Seconds between two attempts to reach a lost database: the first wait, and the longest.
 RECONNECT_WAIT, MAX_RECONNECT_WAIT = 0.25, 5.0
 
 
 def was_refused(error: BaseException) -> bool:
-    """Return whether a reachable server refused a statement: the database is not lost."""
+    """Return whether a reachable server refused a statement, so that the database is not lost."""
     states = (getattr(each, "sqlstate", None) for each in (error, error.__cause__))
     return not _REFUSALS.isdisjoint(states)
 
 
 def reason_of(error: BaseException) -> str:
-    """Return how a log line tells of a lost database: in the words of the server or the driver.
+    """Return how a log line describes a lost database: in the words of the server or the driver.
 
     The text of any other error may quote a row, so `named()` says which it is.
     """
@@ -59,7 +59,7 @@ class Outage:
         self._lost = False
 
     def wait(self, error: BaseException, *, logged: bool = False) -> None:
-        """Log at most once per wait, then sleep until the next try is due or the drain is over.
+        """Log at most once per wait, then sleep until the next attempt is due or the drain is over.
 
         After a refused statement the thread waits in the same way, but that is no outage.
         `logged`: the caller has logged it.
@@ -92,7 +92,7 @@ class Outage:
         return self._lost
 
     def stopped(self) -> bool:
-        """Return whether the drain is over: nothing waits for the database any longer."""
+        """Return whether the drain is over: then nothing waits for the database any longer."""
         return self._stop.is_set()
 
     def end(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Pace:
-    """A slice may have `limit` messages of one handler; doubles while slices end in time.
+    """A slice may have `limit` messages of one handler. The limit doubles while slices end in time.
 
     After a conflict (deadlock, serialization) the limit is 1 until `run_singly` messages have run.
     """

@@ -1,4 +1,4 @@
-"""Replies to requests: encoded after the handler ran, stored when its message is settled."""
+"""Replies to requests: encoded after the handler has run, stored when its message is settled."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def encoded(result: Any, argument: Delivery | list[Delivery]) -> Any:
     """Return `result` as `EncodedResults` if it was requested, else unchanged.
 
     `argument` is the handler's argument. A list or tuple returned for a batch has one value per
-    message; any other value is the result of all of them. Raises InvalidPayload for a result that
-    cannot be stored, ValueError for a list of another length: the handler has failed, as if it had
-    raised the error.
+    message; any other value is the result of every message. Raises InvalidPayload for a result that
+    cannot be stored, and ValueError for a list of another length: the attempt fails as if the
+    handler had raised the error.
     """
     deliveries = argument if isinstance(argument, list) else [argument]
     asked = [each for each in deliveries if each._row.wants_result]

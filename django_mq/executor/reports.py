@@ -29,7 +29,7 @@ def started(delivery: Delivery) -> None:
 
 
 async def started_on_loop(delivery: Delivery) -> None:
-    """Do as `started()`, on a thread whose event loop runs."""
+    """Like `started()`, on a thread that runs an event loop."""
     await signals.announce_on_loop(
         signals.message_started, delivery, "started", queued_for=queued_for(delivery)
     )
@@ -91,7 +91,7 @@ def _warn_of_wait(delivery: Delivery, outcome: Retried | Snoozed) -> None:
 
 
 def _reason(outcome: DeadLettered, error: BaseException | None) -> str:
-    """Return the reason as the log gives it: that of Reject is the handler's own text."""
+    """Return the reason as logged; the reason of a Reject is the handler's own text."""
     if outcome.reason == EXHAUSTED or _texts():
         return outcome.reason
     plain = loggable_text(error)
@@ -103,7 +103,7 @@ def _texts() -> bool:
 
 
 def _loggable_failure(failure: Failure) -> str:
-    """Return a failure as the log names it; its row has its text."""
+    """Return a failure as logged, without its text, which is in the row."""
     return failure.summary if _texts() else failure.error_class
 
 

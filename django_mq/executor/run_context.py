@@ -15,8 +15,8 @@ from django_mq.policy.backoff import RetryPolicy
 class RunContext:
     """The database, and the rules for leases, retries and lost connections.
 
-    `policy_of` returns the retry policy of a row, `lease_of` the lease of a queue in seconds, of
-    which `shortest_lease` is the smallest. `on_settled` is called, from any thread, with deliveries
+    `policy_of` returns the retry policy of a row, `lease_of` the lease of a queue in seconds;
+    `shortest_lease` is the smallest lease. `on_settled` is called, from any thread, with deliveries
     whose end is committed, or whose lease was lost.
     """
 
@@ -29,10 +29,10 @@ class RunContext:
 
     @property
     def unlocked_for(self) -> float:
-        """For how many seconds after its claim or renewal a delivery starts without a lock."""
+        """The seconds after its claim or renewal in which a delivery may start without a lock."""
         return self.shortest_lease / 2
 
     def failure_end(self, delivery: Delivery, error: BaseException, seconds: float) -> Ended:
-        """Decide what becomes of a delivery whose handler raised `error` after `seconds`."""
+        """Decide the outcome of a delivery whose handler raised `error` after `seconds`."""
         policy = self.policy_of(delivery._row)
         return failure_end(delivery, policy, error, seconds=seconds)

@@ -1,6 +1,6 @@
 """The messages that a worker process runs now, in memory that its supervisor can read.
 
-Shared memory, not a pipe: a write costs a microsecond, and it survives the death of the process.
+Shared memory, not a pipe: a write takes a microsecond, and it survives the death of the process.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from django_mq.messages import Fence, PlainFence
 if TYPE_CHECKING:
     import asyncio
 
-# id of the message, its attempt, the number of its claim, deadline (seconds of the system-wide
-# monotonic clock; 0: none), whether a transaction undoes its writes, when it began. The id is
-# written last and cleared first: an entry with an id is whole.
+# The fields: id of the message, its attempt, the number of its claim, deadline (seconds of the
+# system-wide monotonic clock; 0: none), whether a transaction undoes its writes, when it began. The
+# id is written last and cleared first, so that an entry with an id is complete.
 _ENTRY = struct.Struct("=qiqd?d")
 _ID = struct.Struct("=q")
 _REST = struct.Struct("=iqd?d")
 _DEADLINE = struct.Struct("=d")
 _DEADLINE_AT = struct.calcsize("=qiq")
 _COUNT = struct.Struct("=q")
-# By the same clock, when a part that must move is stalled unless it has moved again; 0: not begun.
+# When a monitored part counts as stalled unless it has moved again, by the same clock; 0: the part
+# has not begun.
 _STALLED_AT = struct.Struct("=d")
-# The identifier of the thread that runs an entry and those after it; 0: the one before.
+# The identifier of the thread that runs an entry and those after it; 0: as in the entry before.
 _THREAD = struct.Struct("=Q")
 _NOTHING = _ID.pack(0)
 
@@ -40,14 +41,14 @@ class MonitoredPart(IntEnum):
     LOOP = 0
     RENEWAL = 1
     LISTENER = 2
-    #: Moves while the database answers; a worker that lacks it is alive, but not ready.
+    #: Moves while the database answers; a worker without it is alive, but not ready.
     DATABASE = 3
 
 
 class Entry(NamedTuple):
     """A running message: its fence (with the worker's id), its deadline, and when it began.
 
-    `thread` is the identifier of the thread that runs it, 0 if that is unknown.
+    `thread` is the identifier of the thread that runs it, 0 if unknown.
     """
 
     fence: Fence
@@ -83,7 +84,7 @@ class Scoreboard:
         """Enter the message of `fence`, which runs until `deadline`, at `index`."""
         id, attempt, claimer = fence
         claim = self._number
-        if claim[0] != claimer:  # neighbours are mostly of one claim
+        if claim[0] != claimer:  # neighbours mostly have the same claim
             claim = self._number = (claimer, int(claimer.rpartition(":")[2] or 0))
         at = index * _ENTRY.size
         _REST.pack_into(self._memory, at + _ID.size, attempt, claim[1], deadline, atomic, began)
@@ -136,7 +137,7 @@ class Scoreboard:
         return self._memory[: self._size] != bytes(self._size)
 
     def record_progress(self, part: MonitoredPart, seconds: float) -> None:
-        """Note that `part` has moved, and must do so again within `seconds`."""
+        """Record that `part` has moved; it must move again within `seconds`."""
         at = self._size + _COUNT.size + part * _STALLED_AT.size
         _STALLED_AT.pack_into(self._memory, at, monotonic() + seconds)
 
@@ -169,7 +170,7 @@ class ExecutorEntries:
         self._count = count
 
     def bind_thread(self) -> None:
-        """Note that this thread runs them."""
+        """Note that this thread runs the messages of these entries."""
         self._scoreboard.bind_thread(self._first)
 
     def start(self, fences: Sequence[Fence], deadline: float, began: float) -> None:

@@ -49,7 +49,7 @@ class Session:
     def __init__(
         self, wrapper: BaseDatabaseWrapper, *, borrowed: bool = False, link: Link | None = None
     ) -> None:
-        """Watch the connection; a `borrowed` one is a test's, and its session is left alone.
+        """Watch the connection. A `borrowed` one is a test's: its session is left alone.
 
         `link` bounds the waits of the worker's own statements.
         """
@@ -68,7 +68,7 @@ class Session:
         self.savepoint.unwatch()
 
     def prepare_block(self) -> None:
-        """Enter the next transaction's block now, while no message waits for it.
+        """Enter the block of the next transaction now, while no message waits for it.
 
         Sends nothing to the server, and does not connect.
         """
@@ -88,7 +88,7 @@ class Session:
                 pass
 
     def block(self) -> AbstractContextManager[object]:
-        """Return the atomic block of a transaction: the one that is ready, or a new one."""
+        """Return the atomic block of a transaction: the prepared one, or a new one."""
         ready, self._ready = self._ready, None
         return transaction.atomic(using=self.alias, durable=True) if ready is None else ready
 
@@ -125,8 +125,8 @@ class Session:
     def cursor(self) -> Cursor:
         """Return a cursor for our own statements, which run under limits of their own.
 
-        They are planned each time. A plan that the server kept from when the table was empty scans
-        the whole table when it is large: 33 ms for a lock and 29 ms for an ack with 300,000 rows,
+        The server plans them each time. A plan that it kept from when the table was empty scans the
+        whole table when that is large: 33 ms for a lock and 29 ms for an ack with 300,000 rows,
         until the table is analyzed. The worker's other connections forbid such plans by settings;
         this connection belongs to the handlers.
         """
@@ -149,7 +149,7 @@ class Session:
     def make_clean(self) -> None:
         """Drop the connection if a hook or a receiver did not leave it idle."""
         if self._ready is not None:
-            return  # it was clean then
+            return  # it was clean at that point
         wrapper, driver = self.wrapper, self.wrapper.connection
         if driver is not None and (
             driver.closed
@@ -162,10 +162,11 @@ class Session:
 
     @contextlib.contextmanager
     def reset_if_used(self) -> Iterator[None]:
-        """Reset what hooks and receivers leave in the session in this block.
+        """Reset what hooks and receivers leave in the session during this block.
 
-        Also in those on other aliases. Only if they used the connection: a reset takes a tenth of
-        the time of a slice of 400 messages. Never within a test's transaction.
+        The sessions on other aliases are reset, too; but only sessions that were used, since a
+        reset takes a tenth of the time of a slice of 400 messages. Never within a test's
+        transaction.
         """
         if self.borrowed or self.is_nested():
             yield
@@ -210,7 +211,7 @@ class Session:
         self._active_at = monotonic()
 
     def is_stale(self) -> bool:
-        """Return whether it was silent for so long that it may have been cut unnoticed."""
+        """Return whether it has been silent for so long that it may have been cut unnoticed."""
         return monotonic() - self._active_at > STALE_AFTER
 
     def is_alive(self) -> bool:
@@ -228,8 +229,8 @@ class Session:
 def run_hooks(hooks: list[Any], delivery: Delivery, alias: str) -> None:
     """Run the on_commit hooks of the handler of `delivery`, in a copy of this thread's context.
 
-    Messages that they broadcast name `delivery` as their cause, as those of the handler do. What
-    they raise is logged, since the commit stands.
+    Messages that the hooks broadcast name `delivery` as their cause, like those of the handler.
+    Errors of the hooks are logged, since the commit stands.
     """
     copy_context().run(_run_hooks, hooks, delivery, alias)
 

@@ -1,6 +1,6 @@
 """The effects of settling on other rows, in the transaction that settles.
 
-The reply is stored, the next message of the key is unblocked, the unique id becomes free or quiet.
+They store the reply, unblock the next message of the key, and make the unique id free or quiet.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from django_mq.store.unique_ids import UniqueId
 
 logger = logging.getLogger("django_mq")
 
-# The end of an ordered row changes no other, but keeps its settle from being `ack_alone()`: after a
-# lost connection, the id of a transaction tells whether it was committed.
+# The end of an ordered row changes no other row, but must not be settled by `ack_alone()`: after a
+# lost connection, the transaction's id tells whether it was committed.
 _more = attrgetter("key", "unique_id", "wants_result", "ordered")
 _NOTHING = (None, None, False, False)
 
@@ -48,9 +48,9 @@ def write(cursor: Cursor, ended: Sequence[Ended]) -> None:
 def write_skipping_refused(cursor: Cursor, ended: Sequence[Ended]) -> None:
     """Write the effects of settled messages, and skip those that the database refuses.
 
-    A trigger or a changed table may refuse an effect of one message, and would do so every time: it
-    is logged and skipped. The chores find messages that wait behind it or were put aside. Raises
-    the errors of a lost database.
+    A trigger or a changed table may refuse an effect of one message, and would do so every time:
+    that effect is logged and skipped. The chores find messages that wait behind the message or were
+    put aside. Raises the errors of a lost database.
     """
     more = needing_transaction(ended)
     if not more:
@@ -90,7 +90,7 @@ def _write_or_nothing(
 
 
 def free_keys(cursor: Cursor, rows: Sequence[ClaimedRow]) -> None:
-    """Unblock the messages that wait behind `rows`, which are done or dead, in their keys."""
+    """Unblock the messages that wait in their keys behind `rows`, which are done or dead."""
     keys.free_next(
         cursor,
         [
@@ -102,12 +102,12 @@ def free_keys(cursor: Cursor, rows: Sequence[ClaimedRow]) -> None:
 
 
 def _free_lines(cursor: Cursor, ended: Sequence[Ended]) -> None:
-    """Unblock the messages that wait behind those of `ended` that are done or dead."""
+    """Unblock the messages that wait behind messages of `ended` that are done or dead."""
     free_keys(cursor, [each.delivery._row for each in ended if _is_over(each)])
 
 
 def free_unique_id(cursor: Cursor, row: ClaimedRow) -> None:
-    """Free the unique id of a message, in the transaction in which its handler finished it."""
+    """Free the unique id of a message in the transaction in which its handler finishes it."""
     if row.unique_id is not None:
         free_unique_ids.end(cursor, [_done(row, success=True)])
 

@@ -1,4 +1,4 @@
-"""Settle deliveries by their fences, and try a failed settle again.
+"""Settle deliveries by their fences, and retry a failed settle.
 
 The loop handles four failures:
 
@@ -40,10 +40,10 @@ from django_mq.store import Cursor, history, open_transaction, settle
 from django_mq.store.history import HandledDelivery
 from django_mq.store.row_locks import LOCK_WAIT_SECONDS
 
-#: Conflicts of one delivery with other transactions before they count as a refusal.
+#: Conflicts of one delivery with other transactions, after which the next counts as a refusal.
 MAX_CONFLICTS = 20
-#: Seconds for which the deliveries of one settle are tried again because other sessions have locked
-#: their rows; then each of the rest is tried once.
+#: Seconds for which a settle of several deliveries is tried again because other sessions have
+#: locked their rows; after that, each remaining delivery is tried once.
 LOCKED_SECONDS = MAX_CONFLICTS * LOCK_WAIT_SECONDS
 
 #: A connection that nothing else uses during a settle.
@@ -52,7 +52,7 @@ Connection = Session | Statements
 
 @dataclass(slots=True)
 class SettleTry:
-    """One try to settle: its transaction, and the ids of the leases that it found lost."""
+    """One try to settle: its transaction, and the ids of the messages whose leases were lost."""
 
     xid: str | None = None
     lost: set[int] = field(default_factory=set)
@@ -93,7 +93,7 @@ class Settlement:
             try:
                 self._write(ended, tried, doubtful=doubtful, careful=careful)
                 break
-            except Exception as error:  # of any kind: the delivery needs an end
+            except Exception as error:  # of any kind: the delivery must get an end
                 alive = self._connection.is_alive()
                 if isinstance(error, LOST) and not is_conflict(error):
                     self._connection.close()
@@ -130,7 +130,7 @@ class Settlement:
         """Return whether transaction `xid`, which settled `changed`, was committed.
 
         Asks until the server knows. A server that crashed, or its successor after a failover, may
-        have given a lost id to another transaction: if a row still has our claim, it did.
+        have given the lost id to another transaction: if a row still has our claim, it did.
         """
         fences = [each.delivery.fence for each in changed]
         while xid is not None and not self.outage.stopped():
@@ -171,7 +171,7 @@ class Settlement:
         *,
         doubtful: bool,
     ) -> None:
-        """Ack in a transaction that is one round trip; `kept` is the history of all, or empty."""
+        """Ack in a transaction of one round trip; `kept` is the history of all, or empty."""
         fences = [fence_of(each.delivery._row) for each in ended]
         ack = history.ack_alone(kept) if kept else settle.ack_alone(fences)
         removed = simple_results(cursor.connection, ack)
@@ -206,10 +206,10 @@ def _reported_ends(ended: Sequence[Ended], lost: set[int]) -> list[Ended]:
 
 
 def settle_all(cursor: Cursor, ended: Sequence[Ended], *, careful: bool = False) -> set[int]:
-    """Settle deliveries by their fences; return the ids of those that are no longer ours.
+    """Settle deliveries by their fences; return the ids that are no longer ours.
 
     Also writes the effects of settling (`settle_effects`), in the same transaction; opens one if
-    none is open. `careful`: those that the database refuses are skipped.
+    none is open. `careful`: skips effects that the database refuses.
     """
     more = settle_effects.needing_transaction(ended)
     if not more:
@@ -222,7 +222,7 @@ def settle_all(cursor: Cursor, ended: Sequence[Ended], *, careful: bool = False)
 
 
 def _ack(cursor: Cursor, acked: Sequence[Ended]) -> set[int]:
-    """Remove handled messages, into the history where it is kept; return their ids."""
+    """Remove handled messages, into the history if it is kept; return their ids."""
     fences = [fence_of(each.delivery._row) for each in acked]
     kept = history_rules.handled(acked)
     if not kept:

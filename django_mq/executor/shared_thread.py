@@ -1,6 +1,7 @@
-"""The threads in which blocking calls of async handlers run: one for those that use databases.
+"""The threads in which blocking calls of async handlers run: one for calls that use databases.
 
-asgiref would use one thread for the whole process, and could not tell whose call occupies it.
+asgiref would use one thread for the whole process, and could not tell which handler's call occupies
+it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 
 class OtherThreads(ThreadPoolExecutor):
-    """Runs calls that are not thread-sensitive, as `asyncio.to_thread()` makes them."""
+    """Runs the calls that are not thread-sensitive, like those of `asyncio.to_thread()`."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         return super().submit(_within_process, fn, *args, **kwargs)
@@ -41,7 +42,7 @@ class SharedThread(ThreadPoolExecutor):
         self._used = False
         # The deliveries of running handlers that have made a call.
         self._users: WeakSet[Delivery] = WeakSet()
-        # The delivery whose call runs now, and what is done when that call ends.
+        # The delivery whose call runs now, and a future that is done when that call ends.
         self._running: tuple[Delivery | None, Future[None]] | None = None
         AsyncToSync.loop_thread_executors[loop] = self  # type: ignore[assignment]
 
@@ -55,7 +56,7 @@ class SharedThread(ThreadPoolExecutor):
     def tidy_up(self, delivery: Delivery) -> None:
         """Tidy the connections after the calls made so far; the handler of `delivery` has ended.
 
-        Does not wait for that, since a call may block the thread.
+        Does not wait for the calls, since one may block the thread.
         """
         self._users.discard(delivery)
         if self._used:
@@ -63,7 +64,7 @@ class SharedThread(ThreadPoolExecutor):
             super().submit(_tidy_up, shared=bool(self._users))
 
     async def wait_for_calls(self, delivery: Delivery) -> None:
-        """Wait until the thread does not run a call of `delivery`."""
+        """Wait while the thread runs a call of `delivery`."""
         running = self._running
         if running is not None and running[0] is delivery:
             await asyncio.wrap_future(running[1])
@@ -80,7 +81,7 @@ class SharedThread(ThreadPoolExecutor):
         self, delivery: Delivery | None, fn: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         ended: Future[None] = Future()
-        ended.set_running_or_notify_cancel()  # whoever waits for it cannot cancel it
+        ended.set_running_or_notify_cancel()  # a waiting coroutine cannot cancel it
         self._running = (delivery, ended)
         try:
             try:
@@ -99,7 +100,7 @@ class SharedThread(ThreadPoolExecutor):
 
 
 def _within_process(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return the result of `fn(...)`; a process that it forks ends here, and not in our thread."""
+    """Return the result of `fn(...)`; a process that `fn` forks ends here, not in our thread."""
     with forks.ForkBarrier():
         return fn(*args, **kwargs)
 
@@ -107,8 +108,8 @@ def _within_process(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 def _tidy_up(*, shared: bool) -> None:
     """Reset the sessions of this thread, and close connections that are old or broken.
 
-    While they are `shared` with a running handler, only what is broken or really old is closed:
-    between two calls a session may have its cursor, lock or setting.
+    While a running handler has `shared` them, only broken or really old connections are closed:
+    between two calls, a session may hold the handler's cursor, lock or setting.
     """
     if not shared:
         for wrapper in connections.all(initialized_only=True):

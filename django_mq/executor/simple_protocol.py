@@ -1,4 +1,4 @@
-"""Statements by the simple protocol: several in one round trip, none prepared."""
+"""Statements over the simple protocol: several in one round trip, none prepared."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from django_mq.store.driver import results
 def simple_query(driver: psycopg.Connection[Any], statements: str) -> list[list[bytes | None]]:
     """Run `statements`, which contain their values, in one round trip; return the rows as text.
 
-    Prepares nothing, and makes no cursor. Raises psycopg's errors. Does not take the driver's lock,
-    because the cursor of a handler may hold it when its first use calls this.
+    Prepares nothing and creates no cursor. Raises psycopg's errors. Does not take the driver's
+    lock, which a handler's cursor may hold when its first use calls this.
     """
     return rows_of(simple_results(driver, statements))
 
 
 def simple_results(driver: psycopg.Connection[Any], statements: str) -> list[PGresult]:
-    """As `simple_query()`, but return the results of the statements, whose rows are not read."""
+    """Like `simple_query()`, but return the results of the statements and read no rows."""
     driver.pgconn.send_query(statements.encode(driver.info.encoding))
     answers = results(driver)
     if driver.pgconn.status == ConnStatus.BAD:

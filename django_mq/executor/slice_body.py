@@ -17,8 +17,8 @@ from django_mq.executor.tasks import Task, has_expired, may_start_unlocked
 from django_mq.messages import fence_of, worker_of
 from django_mq.store.row_locks import LockResult
 
-#: PostgreSQL keeps 64 open subtransactions in shared memory; more of them spill over in the
-#: snapshot of every other backend.
+#: PostgreSQL keeps 64 subtransactions of a transaction in shared memory; if there are more, the
+#: snapshots of all other backends overflow.
 MAX_SAVEPOINTS = 50
 
 #: Reads this of every task of a slice, at the speed of C.
@@ -29,9 +29,9 @@ _ordered = attrgetter("delivery._row.ordered")
 class SliceBody:
     """Runs the deliveries of a slice in order, until its time is over.
 
-    A delivery starts without a lock for `unlocked_for` seconds after its claim or renewal was
-    requested: until then no other worker can have taken its message. A batch starts so if each of
-    its deliveries may. `nested`: the transaction is a test's, and each row is locked first.
+    A delivery starts without a lock if its claim or renewal was requested less than `unlocked_for`
+    seconds ago: no other worker can have taken the message by then. A batch starts without locks if
+    each of its deliveries may. `nested`: the transaction is a test's, and each row is locked first.
     """
 
     session: Session
@@ -124,9 +124,10 @@ class SliceBody:
         self.session.savepoint.begun()
 
     def _begin_for_handler(self, state: SliceState) -> None:
-        """Begin the transaction because a handler uses its connection; stop its timeout meanwhile.
+        """Begin the transaction for a handler that uses its connection; stop its timeout meanwhile.
 
-        Its messages stay on the scoreboard: if the process ends now, they are charged.
+        The handler's messages stay on the scoreboard: if the process is ended now, they are
+        charged.
         """
         running, began = state.running, monotonic()
         self.entries.set_deadline(float("inf"), len(running))
@@ -140,7 +141,7 @@ class SliceBody:
             self.entries.set_deadline(state.deadline, len(running))
 
     def _wait_for_locks(self, state: SliceState, locked: LockResult) -> LockResult:
-        """Lock those missing rows whose handler is running: it cannot go on without them."""
+        """Lock the missing rows whose handler is running, since it cannot go on without them."""
         running = [
             fence_of(task.delivery._row)
             for task in state.running
@@ -165,5 +166,5 @@ def _locked(state: SliceState, locked: LockResult) -> None:
 
 
 def _fences(state: SliceState) -> list[tuple[int, int, str]]:
-    """Return the fences of the current delivery and of those after it."""
+    """Return the fences of the current delivery and of the deliveries after it."""
     return [fence_of(task.delivery._row) for task in state.tasks[state.current :]]

@@ -21,9 +21,9 @@ def next_slice(
 ) -> Slice:
     """Take the next slice from the front of `ready`, and occupy its lines in `ordering`.
 
-    It has up to `slice_size` messages, with as many per handler as its pace allows; or one message
-    that runs outside any transaction; or the messages of one batch handler, up to `batch` or its
-    `max_batch`.
+    The slice has up to `slice_size` messages, with as many per handler as its pace allows; or one
+    message that runs outside any transaction; or the messages of one batch handler, up to `batch`
+    or its `max_batch`.
     """
     slice_ = Slice([ready.popleft()])
     _occupy(slice_, ordering, slice_.tasks[0])
@@ -50,7 +50,7 @@ def next_slice(
             limits[handler] = pace(handler).limit
         count = taken.get(handler, 0)
         if count >= limits[handler] or limits[handler] == 1:
-            break  # a handler that may take long, as far as is known, runs alone
+            break  # a handler that may be slow, as far as is known, runs alone
         taken[handler] = count + 1
         slice_.tasks.append(ready.popleft())
         _occupy(slice_, ordering, task)

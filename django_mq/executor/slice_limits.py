@@ -1,4 +1,4 @@
-"""The limits that the server enforces on the transaction of a slice."""
+"""The limits that the server enforces for the transaction of a slice."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ MAX_SETTING_MS = 2**31 - 1
 
 
 def limits(timeouts: Sequence[float], *, slice_seconds: float) -> dict[str, str]:
-    """Return settings for handlers with these `timeouts` in seconds, in milliseconds.
+    """Return the settings for handlers with these `timeouts` in seconds; times are in milliseconds.
 
-    A slice of several messages holds the locks of its earlier ones, so a later one must not wait
-    long for a lock: it would keep other sessions waiting, or deadlock, which takes the server a
-    second to detect. It gives up instead and runs again alone, with the session's own lock timeout.
+    A slice of several messages holds the locks of its earlier messages, so a later one must not
+    wait long for a lock: it would keep other sessions waiting, or deadlock, which the server takes
+    a second to detect. It gives up instead and runs again alone, with the session's own lock
+    timeout.
 
     >>> limits([60.0], slice_seconds=0.5)
     {'idle_in_transaction_session_timeout': '90000', 'client_connection_check_interval': '500'}
@@ -41,9 +42,9 @@ def limits(timeouts: Sequence[float], *, slice_seconds: float) -> dict[str, str]
 
 
 def of_server(version: int) -> dict[str, str]:
-    """Return more settings of a slice, for a server of this version as libpq has it.
+    """Return further settings of a slice, for a server of this version (as libpq reports it).
 
-    A role's limit of whole transactions would end a slice because of one of its messages.
+    A role's limit on the length of transactions would end a slice because of one of its messages.
 
     >>> of_server(180000), of_server(160000)
     ({'transaction_timeout': '0'}, {})
@@ -54,7 +55,7 @@ def of_server(version: int) -> dict[str, str]:
 def worker_limits(settings: Mapping[str, str]) -> str:
     """Return the statements that set the limits of the worker's own statements in a slice.
 
-    `settings` are those of its transaction. Its own lock timeout, if it has one, stays.
+    `settings` are those of the slice's transaction. A lock timeout among them stays.
 
     >>> worker_limits({})
     'set local statement_timeout = 30000; set local lock_timeout = 10000'
@@ -68,7 +69,7 @@ def worker_limits(settings: Mapping[str, str]) -> str:
 
 
 def handler_limits(settings: Mapping[str, str]) -> str:
-    """Return the statements that set the limits of handlers again: the role's.
+    """Return the statements that restore the limits of handlers: those of the role.
 
     >>> handler_limits({})
     'set local statement_timeout to default; set local lock_timeout to default'

@@ -1,7 +1,7 @@
 """Recover a slice whose transaction failed as a whole: charge nothing twice, lose nothing.
 
-Users of the connection that had run, run again; if the transaction turns out to be committed, they
-are settled. Deliveries that used nothing are settled afterwards, as after any slice.
+Bound deliveries that had run, run again; if the transaction turns out to be committed, they are
+settled instead. Unbound deliveries are settled afterwards, as after any slice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from django_mq.executor.slice_state import Conflicts, RanDeliveries, SettleIncom
 class SliceRecovery:
     """Recovers slices on one session.
 
-    `failure_end` decides what becomes of a failure; `finish` is called with settled deliveries.
+    `failure_end` decides the outcome of a failure; `finish` is called with settled deliveries.
     """
 
     session: Session
@@ -32,7 +32,7 @@ class SliceRecovery:
     finish: Callable[[RanDeliveries], None]
 
     def recover(self, state: SliceState, error: Exception) -> None:
-        """Decide what becomes of the deliveries of a slice whose transaction ended with `error`."""
+        """Decide what happens to the deliveries of a slice whose transaction ended with `error`."""
         state.not_started = state.unstarted()
         if state.aborted:
             self._transaction_ended(state)
@@ -53,10 +53,11 @@ class SliceRecovery:
             bound.clear()
 
     def _transaction_ended(self, state: SliceState) -> None:
-        """A handler ended the transaction, or its connection was lost.
+        """Handle a transaction that a handler ended, or whose connection was lost.
 
         Does not ask for the outcome of a lost session's transaction: a server that crashed reuses
-        ids that it had not written to disk, so that of another transaction may be committed.
+        ids that it had not written to disk, so another transaction with that id may have been
+        committed.
         """
         ended_by_hand = state.driver is not None and not state.driver.closed
         self.session.close()
@@ -69,7 +70,7 @@ class SliceRecovery:
             self._settle(RanDeliveries(ended=[state.culprit]))
 
     def _statement_failed(self, state: SliceState, error: Exception) -> None:
-        """The server refused our own statement or the COMMIT, or did not answer."""
+        """Handle a statement of ours, or a COMMIT, that the server refused or did not answer."""
         answered = state.driver is not None and not state.driver.closed
         if state.committing and not answered:
             self.session.close()
@@ -88,7 +89,7 @@ class SliceRecovery:
             self.settlement.outage.wait(error)
 
     def _connection_lost(self, state: SliceState, error: Exception) -> None:
-        """Run each bound delivery again, alone; one that lost its connection too often failed."""
+        """Run each bound delivery again, alone; fail one that lost its connection too often."""
         failed = RanDeliveries()
         for task, each in zip(state.bound.tasks, state.bound.ended, strict=True):
             if self.conflicts.count_loss(task):
@@ -123,6 +124,6 @@ class SliceRecovery:
         return True
 
     def _settle(self, ran: RanDeliveries) -> None:
-        """Settle by fence, in a new transaction, deliveries whose transaction has ended."""
+        """Settle deliveries by fence, in a new transaction: their own transaction has ended."""
         ran.ended = self.settlement.settle(ran.ended)
         self.finish(ran)

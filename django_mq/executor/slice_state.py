@@ -13,8 +13,8 @@ from django_mq.executor.settlement import MAX_CONFLICTS
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Line, Task
 
-#: How often the connection may be lost after a delivery ran, before the delivery is charged: a
-#: handler that outlasts a server's or a pooler's limit would otherwise run for ever.
+#: How often the connection may be lost after a delivery ran, before the delivery is charged.
+#: Without this limit, a handler that exceeds a limit of the server or a pooler would run for ever.
 MAX_LOSSES = 3
 
 
@@ -27,14 +27,14 @@ class NotLocked(Exception):
 
 
 class SettleIncomplete(Exception):
-    """Settling changed fewer rows than it was given: some leases are no longer ours."""
+    """The settle changed fewer rows than it was given: some leases are no longer ours."""
 
 
 @dataclass(slots=True)
 class RanDeliveries:
     """Deliveries that ran: `ended[i]` is how the delivery of `tasks[i]` ended.
 
-    `hooks[id]` are the on_commit hooks that the message with that id registered, or the batch that
+    `hooks[id]` are the on_commit hooks registered by the message with that id, or by the batch that
     begins with it.
     """
 
@@ -43,28 +43,28 @@ class RanDeliveries:
     hooks: dict[int, list[Any]] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Discard what ran: it runs again."""
+        """Discard the deliveries: they run again."""
         self.tasks, self.ended, self.hooks = [], [], {}
 
 
 @dataclass(slots=True)
 class SliceState:
-    """How far one slice came.
+    """The progress of one slice.
 
     `bound` deliveries used the connection, or were locked before they started: they commit or roll
-    back with the transaction. `unbound` ones used nothing: they are settled after it, whatever its
-    outcome.
+    back with the transaction. `unbound` deliveries used nothing: they are settled after the
+    transaction, whatever its outcome.
 
-    `current` is the index in `tasks` of the delivery that runs, or runs next. The `running` ones, a
-    delivery or a batch, have time until `deadline`, and no delivery starts after `until` (both on
-    the monotonic clock). `begun` says that BEGIN was sent, and `xid` is the transaction's id;
-    `missing` and `expired` are then the ids of the messages that it could not lock, and of those
-    that have expired.
+    `current` is the index in `tasks` of the delivery that runs, or runs next. The `running` tasks,
+    one delivery or a batch, have time until `deadline`, and no delivery starts after `until` (both
+    on the monotonic clock). `begun`: BEGIN was sent. From then on, `xid` is the id of the
+    transaction, `missing` has the ids of messages that it could not lock, and `expired` those of
+    messages that have expired.
 
-    `aborted` says that the transaction ended under a handler: the `culprit`, unless a batch ran.
+    `aborted`: a handler ended the transaction, that of the `culprit` unless a batch ran.
     `broken_lines` are the keys and ordered queues in which a delivery did not end well: nothing
-    behind it starts. Deliveries from the queues in `backing_off`, which a failure slowed down in
-    this slice, do not start, nor does any delivery that `stopped_queues` has.
+    behind it starts. Nor do deliveries from the queues in `backing_off`, which a failure in this
+    slice slowed down, nor any that `stopped_queues` has.
     """
 
     tasks: Sequence[Task]
@@ -112,7 +112,7 @@ class SliceState:
 class Remainder:
     """The tasks that a slice did not settle.
 
-    Those in `to_rerun` run again, each alone. Those in `locked` are still ours, but another session
+    Tasks in `to_rerun` run again, each alone. Tasks in `locked` are still ours, but another session
     had locked their rows: they run later, after the others.
     """
 

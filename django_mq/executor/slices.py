@@ -93,7 +93,7 @@ class SliceRunner:
             self._session.prepare_block()
 
     def run(self, tasks: Sequence[Task]) -> Remainder:
-        """Run as many of `tasks` in one transaction as there is time for; return the rest."""
+        """Run as many of `tasks` in one transaction as time allows; return the rest."""
         started = monotonic()
         state = SliceState(
             tasks,
@@ -133,13 +133,13 @@ class SliceRunner:
     def _remainder(self, state: SliceState) -> Remainder:
         locked = self._still_ours(state.skipped)
         if locked and not state.attempted:
-            self._outage.wait_quietly()  # nothing else to do, and the lock may last
+            self._outage.wait_quietly()  # there is nothing else to do, and the lock may last
         for task in (*state.to_rerun, *locked):
             task.delivery._leased_at = LONG_AGO  # from now on it is locked before it starts
         return Remainder(state.not_started, state.to_rerun, locked)
 
     def _still_ours(self, skipped: list[Task]) -> list[Task]:
-        """Return those whose lease we still hold; report the others as lost."""
+        """Return the tasks whose lease we still hold; report the others as lost."""
         if not skipped:
             return []
         try:
@@ -159,9 +159,9 @@ class SliceRunner:
     def _settle_bound(self, state: SliceState) -> None:
         if state.bound.ended:
             if any(each.delivery._row.key is not None for each in state.bound.ended):
-                # A claim that parks messages behind these holds a lock that their ack needs. It
-                # does not wait, so this cannot deadlock; a failed ack would run all of them
-                # again, one by one.
+                # A claim that parks messages behind these holds a lock that their ack needs. The
+                # claim does not wait, so this cannot deadlock. Wait for it: if the ack failed, all
+                # of them would run again, one by one.
                 simple_query(self._session.connect(), slice_limits.worker_limits({}))
             careful = bool(self._conflicts.careful) and any(
                 each.delivery.id in self._conflicts.careful for each in state.bound.ended

@@ -24,10 +24,10 @@ from django_mq.store import Cursor
 from django_mq.store import limits as server_limits
 from django_mq.store.limits import Limits
 
-# Each of our statements has one good plan, by its index, whatever the statistics say; planning it
-# each time costs a claim 0.3 of 2.4 ms. Without the last four settings, the generic plan of a claim
-# prepared on an empty table hashes a whole large table later. With them, a necessary scan of a
-# small table has so high a cost that JIT would compile it: 70 ms for a statement of 1 ms.
+# Each of our statements has one good plan, by its index, whatever the statistics say; planning a
+# claim each time takes 0.3 of its 2.4 ms. Without the last four settings, the generic plan of a
+# claim prepared on an empty table hashes a whole large table later. With them, a necessary scan of
+# a small table has so high a cost that JIT would compile it: 70 ms for a statement of 1 ms.
 ONE_PLAN = """
 set plan_cache_mode = force_generic_plan; set jit = off;
 set enable_seqscan = off; set enable_bitmapscan = off;
@@ -39,11 +39,11 @@ Row = TypeVar("Row")
 
 
 class Statements:
-    """A connection for statements of the worker itself, each its own transaction.
+    """A connection for statements of the worker itself, each in its own transaction.
 
     They run under `limits`, whatever the role sets. They are prepared on the server, unless the
     alias goes through a transaction pooler (marked in Django's settings by
-    `DISABLE_SERVER_SIDE_CURSORS`); then the limits go along with each transaction.
+    `DISABLE_SERVER_SIDE_CURSORS`); then the limits are sent with each transaction.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Statements:
         self._cursor = RepeatingCursor(driver, self.limits, limited=not self._direct)
 
     def allow(self, seconds: float) -> None:
-        """Let each later statement on this connection take `seconds`.
+        """Allow each later statement on this connection `seconds`.
 
         Behind a transaction pooler, statements outside a transaction have the role's limits.
         """
@@ -104,7 +104,7 @@ class Statements:
         return driver is not None and not driver.closed
 
     def is_idle(self) -> bool:
-        """Return whether the connection is there, and no transaction is open."""
+        """Return whether the connection exists, and no transaction is open."""
         return self.is_alive() and is_idle(self._wrapper.connection)  # type: ignore[union-attr]
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class RepeatingCursor:
     A psycopg cursor remembers how to write the parameters and read the columns of its last
     statement. Finding that out again takes a sixth of a claim of one message.
 
-    `limited`: the session does not have the `limits`, so they go along with each statement that
+    `limited`: the session does not have the `limits`, so they are sent with each statement that
     runs outside a transaction.
     """
 
@@ -157,7 +157,7 @@ class RepeatingCursor:
 def one_round_trip(driver: psycopg.Connection[Any], own: Limits) -> Iterator[None]:
     """Send the block's statements in a transaction under `own` limits, all in one round trip."""
     try:
-        # An old libpq has no pipelines: then these are several round trips.
+        # An old libpq has no pipelines: then this takes several round trips.
         with driver.pipeline() if psycopg.Pipeline.is_supported() else nullcontext():
             driver.execute(server_limits.BEGIN)
             server_limits.apply(driver, own)
@@ -174,7 +174,7 @@ def transaction(driver: psycopg.Connection[Any], own: Limits) -> Iterator[None]:
     try:
         simple_query(driver, server_limits.begin(own))
         yield
-        # The server may cancel these two as well, which leaves the transaction open.
+        # The server may cancel BEGIN or COMMIT as well, which leaves the transaction open.
         simple_query(driver, "commit")
     except BaseException:
         roll_back(driver)
@@ -196,10 +196,10 @@ def skip_refused_rows(
     rows: Sequence[Row],
     refused: Callable[[psycopg.Error], None] = lambda error: None,
 ) -> set[int]:
-    """Return the ids that `change(rows)` returns; rows that the server refuses stop no others.
+    """Return the ids from `change(rows)`; a row that the server refuses does not stop the others.
 
-    A refused statement changed nothing, so it is tried again with each half of its rows;
-    `refused` is called with the error of each row. Raises the errors of a lost database.
+    A refused statement changed nothing, so it is tried again with each half of its rows; `refused`
+    is called with the error of each refused row. Raises the errors of a lost database.
     """
     try:
         return set(change(rows))
@@ -207,7 +207,7 @@ def skip_refused_rows(
         raise
     except psycopg.Error as error:
         if not rows:
-            raise  # no row explains it
+            raise  # no row explains the error
         if len(rows) == 1:
             refused(error)
             return set()

@@ -12,7 +12,7 @@ class StoppedQueues(dict[str, datetime | None]):
 
     A delivery that was claimed before the last change of its queue's backoff level never starts:
     later claims are the probe, or were made at full rate again. The value of a queue is the time of
-    that change; None: nothing of it may start at all.
+    that change, or None if no message of the queue may start at all.
     """
 
     def stop(self, name: str, before: datetime | None = None) -> None:

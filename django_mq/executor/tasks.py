@@ -9,13 +9,13 @@ from django_mq.executor.lease_clock import lease_clock
 from django_mq.handlers import Handler
 from django_mq.messages import LONG_AGO, Delivery
 
-#: Identifies deliveries that are handled one after another: those of an order key of a handler,
-#: or of an ordered queue.
+#: Identifies deliveries that are handled one after another: an order key of a handler, or an
+#: ordered queue.
 Line = tuple[str, ...]
 
 
 class Task(NamedTuple):
-    """A delivery and its handler; `line` if it must wait for the delivery before it."""
+    """A delivery and its handler; it has a `line` if it must wait for the delivery before it."""
 
     delivery: Delivery
     handler: Handler
@@ -51,7 +51,7 @@ def is_listed(task: Task) -> bool:
 def may_start_unlocked(task: Task, since: float) -> bool:
     """Return whether `task` may start unlocked: it was claimed or renewed after `since`.
 
-    `since` is a time of the lease clock; no lease given later can have lapsed. Suspects and
+    `since` is a time of the lease clock: no lease given after it can have lapsed. Suspects and
     messages of a line are always locked first.
     """
     delivery = task.delivery
@@ -61,7 +61,7 @@ def may_start_unlocked(task: Task, since: float) -> bool:
 def has_expired(delivery: Delivery) -> bool:
     """Return whether `delivery` has expired, judged by its claim.
 
-    The answer may be true a round trip early, but is never late.
+    The answer may be true one round trip too early, but never too late.
     """
     asked_at, expires_in = delivery._asked_at, delivery._row.expires_in
     return expires_in is not None and LONG_AGO < asked_at <= lease_clock() - expires_in
@@ -71,7 +71,7 @@ def max_in_call(task: Task, batch: int) -> int:
     """Return how many messages a batch handler may get together with `task`.
 
     Outside a transaction nothing of a failed call is undone, so the message that made it fail must
-    not fail its neighbours again: later attempts than the first run singly.
+    not fail its neighbours again: attempts after the first run singly.
     """
     handler = task.handler
     if not handler.batch or (not handler.atomic and task.delivery._row.attempts > 1):

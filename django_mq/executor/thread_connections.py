@@ -1,7 +1,7 @@
-"""What a call leaves on the connections of its thread besides that of its message.
+"""What a call leaves on the connections of its thread, other than that of its message.
 
-The next handlers of the thread get these connections: an open transaction would take their writes
-along, and a setting such as `search_path` would lead them elsewhere.
+The next handlers of the thread get these connections: their writes would join an open transaction,
+and a setting such as `search_path` would lead them elsewhere.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from django_mq.store.driver import may_prepare
 def remembering_sessions() -> Iterator[None]:
     """Within the block, note the settings of each session that this process opens.
 
-    A session that a pool lends again is reset: a call may have closed its connection, and so
-    returned the session to the pool as it was.
+    A session that a pool lends again is reset: a call may have closed its connection, which returns
+    the session to the pool unchanged.
     """
 
     def created(*, connection: BaseDatabaseWrapper, **_: Any) -> None:
@@ -34,13 +34,13 @@ def remembering_sessions() -> Iterator[None]:
         if connection.vendor != "postgresql" or not driver.autocommit:
             return
         if not may_prepare(connection):
-            return  # behind a transaction pooler the session has settings of other programs
+            return  # behind a transaction pooler, the session has settings of other programs
         if not created_sessions.remember(driver):
             reset(connection)
         elif created_sessions.settings_of(driver):
             try:
                 reset_session(connection)
-            except psycopg.Error:  # set by a role with more rights than the one that was left
+            except psycopg.Error:  # set by a role with more rights than the current one
                 created_sessions.forget(driver)
 
     connection_created.connect(created, weak=False)  # last: the receivers of the apps have run
@@ -59,9 +59,9 @@ def open_aliases(*, excluding: str) -> set[str]:
 def clean_up(*, excluding: Collection[str] = (), resets: bool = True) -> list[str]:
     """Roll back the transactions of this thread, and return the aliases that had one open.
 
-    Connections that only left autocommit off are closed, and those that have none by the project's
-    settings, or whose driver's connection was closed. With `resets`, the sessions of the others are
-    reset. The aliases `excluding` stay as they are.
+    Also closes connections on which only autocommit was left off, or is off by the project's
+    settings, or whose driver connection was closed. With `resets`, the sessions of the others are
+    reset. The aliases in `excluding` stay as they are.
     """
     left = []
     for wrapper in connections.all(initialized_only=True):
@@ -72,14 +72,14 @@ def clean_up(*, excluding: Collection[str] = (), resets: bool = True) -> list[st
                 left.append(wrapper.alias)
             drop_connection(wrapper)
         elif not wrapper.settings_dict["AUTOCOMMIT"] or _is_closed(wrapper):
-            drop_connection(wrapper)  # what it did not commit is rolled back, as after a request
+            drop_connection(wrapper)  # this rolls back what was not committed, as after a request
         elif resets:
             reset(wrapper)
     return left
 
 
 class _UseWatch:
-    """Replaces `wait()` of a driver connection, which everything that it sends passes."""
+    """Replaces `wait()` of a driver connection, through which everything that it sends passes."""
 
     def __init__(self, driver: psycopg.Connection[Any]) -> None:
         self.used = False
@@ -91,9 +91,9 @@ class _UseWatch:
 
 
 def reset(wrapper: BaseDatabaseWrapper) -> None:
-    """Reset what calls left in the session since the last reset, unless it is in a transaction.
+    """Reset what calls left in the session since the last reset, unless a transaction is open.
 
-    A session that no call used costs no round trip.
+    If no call used the session, this takes no round trip.
     """
     driver = wrapper.connection
     if wrapper.vendor != "postgresql" or driver is None or driver.closed or is_open(wrapper):
@@ -111,7 +111,7 @@ def reset(wrapper: BaseDatabaseWrapper) -> None:
 
 
 def is_open(wrapper: BaseDatabaseWrapper) -> bool:
-    """Return whether a transaction is open, by Django or by a raw statement, or would be.
+    """Return whether a transaction is open (by Django or by a raw statement), or would be.
 
     With autocommit off the next statement would begin one.
     """

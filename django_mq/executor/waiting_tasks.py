@@ -16,8 +16,8 @@ class WaitingTasks:
     """Tasks that are `ready`, or wait for their list or line; and suspects, which run alone.
 
     `suspects` pairs each suspect with the time at which it began to wait. `to_release` has tasks
-    that must not start here, until the worker releases them. `on_room` is called when there
-    are such tasks or a coroutine may start. Not thread-safe: LocalQueue holds its lock.
+    that must not start here, until the worker releases them. `on_room` is called when there are
+    tasks to release, or a coroutine may start. Not thread-safe: LocalQueue holds its lock.
     """
 
     def __init__(self, on_room: Callable[[], None], lingering: Lingering) -> None:
@@ -40,7 +40,7 @@ class WaitingTasks:
         return len(self) - len(self.lingering) - listed.total() + lists
 
     def add(self, tasks: Iterable[Task]) -> list[Task]:
-        """Add tasks behind the others, except coroutines that may start now: they are returned."""
+        """Add tasks behind the others, but return the coroutines that may start now."""
         coroutines: list[Task] = []
         wary = self.ordering.broken_lines or self.stopped_queues
         for task in tasks:
@@ -77,7 +77,7 @@ class WaitingTasks:
         return not (task.handler.is_async or row.ordered or (row.attempts > 1 and row.key is None))
 
     def stop_lingering(self) -> None:
-        """Make the tasks ready that have waited for their list for long enough."""
+        """Make the tasks ready that have waited long enough for their list to fill."""
         for tasks in self.lingering.take_due(monotonic()):
             self.ready.extend(tasks)
 
@@ -159,8 +159,8 @@ class WaitingTasks:
     def clear_front(self) -> None:
         """Take tasks that cannot start now from the front of `ready`.
 
-        A task waits while its line is busy. A suspect or a coroutine that is the next of its line
-        occupies it, and waits among its kind.
+        A task waits while its line is busy. A suspect or a coroutine that is next in its line
+        occupies the line, and waits with the other suspects or coroutines.
         """
         ready = self.ready
         while ready and (line := ready[0].line) is not None:

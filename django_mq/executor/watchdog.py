@@ -1,6 +1,6 @@
-"""Notice stalls: of a link to the server, or of a thread that must not stop.
+"""Notice stalls: of a link to the server, or of a thread that must keep moving.
 
-A frozen server, or a firewall that drops packets, leaves a connection open that never answers.
+If a server freezes, or a firewall drops packets, a connection stays open but never answers.
 Keepalives and server timeouts do not end such a wait; shutting down the socket from another thread
 does, at once.
 """
@@ -20,30 +20,30 @@ from django_mq.store.limits import STATEMENT_SECONDS
 
 #: Seconds between two looks at the links.
 TICK = 0.5
-#: Seconds beyond the server's own limit of a statement until its link counts as stalled.
+#: Seconds beyond the server's own limit on a statement before its link counts as stalled.
 STALL_MARGIN = 2.0
 
 
 class Link:
     """One connection of the worker, and whether a statement of the worker waits for its answer.
 
-    The wait ends with an OperationalError after `seconds`, or `max_wait` in a drain, by the
-    ticks of the watchdog: a process that is frozen meanwhile loses no time. While a link is `lent`
-    to a handler, only the handler's timeout bounds its waits.
+    After `seconds`, or `max_wait` in a drain, the wait ends with an OperationalError. The watchdog
+    counts its own ticks, so a process that is frozen meanwhile loses no time. While a link is
+    `lent` to a handler, only the handler's timeout bounds its waits.
     """
 
     def __init__(self, seconds: float = STATEMENT_SECONDS + STALL_MARGIN) -> None:
         self.seconds = seconds
         self.max_wait = float("inf")
         self.lent = False
-        #: How many waits began, and how many of them the server answered.
+        #: How many waits began, and how many of them ended with an answer of the server.
         self.waits = self.answers = 0
         self._waiting = self._was_shut = False
         self._driver: psycopg.Connection[Any] | None = None
         self._seen = self._ticks = 0
 
     def attach(self, driver: psycopg.Connection[Any]) -> None:
-        """Bound the waits of `driver`, which was just made: whatever it sends passes `wait()`."""
+        """Bound the waits of `driver`, which was just made: everything it sends passes `wait()`."""
         self._driver, self._was_shut = driver, False
         plain_wait = driver.wait
 
@@ -72,7 +72,7 @@ class Link:
         return self.waits, self._ticks if self._waiting else 0
 
     def tick(self) -> None:
-        """Shut the link if one wait has lasted for longer than it may."""
+        """Shut the link if one wait has lasted longer than it may."""
         if not self._waiting or self.waits != self._seen:
             self._seen, self._ticks = self.waits, 0
             return
@@ -88,13 +88,13 @@ class Link:
         with contextlib.suppress(OSError, psycopg.Error):
             number = driver.pgconn.socket
             with socket.socket(fileno=os.dup(number)) as link:
-                if driver.pgconn.socket == number:  # else another connection may have the number
+                if driver.pgconn.socket == number:  # else another connection may have this number
                     self._was_shut = True
                     link.shutdown(socket.SHUT_RDWR)
 
 
 class Watchdog(threading.Thread):
-    """Looks at all links of the process, and at the threads that must go on.
+    """Watches all links of the process, and the threads that must keep moving.
 
     It logs nothing: a log handler may block. The thread whose link was shut reports it.
     """

@@ -1,4 +1,4 @@
-"""Notice the first use of a connection, whichever way it is used."""
+"""Notice the first use of a connection, however it is used."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class WatchedConnection:
     def take_driver(self) -> bool:
         """Watch the driver connection that the wrapper has now; return whether it is a new one.
 
-        Everything that a psycopg connection sends passes its `wait()`, also from a cursor that was
-        made before `armed` was set.
+        Everything that a psycopg connection sends passes its `wait()`, even from a cursor that was
+        created before `armed` was set.
         """
         driver = self._wrapper.__dict__["connection"]
         if driver is self.driver:
