@@ -1,6 +1,6 @@
 """The worker: one process that claims, runs and settles messages until it is told to stop.
 
-Users and commands hold a `Worker`; `run` has the loop, `parts` builds what it works with.
+Users and commands hold a `Worker`; `run` has the loop, and `parts` builds the parts that it uses.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Worker(WorkerOptions):
 
     _run: Run | None = None
     _thread = 0  # the identifier of the thread of this run
-    _totals = WorkerTotals()  # empty, until a run has its own
+    _totals = WorkerTotals()  # empty until a run has its own
 
     @property
     def id(self) -> str:
         """The random id of this run, as in `claimed_by` and the heartbeat; empty when idle."""
-        run = self._run  # once: it may end meanwhile
+        run = self._run  # read once: the run may end meanwhile
         return run.id if run else ""
 
     @property
     def running(self) -> bool:
-        """Whether it runs now; from any thread."""
+        """Whether the worker runs now; from any thread."""
         return self._run is not None
 
     @property
@@ -91,8 +91,8 @@ class Worker(WorkerOptions):
             handler_counts.end(run.id)
             with self.lock:
                 self._run = None
-                self._thread = 0  # a stop from now on must not meet the next run
-                self.stopping.clear()  # here, since a stop may come before the run
+                self._thread = 0  # a stop from now on must not reach the next run
+                self.stopping.clear()  # cleared at the end, since a stop may come before the run
                 self.orders = Orders()
             run.ended.set()
 
@@ -100,8 +100,8 @@ class Worker(WorkerOptions):
         """Drain: start nothing more, and finish what runs. From any thread or signal handler.
 
         Waits up to `timeout`, seconds or a timedelta (None: as long as it takes), and returns
-        whether the run ended; also False if nothing was running. In the thread of `run()`, where
-        signal handlers usually run, it does not wait: it returns False, and `run()` drains.
+        whether the run ended; also returns False if nothing was running. In the thread of `run()`,
+        where signal handlers usually run, it does not wait: it returns False, and `run()` drains.
         """
         wait = timeout if timeout is None else checked_seconds("timeout", timeout)
         if threading.get_ident() == self._thread:
@@ -115,7 +115,7 @@ class Worker(WorkerOptions):
         return run.ended.wait(None if wait is None else min(wait, threading.TIMEOUT_MAX))
 
     def ask_to_stop(self) -> None:
-        """Begin to drain, from any thread. Before a run, it makes that end at once."""
+        """Begin to drain, from any thread. If no run has begun, the next one ends at once."""
         self.stopping.set()
         if (run := self._run) is not None:
             run.limit_waits()
@@ -129,8 +129,8 @@ class Worker(WorkerOptions):
     def supervised(self, end_process: EndProcess, pass_on: Callable[[str], None]) -> None:
         """Set the functions by which a run reaches its supervisor.
 
-        `end_process` asks it to end this process, which runs a message that an operator stopped.
-        `pass_on` is called with each order of an operator that was carried out.
+        `end_process` asks the supervisor to end this process, which runs a message that an operator
+        stopped. `pass_on` is called with each operator's order that was carried out.
         """
         self.end_process = end_process
         self.orders.supervised(pass_on)

@@ -30,15 +30,15 @@ class TransactionGuard:
 
     In a worker each statement of such a handler is its own transaction, and a failed one does no
     harm. In a TestCase all of them belong to the transaction of the test, so they run behind a
-    savepoint. It is not one of Django's: that would be an `atomic()` block, in which the durable
-    block of `finish()` could not begin.
+    savepoint. The savepoint is not one of Django's: that would be an `atomic()` block, in which the
+    durable block of `finish()` could not begin.
     """
 
     def __init__(self, wrapper: BaseDatabaseWrapper) -> None:
         wrapper.ensure_connection()
         self._wrapper = wrapper
         self._driver = wrapper.connection
-        #: Whether the handler's writes were rolled back, those of `finish()` included.
+        #: Whether the handler's writes were rolled back, including those of `finish()`.
         self.undone = False
         self._within = wrapper.in_atomic_block or not wrapper.get_autocommit()
         self._depth = len(wrapper.savepoint_ids), len(wrapper.atomic_blocks)
@@ -46,7 +46,7 @@ class TransactionGuard:
             self._run(f"savepoint {NAME}")
 
     def end(self, error: BaseException | None) -> BaseException | None:
-        """Return the handler's error, or one for the state it left behind, which is rolled back.
+        """Return the handler's error, or one for the state that it left and that was rolled back.
 
         Raises HandlerBrokeTransaction if the test's transaction has ended.
         """

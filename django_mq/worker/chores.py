@@ -1,8 +1,8 @@
-"""Chores: keep the tables small, and repair the outcomes of races. The workers take turns.
+"""Chores: keep the tables small, and repair the outcomes of races. Workers take turns.
 
 A chore is done in pieces: transactions that walk over a bounded number of rows. A turn has a fixed
-number of pieces per chore. The position of each walk is stored, and the next turn resumes there,
-on any worker.
+number of pieces per chore. The position of each walk is stored, and the next turn resumes there, on
+any worker.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ TURN_SECONDS = 9.0
 PIECE_ROWS = 1000
 #: The number of one-message pieces that replace a piece which the database refuses.
 SINGLE_MESSAGE_PIECES = 50
-#: Unique ids whose put-aside messages one transaction promotes.
+#: The unique ids whose put-aside messages one transaction promotes.
 PIECE_UNIQUE_IDS = 100
-#: Queues that one piece examines.
+#: The queues that one piece examines.
 PIECE_QUEUES = 100
-#: Counts of a queue that is too deep stop here; the warning shows the count.
+#: The count of a queue stops here; the warning shows that count.
 MAX_COUNTED = 10_000
 #: Seconds that a vacuum may take. Its work is not lost if it is cancelled: the next turn continues.
 VACUUM_SECONDS = 600.0
-#: Limits of its statements: one that waits longer for a lock is left to the next turn.
+#: Limits of its statements: a statement that waits longer for a lock is left to the next turn.
 LIMITS = Limits(lock=0.2)
 
 #: Where a walk resumes, as a JSON value. None: the walk is over.
@@ -155,7 +155,7 @@ def _promote_put_aside(cursor: Cursor, settings: Settings, at: Position) -> Posi
 
 
 def _promote(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
-    """Promote messages together; if one is refused, one by one, so that it stops no other."""
+    """Promote messages together; after a refusal one by one, so that one stops no other."""
     try:
         with within_transaction(cursor):
             free_unique_ids.promote_put_aside(cursor, ids)
@@ -179,7 +179,7 @@ def _promote(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
 
 
 def _warn_of_deep(cursor: Cursor, settings: Settings, at: Position) -> Position:
-    """Warn of queues deeper than `warn_depth`: the fleet does so once per `warn_every`."""
+    """Warn about queues deeper than `warn_depth`: once per `warn_every` for the whole fleet."""
     with within_transaction(cursor):
         names = chores.waiting_queues(cursor, after=at or "", limit=PIECE_QUEUES)
     depths = {name: settings.queue(name).warn_depth for name in names}
@@ -211,9 +211,9 @@ def _count(cursor: Cursor, limits: dict[str, int]) -> dict[str, int]:
 
 
 class Chore(NamedTuple):
-    """A function that does one piece and returns where the next starts; pieces per turn.
+    """A function that does one piece and returns where the next one starts; `pieces` per turn.
 
-    `seconds`: how long its statements, and those of later chores, may take.
+    `seconds`: how long the statements of this chore, and of later ones, may take.
     """
 
     piece: Piece
@@ -221,7 +221,7 @@ class Chore(NamedTuple):
     seconds: float | None = None
 
 
-#: In this order. Chores that walk over rows that stay have few pieces, to cost little.
+#: In this order. Chores that walk over rows that stay have few pieces, so that they cost little.
 CHORES = {
     "expire": Chore(expiring.expire, 200),
     "stranded": Chore(_free_stranded, 20),

@@ -20,9 +20,10 @@ class ClaimArguments(TypedDict):
 class ClaimOptions(NamedTuple):
     """The options with which messages of a queue are claimed.
 
-    `kind` is the kind of executor that they need, since room is counted per kind. `max_in_flight`
-    is the maximum number of messages in flight over the fleet, unless an operator has set another
-    one. `list_size` is the maximum number of messages per call of a handler outside a transaction.
+    `kind` is the kind of executor that the messages need, since room is counted per kind.
+    `max_in_flight` is the maximum number of messages in flight over the fleet, unless an operator
+    has set another maximum. `list_size` is the maximum number of messages per call of a handler
+    outside a transaction.
     """
 
     kind: str

@@ -26,8 +26,9 @@ class ClaimResult(NamedTuple):
 class ClaimRound:
     """The sums of one round of claims, one claim per group of lanes.
 
-    `filled`: the kinds of executors for which more may be due. `no_room`: a group was skipped.
-    `unfinished`: a claim stopped early. `contended`: another session was claiming from the queue.
+    `filled`: the kinds of executors for which more messages may be due. `no_room`: a group was
+    skipped. `unfinished`: a claim stopped early. `contended`: another session was claiming from the
+    queue.
     """
 
     count: int = 0

@@ -1,6 +1,6 @@
 """Choose the statement that claims from a queue: plain, keyed, ordered, or behind a gate.
 
-From a queue that backs off it claims the probe alone.
+From a queue that backs off it claims only the probe.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ MAX_BATCHES = 4
 class ClaimRouter:
     """Claims for worker process `worker` with the statement that each queue needs.
 
-    `facts` are those that the last look found. `claimer()` makes the name of the next claim;
-    `owned` are the ordered queues that this process owns; `has_any(queue)` says whether it has an
-    unsettled message of the queue; `probing(queue, claimer)` is called for a claim that is the
-    probe of its queue. Nothing is claimed from `stopped` queues: it would be released at once.
+    `facts` are from the last poll. `claimer()` makes the name of the next claim; `owned` are the
+    ordered queues that this process owns; `has_any(queue)` says whether it has an unsettled message
+    of the queue; `probing(queue, claimer)` is called for a claim that is the probe of its queue.
+    Nothing is claimed from `stopped` queues: it would be released at once.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class ClaimRouter:
         self._probing = probing
         self._stopped = stopped
         self.facts = QueueFacts()
-        # How many messages of the last claim's average size `batch_bytes` has room for.
+        # How many messages of the last claim's average size fit into `batch_bytes`.
         self._fits = 0
         self.refused = RefusedRows()
 
     def statement_group(self, queue: str, options: ClaimOptions) -> str:
-        """Return a text that is equal for queues that one claim can serve, given equal options.
+        """Return a text that is equal for queues which one claim can serve, given equal options.
 
         Empty for the plain claim.
         """
@@ -74,7 +74,7 @@ class ClaimRouter:
         return "keyed" if self.facts.has_keys(queue) else ""
 
     def lapsed_statement_group(self, queue: str, options: ClaimOptions) -> str:
-        """Return the same as `statement_group()`, for a claim of lapsed messages."""
+        """Return the same as `statement_group()`, but for a claim of lapsed messages."""
         return f"alone {queue}" if self.facts.is_gated(queue, options) else ""
 
     def max_per_claim(self, queue: str, options: ClaimOptions) -> int:
@@ -96,8 +96,8 @@ class ClaimRouter:
     ) -> ClaimResult:
         """Claim up to `limit` messages of `lanes`, which have the same options and statement group.
 
-        One claimer gets no more than a batch: a larger limit makes several claims in one
-        statement. From a queue with keys, it returns marks only if asked.
+        A claimer gets at most a batch: a larger limit makes several claims in one statement. Marks
+        from a queue with keys are returned only `with_marks`.
         """
         if self._stopped:
             lanes = [lane for lane in lanes if not self._stopped.is_all_stopped(lane.queue)]
@@ -194,7 +194,7 @@ class ClaimRouter:
         }
 
     def _weighed(self, options: ClaimOptions, taken: Claim) -> ClaimResult:
-        """Learn from `taken` how large messages are."""
+        """Record from `taken` how large messages are."""
         size = sum(map(len, map(attrgetter("payload"), taken.rows)))
         if size:
             self._fits = options.batch_bytes * len(taken.rows) // size

@@ -1,6 +1,6 @@
 """Carry out commands of operators.
 
-They are about a message that runs here (stop it, or report where its handler is), or about this
+A command is about a message that runs here (stop it, or report where its handler is), or about this
 process (be quiet, resume, or leave).
 """
 
@@ -25,8 +25,8 @@ from django_mq.store import commands as store_commands
 from django_mq.store.leases import Command
 from django_mq.store.limits import Limits
 
-#: Asks the supervisor to end this process if the message of a fence still runs after some seconds,
-#: and names the operator who stopped it.
+#: Asks the supervisor to end this process if the message of a fence still runs after some seconds;
+#: names the operator who stopped the message.
 EndProcess = Callable[[Fence, str, float], None]
 
 HANDLER_ENDED = "Its handler had ended."
@@ -51,7 +51,7 @@ class Commands:
     link: Link
 
     def take(self, commands: Sequence[Command]) -> None:
-        """Apply the orders among `commands`, and begin to carry out the others; never blocks."""
+        """Record the orders among `commands`, and begin to carry out the others; never blocks."""
         about_messages = []
         for each in commands:
             if each.message_id is None:

@@ -29,7 +29,7 @@ RELEASE_TRIES = 4
 
 @dataclass(slots=True)
 class _Dispatched:
-    """Rows by their outcome: tasks, ids of rows settled here, and rows behind a blocked one."""
+    """Rows by their outcome: tasks, ids of rows settled here, and rows behind a blocked row."""
 
     tasks: list[Task] = field(default_factory=list)
     finished_ids: list[int] = field(default_factory=list)
@@ -63,15 +63,15 @@ class Dispatch:
         self._outage = outage
         self._on_freed = on_freed
         self._pending: deque[Delivery] = deque()
-        # Lines with a message that cannot run here: those claimed behind it are released.
+        # Lines with a message that cannot run here: messages claimed behind it are released.
         self._broken_lines: set[Line] = set()
 
     def take(self, cursor: Cursor, rows: list[ClaimedRow], *, first: bool, asked_at: float) -> None:
-        """Take newly claimed rows; with `first` (taken over) they go before those already here.
+        """Take newly claimed rows; with `first` (taken over) they go before the rows already here.
 
         `asked_at` is when the claim was sent, by `lease_clock()`.
         """
-        # The last handler of a row that was taken over may still run: lock it before the start.
+        # The previous attempt of a taken-over row may still run: lock the row before the start.
         asked_at = LONG_AGO if first else asked_at
         deliveries = [Delivery(row, asked_at) for row in rows]
         self._local_queue.track(deliveries)
@@ -90,7 +90,7 @@ class Dispatch:
             if dispatched.blocked:
                 self._release(dispatched.blocked)
                 self._on_freed()
-            if dispatched.tasks:  # an empty put would wake up executors
+            if dispatched.tasks:  # an empty put would wake the executors
                 self._submit(dispatched.tasks, first)
 
     def _resolve_all(self, cursor: Cursor, dispatched: _Dispatched) -> None:
@@ -130,14 +130,15 @@ class Dispatch:
     def _take_ready(self, check_limits: bool) -> list[Task]:
         try:
             return self._resolver.take_ready(self._pending, check_limits=check_limits)
-        except Exception:  # nothing was taken: `_resolve_one()` finds the row to blame
+        except Exception:  # nothing was taken: `_resolve_one()` finds the faulty row
             return []
 
     def _resolve_one(self, cursor: Cursor, delivery: Delivery) -> Task | Ended | None:
         try:
             return self._resolver.resolve(cursor, delivery)
         except LOST:
-            # Until these are dispatched, messages before them in their lines may run, and fail.
+            # Until these rows are dispatched, messages before them in their lines may run, and
+            # fail.
             lines = (line_of(each._row) for each in self._pending)
             self._broken_lines.update(filter(None, lines))
             raise
@@ -146,7 +147,7 @@ class Dispatch:
             return None
 
     def start_coroutines(self) -> None:
-        """Start the coroutines whose turn it is in their lines."""
+        """Start the coroutines whose turn in their lines has come."""
         if coroutines := self._local_queue.take_coroutines():
             self._start(coroutines)
 
@@ -162,7 +163,8 @@ class Dispatch:
 
     def _release(self, fences: list[Fence]) -> bool:
         self._quota.release(len(fences))
-        # First, so that no later renewal locks their rows; one under way does for a moment.
+        # First, so that no later renewal locks the rows; a renewal under way locks them for a
+        # moment.
         self._local_queue.untrack([fence.id for fence in fences])
         tries = RELEASE_TRIES
         any_released = False

@@ -1,4 +1,4 @@
-"""The chore that dead-letters expired messages, and lets the next of their lines run."""
+"""The chore that dead-letters expired messages, and unblocks the next messages of their lines."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from django_mq.store import Cursor, expiry, notify
 
 logger = logging.getLogger("django_mq")
 
-#: Messages that expire in one piece: their payloads are read, for the signals.
+#: Messages that expire in one piece: few, since their payloads are read for the signals.
 PIECE_MESSAGES = 50
-#: Rows that one walk over expired messages examines: it skips those in flight.
+#: Rows that one walk over expired messages examines, including those in flight, which it skips.
 WALKED_ROWS = 1000
 
 
@@ -30,11 +30,11 @@ def expire(cursor: Cursor, settings: Settings, at: Any) -> Any:
     try:
         ended = expire_few(cursor, after)
         if any(each.delivery._row.ordered or each.delivery._row.key is not None for each in ended):
-            notify.ring(cursor)  # this thread is not the one that claims
+            notify.ring(cursor)  # the thread that claims is another one
         if len(ended) == PIECE_MESSAGES:
             return after
     except psycopg.errors.LockNotAvailable:
-        walked = PIECE_MESSAGES  # another session holds the unique id of one of them: skip these
+        walked = PIECE_MESSAGES  # another session holds the unique id of a message: skip these
     except LOST:
         raise
     except psycopg.Error as error:
@@ -45,7 +45,7 @@ def expire(cursor: Cursor, settings: Settings, at: Any) -> Any:
 
 
 def _expire_singly(cursor: Cursor, after: str) -> str | None:
-    """Dead-letter a few messages, each by itself: one that the database refuses is passed."""
+    """Dead-letter a few messages, one by one; pass over those that the database refuses."""
     at: str | None = after
     for _ in range(PIECE_MESSAGES):
         try:

@@ -16,16 +16,16 @@ from django_mq.worker.lanes import Lanes
 from django_mq.worker.ordered_queues import OrderedQueues
 from django_mq.worker.watermarks import REST_AFTER_FULL_SCAN, LaneName, Watermarks
 
-#: Seconds after a ring, or a claim that took something, until the next poll, for messages whose
+#: Seconds until the next poll, after a ring or a claim that took something: it finds messages whose
 #: rings were coalesced.
 REPOLL_DELAY = 0.025
 
 
 class Fetcher:
-    """Claims for one process; the thread that runs the loop calls `fetch()`.
+    """Claims for one process. The thread that runs the loop calls `fetch()`.
 
-    `options(queue)` gives the options of a claim. `intake` says how much room there is, and
-    takes the rows.
+    `options(queue)` returns the options of a claim. `intake` says how much room there is, and takes
+    the rows.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Fetcher:
         self.due_queues: set[str] = set()
 
     def on_ring(self) -> None:
-        """Claim now and again a little later, since a message was committed somewhere."""
+        """Claim now, and again a little later, since a producer committed a message."""
         self.on_freed()
         self._rung = True
         self._repoll_at = monotonic() + REPOLL_DELAY
@@ -77,7 +77,7 @@ class Fetcher:
     def on_next_in_line(self) -> None:
         """Claim from the start of each lane.
 
-        A message has ended that held up its key, its ordered queue or its limited queue.
+        For when a message has ended that held up its key, its ordered queue or its limited queue.
         """
         self.empty = False
         self._watermarks.request_full()
@@ -88,7 +88,7 @@ class Fetcher:
     def urgent(self) -> bool:
         """Whether the next `fetch()` only claims, because a producer rang.
 
-        Never true twice in a row: with many producers the rings never stop.
+        Never true twice in a row: with many producers the rings do not stop.
         """
         return self._rung and not self._postponed
 
@@ -105,8 +105,8 @@ class Fetcher:
         if now >= self._poll_at:
             self._may_be_due |= self._poll(cursor)
         if self._more_lapsed or now >= self._lapsed_at:
-            # Twice per poll interval while there is a backlog, since a lapsed row also waits
-            # behind the local queue. Otherwise with the next poll: one wakeup per poll interval.
+            # Twice per poll interval while there is a backlog, since a lapsed row also waits behind
+            # the local queue. Otherwise together with the next poll: one wakeup per poll interval.
             next_at = now + (self._poll_interval / 2 if self._may_be_due else self._poll_interval)
             self._lapsed_at = min(next_at, self._poll_at)
             self._claim_lapsed(cursor)
@@ -146,10 +146,10 @@ class Fetcher:
         return self._sleep(cursor)
 
     def _claim_round(self, cursor: Cursor, full: bool) -> ClaimRound:
-        """Claim once from each group of lanes, most preferred first."""
+        """Claim once from each group of lanes, the most preferred first."""
         claimed = ClaimRound()
         self._held_up = False
-        # Read once: a full scan of one group of lanes must not put off that of the next.
+        # Read once: a full scan of one group of lanes must not postpone that of the next group.
         from_front_of = {"": full, "keyed": self._keyed_marks.full_is_due()}
         for (options, group), lanes in self._lanes.groups(self._group):
             kind = options.kind
@@ -192,7 +192,7 @@ class Fetcher:
         has_marks = any(lane.at != LANE_START[0] for lane in marked)
         if has_marks or full or not group:
             own.record_scan(result.claim.marks, self._clock() - began, full=full)
-        else:  # neither the full scan that is due nor a usual one
+        else:  # neither a full scan that was due, nor a regular one
             own.advance(result.claim.marks)
         if group and has_marks and len(result.claim.rows) < room // 2:
             own.found_little()
@@ -215,7 +215,7 @@ class Fetcher:
             lapsed = self._claims.take_over(cursor, queues, options, limit=room, marks=marks)
             self._lapsed_marks.record_scan(lapsed.marks, self._clock() - began, full=full)
             found |= bool(lapsed.marks)
-            if lapsed.released or lapsed.dead:  # the next of their lines may be due
+            if lapsed.released or lapsed.dead:  # the next messages of their lines may be due
                 self.on_freed()
             if lapsed.taken:
                 self.empty = False
@@ -225,7 +225,7 @@ class Fetcher:
             self._lapsed_at = 0.0
         elif full:
             self._lapsed_behind = False
-        elif self._lapsed_behind:  # a row whose lock was held may have come free
+        elif self._lapsed_behind:  # the lock on a skipped row may be free now
             self._more_lapsed = True
             self._lapsed_marks.request_full()
             self._lapsed_at = min(self._lapsed_at, monotonic() + self._lapsed_marks.full_in())
@@ -274,11 +274,11 @@ class Fetcher:
         return max(0.0, min(until - monotonic(), self._ordered_queues.next_turn_in()))
 
     def _clock(self) -> float:
-        """Return the seconds of a clock that times scans: it stands still during searches."""
+        """Return the seconds of a clock for timing scans: it stands still during searches."""
         return perf_counter() - self._claims.refused.searched_for
 
     def _group(self, lane: LaneName) -> tuple[ClaimOptions, str]:
-        """Return what the lanes of one claim have in common."""
+        """Return the options and the statement group, which all lanes of a claim have in common."""
         options = self._options(lane[0])
         return options, self._claims.statement_group(lane[0], options)
 

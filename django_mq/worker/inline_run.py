@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 
-#: After this many deliveries a run gives up: handlers may broadcast to each other for ever.
+#: After this many deliveries a run gives up, since handlers may broadcast to each other for ever.
 MAX_DELIVERIES = 100_000
-#: The worker that messages are claimed for.
+#: The name of the worker that claims the messages.
 NAME = "drain"
 
 
 class InlineFailure(NamedTuple):
-    """A failed attempt of an inline run; `answered`: its requester gets the error as result."""
+    """A failed attempt of an inline run; `answered`: the requester gets the error as the result."""
 
     delivery: Delivery
     error: BaseException
@@ -128,8 +128,8 @@ class InlineRun:
             settlement=Settlement(session, self._context),
             slice_seconds=self._settings.slice_seconds,
         )
-        # For one message alone: a handler that is not atomic may make a request, whose handler
-        # runs in an inline run within this one.
+        # The connection is watched for one message alone: a handler that is not atomic may make a
+        # request, whose handler runs in an inline run within this one.
         try:
             again = [task]
             while again:
@@ -153,7 +153,7 @@ class InlineRun:
         )
 
     def _record(self, ended: Sequence[Ended]) -> None:
-        """Record the failed deliveries; add a note to each error that names the message."""
+        """Record failed deliveries; add a note that names the message to each error."""
         for each in ended:
             error = each.error
             if each.settled is Settled.LOST:
@@ -188,7 +188,7 @@ class InlineRun:
         return []
 
     def _own(self, queue: str) -> None:
-        """Become the owner of an ordered queue, and move messages beside its line into it."""
+        """Become the owner of an ordered queue, and move messages outside its line into it."""
         self._owned.add(queue)
         ordered_queues.own(self._cursor(), queue=queue, worker=NAME, lease=self._settings.lease)
         adopt = partial(ordered_queues.adopt, self._cursor(), queue=queue, limit=ADOPT_WINDOW)
@@ -253,7 +253,7 @@ def _interrupts(error: BaseException) -> bool:
 
 
 def was_asked_for(ended: Ended) -> bool:
-    """Return whether the handler chose this end: by Snooze, Reject or Retry.
+    """Return whether the handler chose this end by raising Snooze, Reject or Retry.
 
     A Retry without an attempt left is a failure, since the handler expected another attempt.
 
@@ -269,6 +269,6 @@ def was_asked_for(ended: Ended) -> bool:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to `error`, unless its class allows none (a frozen dataclass)."""
+    """Add a note to `error`, unless its class allows none (such as a frozen dataclass)."""
     with contextlib.suppress(Exception):
         error.add_note(note)

@@ -39,7 +39,7 @@ class Intake:
     def room(self, kind: str, list_size: int = 1) -> int:
         """Return how many messages to claim for executors of `kind` (sync, async or both).
 
-        `list_size` is how many of them one call takes.
+        `list_size` is how many of the messages one call takes.
         """
         rooms = []
         self._list_size = list_size
@@ -54,7 +54,7 @@ class Intake:
         return min(rooms)
 
     def stuck(self, kind: str) -> bool:
-        """Return whether messages for executors of `kind` would wait here: none can start."""
+        """Return whether messages for executors of `kind` would only wait here: none can start."""
         local_queue = self._local_queue
         if local_queue.suspended or local_queue.held_up(coroutines=kind != "sync"):
             return True
@@ -65,7 +65,7 @@ class Intake:
     def take(
         self, cursor: Cursor, rows: list[ClaimedRow], *, lapsed: bool, asked_at: float = LONG_AGO
     ) -> None:
-        """Dispatch claimed rows; those of a `lapsed` lease go first.
+        """Dispatch claimed rows; those whose lease `lapsed` go first.
 
         `asked_at` is when the claim was sent, by `lease_clock()`.
         """
@@ -74,7 +74,7 @@ class Intake:
         self._dispatch.take(cursor, rows, first=lapsed, asked_at=asked_at)
 
     def drop(self, withdrawn: Collection[str], backing_off: Collection[str]) -> None:
-        """Mark for release the waiting messages of `withdrawn` queues, and of `backing_off` queues.
+        """Mark for release the waiting messages of `withdrawn` and of `backing_off` queues.
 
         The probe of a queue that backs off stays.
         """
@@ -85,7 +85,7 @@ class Intake:
             self._local_queue.drop(backing_off, keeping=probes)
 
     def waiting(self) -> int:
-        """The number of calls that wait for an executor: a list is one, each other message one."""
+        """The number of calls that wait for an executor: one per list and per other message."""
         return self._local_queue.calls() if self._any_lists else self._local_queue.waiting()
 
     def _local_room(self, list_size: int) -> int:
@@ -95,7 +95,7 @@ class Intake:
         room = prefetch.room(self.waiting())
         if not room:  # the executor that makes room pokes the loop, but only below this number
             local_queue.notify_below(prefetch.claim_below * list_size)
-            room = prefetch.room(self.waiting())  # some may have started meanwhile
+            room = prefetch.room(self.waiting())  # some messages may have started meanwhile
         if list_size == 1:
             return room
         return max(0, min(room * list_size, prefetch.maximum - local_queue.waiting()))

@@ -15,7 +15,7 @@ from django_mq.worker.watermarks import LaneName
 
 #: Seconds for which a lane is still claimed from after a poll last saw a message in it.
 LANE_TTL = 60.0
-#: How many lanes are claimed from before the others: mostly they fill the claim, and each further
+#: How many lanes are claimed from before the others. Mostly they fill the claim, and each further
 #: lane would cost it as much as a tenth of a message.
 FIRST_LANES = 50
 
@@ -25,7 +25,7 @@ Key = TypeVar("Key")
 class Lanes:
     """The known lanes of the queues that match `patterns`.
 
-    Their order is that of the patterns, then of the priorities. Equal lanes take turns in being
+    They are in the order of the patterns, then of the priorities. Equal lanes take turns at being
     first.
     """
 
@@ -33,15 +33,15 @@ class Lanes:
         self._patterns = [Pattern(text) for text in patterns]
         self._fixed = [(text, 0) for text in patterns if "*" not in text and "#" not in text]
         self._seen_at: dict[LaneName, float] = {}
-        # Equal lanes, by preference and priority. The dictionaries serve as ordered sets.
+        # Equal lanes, by preference and priority. The inner dictionaries serve as ordered sets.
         self._equals: dict[tuple[int, int], dict[LaneName, None]] = {}
-        #: Return the index of the first pattern that a queue matches; None if it matches none.
+        #: Returns the index of the first pattern that a queue matches; None if it matches none.
         self.preference = cache(self._preference)
         #: Every known lane, sorted.
         self.known: list[LaneName] = []
 
     def update(self, lanes: Iterable[LaneName], now: float) -> None:
-        """Add `lanes`, in which a poll saw messages at `now`; forget those unseen for long."""
+        """Add `lanes`, in which a poll saw messages at `now`; forget lanes not seen for long."""
         self._seen_at.update(dict.fromkeys(lanes, now))
         self._seen_at = {lane: at for lane, at in self._seen_at.items() if now - at < LANE_TTL}
         known = {*self._fixed, *self._seen_at}

@@ -1,4 +1,4 @@
-"""Renew leases and write heartbeat and figures, on a thread and a connection for that alone.
+"""Renew leases, and write heartbeat and figures, on a thread and a connection of their own.
 
 The thread must not wait for the rest of the process. It logs nothing and sends no signal, since a
 log handler or a receiver may block, and its connection runs no other statements.
@@ -32,18 +32,18 @@ logger = logging.getLogger("django_mq")
 
 #: Seconds between two heartbeats.
 HEARTBEAT_SECONDS = 10.0
-#: The minimum of seconds between two heartbeats, however often one is requested.
+#: The minimum number of seconds between two heartbeats, however often one is requested.
 MIN_HEARTBEAT_SECONDS = 0.5
 #: The longest wait, in seconds, before a failed step is tried again. It is short, so that after an
 #: outage the leases are renewed before other workers look for lapsed ones.
 MAX_RETRY_WAIT = 1.0
 #: Seconds between two reports of failed renewals.
 REPORT_EVERY = 5.0
-#: The limit of one statement, in seconds; a sixth of the shortest lease if that is more. After a
-#: connection that hangs, a new one can still renew the leases.
+#: The limit of one statement, in seconds, or a sixth of the shortest lease if that is more. If a
+#: connection hangs, there is then still time to renew the leases on a new one.
 RENEWAL_STATEMENT_SECONDS = 1.0
-#: Seconds that a heartbeat, or the renewal of a probe, waits for a lock on the whole table, such as
-#: a migration takes. Locked rows are skipped.
+#: Seconds that a heartbeat, or the renewal of a probe, waits for a lock on a whole table, such as a
+#: migration takes. Locked rows are skipped.
 HEARTBEAT_LOCK_SECONDS = 0.2
 
 
@@ -76,7 +76,7 @@ class LeaseKeeper(threading.Thread):
         self._lease_of = lease_of
         #: Seconds between two renewals.
         self.renew_interval = shortest_lease / 3
-        #: How many steps ended, successfully or not: a sign that the thread moves.
+        #: How many steps have ended, whether or not they succeeded: a sign that the thread moves.
         self.steps = 0
         self._max_retry_wait = min(MAX_RETRY_WAIT, shortest_lease / 6)
         self._heartbeat = heartbeat
@@ -87,7 +87,7 @@ class LeaseKeeper(threading.Thread):
         self._statements = Statements(alias, limits=Limits(seconds, seconds), link=link)
         self._wake = threading.Event()
         self._ending = self._heartbeat_requested = False
-        # Whether the database refused a row of the last renewal.
+        # Whether the database refused a row in the last renewal.
         self._is_refused = False
         self._last_error: Exception | None = None
         self._error_recorded_at = self._beat_at = float("-inf")
@@ -103,7 +103,7 @@ class LeaseKeeper(threading.Thread):
         self._wake.set()
 
     def report(self) -> None:
-        """Log the last failure to renew, if any; call it from another thread."""
+        """Log the last failure to renew, if any; call this from another thread."""
         error, self._last_error = self._last_error, None
         if error is not None:
             logger.warning(
@@ -117,7 +117,8 @@ class LeaseKeeper(threading.Thread):
         due = {self._renew: 0.0, self._write_heartbeat: 0.0, self._write_figures: 0.0}
         every = {
             self._renew: self.renew_interval,
-            # As often as a renewal, at least: it keeps messages whose rows handlers have locked.
+            # At least as often as a renewal: the heartbeat keeps messages whose rows handlers have
+            # locked.
             self._write_heartbeat: min(self.renew_interval, HEARTBEAT_SECONDS),
             self._write_figures: HEARTBEAT_SECONDS,
         }
@@ -135,14 +136,15 @@ class LeaseKeeper(threading.Thread):
                             HEARTBEAT_SECONDS if step == self._write_figures else retry_in
                         )
                         wait *= 2
-                        break  # a renewal comes first again
+                        break  # start over with a renewal
                 else:
                     wait = RECONNECT_WAIT
                 self._wake.wait(max(0.0, min(due.values()) - monotonic()))
-                self._wake.clear()  # before the flags are read: who sets one then sets this again
+                self._wake.clear()  # before reading the flags: a caller sets its flag, then this
                 if self._heartbeat_requested and not self._ending:
                     self._heartbeat_requested = False
-                    # Every role that can log in may NOTIFY: it must not make this thread busy.
+                    # Every role that can log in may NOTIFY, and must not be able to keep this
+                    # thread busy.
                     soon = self._beat_at + MIN_HEARTBEAT_SECONDS
                     due[self._write_heartbeat] = min(due[self._write_heartbeat], soon)
             self._succeeds(self._write_figures)
@@ -206,7 +208,7 @@ class LeaseKeeper(threading.Thread):
         self._on_heartbeat(reply.since_chores)
 
     def _write_figures(self) -> None:
-        """Store the counts by minute. Those that cannot be stored now are stored later."""
+        """Store the counts by minute; counts that cannot be stored now are stored later."""
         worker = self._worker
         if (counted := handler_counts.totals_of(worker)) is None:
             return

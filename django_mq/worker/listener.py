@@ -20,9 +20,9 @@ from django_mq.store.limits import Limits, set_for_session
 from django_mq.store.session_facts import is_pooled, notify_arrives
 from django_mq.worker.wakeup import Wakeup
 
-#: The minimum of seconds between two rings, since every role that can log in may NOTIFY.
+#: The minimum number of seconds between two rings, since every role that can log in may NOTIFY.
 MIN_RING_INTERVAL = 0.005
-#: Seconds between two checks of the link; a check that takes longer makes the thread reconnect.
+#: Seconds between two checks of the link. If a check takes longer, the thread reconnects.
 PING_INTERVAL = 10.0
 #: Seconds that a NOTIFY may take through a pooler.
 PROBE_SECONDS = 3.0
@@ -33,10 +33,10 @@ class _Deaf(Exception):
 
 
 class Listener(threading.Thread):
-    """Rings `wakeup` for each notification, and calls `on_command()` for that of a command.
+    """Rings `wakeup` for each notification, and calls `on_command()` for one about a command.
 
     Reconnects after a lost connection, and then rings, since it may have missed a notification.
-    Until then the poll finds what is due. Through a pooler, it tries whether notifications arrive.
+    Until then the poll finds what is due. Through a pooler, it tests whether notifications arrive.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Listener(threading.Thread):
         self._stopping = threading.Event()
         self._heard_at = float("-inf")
         self._tried = False
-        #: How often it read the link, or tried to connect: the thread moves.
+        #: How often it has read the link, or tried to connect: a sign that the thread moves.
         self.turns = 0
 
     def healthy(self) -> bool:
@@ -115,7 +115,7 @@ class Listener(threading.Thread):
                     announced = 0
 
     def _read(self, connection: psycopg.Connection[Any]) -> int:
-        """Read the notifications that have come, and return their number."""
+        """Read the notifications that have arrived, and return their number."""
         channels = [each.channel for each in connection.notifies(timeout=0)]
         if commands.CHANNEL in channels:
             self._on_command()
@@ -130,7 +130,7 @@ class Listener(threading.Thread):
 def _is_deaf(connection: psycopg.Connection[Any], params: dict[str, Any]) -> bool:
     """Return whether the pooler keeps notifications from the connection.
 
-    False if that cannot be found out, since the pooler may have too few connections.
+    False if this cannot be determined, since the pooler may have too few connections.
     """
     try:
         with contextlib.closing(psycopg.connect(**params)) as notifying:

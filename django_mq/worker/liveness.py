@@ -8,14 +8,14 @@ from django_mq.executor.outage import Outage
 from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
 from django_mq.executor.watchdog import Link, Watchdog
 
-#: A part is stalled after this many missed intervals, but no sooner than this many seconds: a
-#: reconnect takes less. A part that waits for the server counts as moving, within the limit of its
-#: link.
+#: A part is stalled after this many missed intervals, but not before this many seconds, which is
+#: longer than a reconnect. A part that waits for the server counts as moving, within the limit of
+#: its link.
 MISSED_INTERVALS, MIN_STALL_SECONDS = 3, 20.0
 
 
 def stall_limit(interval: float) -> float:
-    """Return the seconds in which a part that moves each `interval` seconds must move.
+    """Return within how many seconds a part must move that moves every `interval` seconds.
 
     >>> stall_limit(1.0), stall_limit(10.0)
     (20.0, 30.0)
@@ -29,7 +29,7 @@ class Liveness:
     def __init__(
         self, scoreboard: Scoreboard, watchdog: Watchdog, outage: Outage, *, poll_interval: float
     ) -> None:
-        #: Whether the tables can be used: before that, a recovery could only fail.
+        #: Whether the tables can be used: before that, a recovery would fail.
         self.is_ready = False
         self._scoreboard = scoreboard
         self._watchdog = watchdog

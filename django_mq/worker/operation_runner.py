@@ -1,7 +1,7 @@
 """Carry out operations: the loop checks for one, and a thread takes its steps.
 
-Any worker does this, whatever its queues. The row's own lock decides which one takes a step, so
-workers may take turns. The thread's connection is open only while it works.
+Any worker does this, whatever its queues. The lock on the operation's row decides which worker
+takes a step, so workers may take turns. The thread's connection is open only while it works.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from django_mq.worker.wakeable_thread import WakeableThread
 
 #: Seconds between two steps, so that an operator's statement can lock the row.
 STEP_PAUSE = 0.02
-#: Seconds until the next turn after one that failed.
+#: Seconds until the next turn after a failed one.
 AFTER_FAILURE = 5.0
-#: Errors that another session causes, and that pass: the same step is taken again.
+#: Passing errors that another session causes: the same step is taken again.
 TRANSIENT_ERRORS = (
     psycopg.errors.DeadlockDetected,
     psycopg.errors.SerializationFailure,
@@ -32,7 +32,7 @@ TRANSIENT_ERRORS = (
 class OperationRunner(WakeableThread):
     """Takes steps of operations while there are any.
 
-    `on_freed()` is called when messages became due, on this thread.
+    `on_freed()` is called, on this thread, when messages became due.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class OperationRunner(WakeableThread):
         self._poll_at = float("-inf")
 
     def poll(self, cursor: Cursor) -> float:
-        """Query for an operation, if it is time to; return the seconds until the next poll."""
+        """Query for an operation, if it is time; return the seconds until the next poll."""
         now = monotonic()
         if now >= self._poll_at and not self.busy():
             self._poll_at = now + self._poll_interval
@@ -59,7 +59,7 @@ class OperationRunner(WakeableThread):
         return max(0.0, self._poll_at - now) or self._poll_interval
 
     def work(self) -> None:
-        """Take steps until no operation is open, or other workers hold those that are."""
+        """Take steps until no operation is open, or other workers hold all open operations."""
         with self.connected():
             while not self._ended.is_set() and (step := self._step()):
                 if step.may_run and step.changed:
@@ -71,7 +71,7 @@ class OperationRunner(WakeableThread):
             self._poll_at = monotonic() + AFTER_FAILURE
 
     def _step(self) -> OperationStep | None:
-        """Take a step; if the database refuses it permanently, the operation has failed."""
+        """Take a step; if the database refuses it permanently, the operation fails."""
         try:
             with self.block() as cursor:
                 return take_step(cursor)

@@ -23,17 +23,18 @@ logger = logging.getLogger("django_mq")
 #: Seconds for which a queue is owned. A process that freezes for longer loses the queue, and the
 #: messages that it had claimed from it.
 LEASE_SECONDS = 6.0
-#: Seconds between two turns: each renews the leases, and takes the queues that have no owner.
+#: Seconds between two turns. Each renews the leases, and takes queues that have no owner.
 TURN_SECONDS = 1.5
-#: The number of messages that a turn examines to find those that are not in the line yet.
+#: The number of messages that a turn examines to find messages that are not in the line yet.
 ADOPT_WINDOW = 5000
 
 
 class OrderedQueues:
     """The ordered queues of one worker process; used by the thread that claims.
 
-    `queues` are those that it may own; `on_owned` is called for each new one. The process takes
-    none for which it is `busy` with something that may take long, and none while it drains.
+    `queues` are the queues that it may own; `on_owned` is called for each new one. The process
+    takes no queue for which it is `busy` with something that may take long, and none while it
+    drains.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class OrderedQueues:
         self.draining = False
 
     def maintain(self, cursor: Cursor) -> None:
-        """If a turn is due, renew the owned queues, and take those that have no owner."""
+        """If a turn is due, renew the owned queues, and take queues that have no owner."""
         now = monotonic()
         if now < self._turn_at and not any(map(self._may_take, self._passed_over)):
             return
@@ -86,7 +87,7 @@ class OrderedQueues:
     def any_moves(
         self, cursor: Cursor, due: Collection[str], skipping: Callable[[str], bool]
     ) -> bool:
-        """Return whether one of the queues `due` is making progress, here or at its owner."""
+        """Return whether one of the `due` queues is making progress, here or at its owner."""
         queues = [queue for queue in self._queues if queue in due]
         return bool(queues) and poll.any_line_moves(
             cursor, queues=queues, skipping=list(filter(skipping, queues)), soon=LEASE_SECONDS
@@ -105,13 +106,13 @@ class OrderedQueues:
             )
 
     def disown(self, cursor: Cursor, queues: Collection[str] | None = None) -> None:
-        """Give up `queues` (None: all) to siblings; call it once no handler of theirs runs."""
+        """Give up `queues` (None: all) to siblings; call it once none of their handlers runs."""
         if self.owned:
             ordered_queues.disown(
                 cursor, worker=self._worker, queues=None if queues is None else sorted(queues)
             )
             left = sorted(self.owned if queues is None else self.owned & set(queues))
-            self._passed_over.update(left)  # to take them as soon as it can, not at the next turn
+            self._passed_over.update(left)  # take them as soon as possible, not at the next turn
             self._remove(left)
 
     def _may_take(self, queue: str) -> bool:
@@ -141,8 +142,8 @@ class OrderedQueues:
         """End the transactions that the previous owner left open.
 
         The owner let its lease lapse, so none of its threads runs, but an open transaction would
-        hold up the line until the server ends it. The line does wait that long if another role owns
-        the session, and behind a transaction pooler, where sessions are shared.
+        hold up the line until the server ends it. The line does have to wait for that if another
+        role owns the session, or behind a transaction pooler, where sessions are shared.
         """
         extra = {"event": "owner_frozen", "queue": queue}
         try:
@@ -167,9 +168,9 @@ class OrderedQueues:
             del self._previous_owners[queue]
 
     def _adopt(self, cursor: Cursor, queue: str) -> None:
-        """Move messages of `queue` that are not in its line into it, ADOPT_WINDOW of them per turn.
+        """Move messages of `queue` that are not in its line into it, ADOPT_WINDOW per turn.
 
-        The next turn continues where this one stopped. Takes at most a tenth of the time.
+        The next turn continues where this one stopped. This takes at most a tenth of the time.
         """
         began = monotonic()
         if began >= self._adopt_at[queue]:

@@ -42,7 +42,7 @@ class Orders:
             self.quiet = order == QUIET
 
     def report(self, worker: str) -> None:
-        """Log and pass on the current order, unless already reported; called by the loop."""
+        """Log and pass on the current order, unless already reported; the loop calls this."""
         order = LEAVE if self.leaving else QUIET if self.quiet else RESUME
         if order == self._seen:
             return

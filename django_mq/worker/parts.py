@@ -43,14 +43,14 @@ from django_mq.worker.wakeup import Wakeup
 from django_mq.worker.worker_options import WorkerOptions
 
 #: Batches that a slice of short handlers may have, so that many messages share a commit. The local
-#: queue holds twice as many at most: those claimed while a slice runs, and those that run next.
+#: queue holds at most twice as many: those claimed while a slice runs, and those that run next.
 SLICE_BATCHES = 4
 
 
 class Parts:
     """The parts of one run of `worker`, connected but not started.
 
-    `id` names its process, and `on_order` carries out an order of an operator.
+    `id` names the worker process, and `on_order` carries out an operator's order.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class Parts:
         self.outage = Outage(self.giving_up)
         self.watchdog = Watchdog()
         self.statements = Statements(worker.alias, link=self._link())
-        #: How often the loop went round; the watchdog tells the supervisor that it moves.
+        #: How often the loop went round: a sign, for the watchdog and the supervisor, that it
+        #: moves.
         self.rounds = 0
         self.scoreboard = worker.scoreboard()
         self.liveness = Liveness(
@@ -85,7 +86,7 @@ class Parts:
         self._build_listener()
 
     def _build_running(self) -> None:
-        """Build what runs messages."""
+        """Build the parts that run messages."""
         worker, batch = self._worker, self._batch
         slice_size = batch * SLICE_BATCHES
         self.prefetch = Prefetch(minimum=worker.threads, maximum=2 * slice_size, batch=batch)
@@ -131,7 +132,7 @@ class Parts:
         )
 
     def _build_dispatch(self) -> None:
-        """Build what gives claimed rows to the parts that run them."""
+        """Build the part that hands claimed rows to the parts that run them."""
         self.dispatch = Dispatch(
             resolver=Resolver(self._settings),
             local_queue=self.local_queue,
@@ -152,7 +153,7 @@ class Parts:
         )
 
     def _build_claiming(self) -> None:
-        """Build what decides which messages to claim."""
+        """Build the parts that decide which messages to claim."""
         self.ordered_queues = OrderedQueues(
             self._id,
             self.options.ordered(self._worker.queues),
@@ -177,9 +178,9 @@ class Parts:
         )
 
     def _build_turns(self) -> None:
-        """Build the threads that work now and then."""
+        """Build the threads that work from time to time."""
         alias = self._worker.alias
-        # A drain cancels its statement. Cutting the link would leave that running in the server.
+        # A drain cancels the statement. Cutting the link would leave it running in the server.
         self.maintenance = Maintenance(alias, self._settings, link=self._link(drains=False))
         self.scheduler = Scheduler(
             alias,
@@ -204,7 +205,7 @@ class Parts:
         )
 
     def _build_lease_keeper(self) -> None:
-        """Build the lease keeper, and what carries out the commands that it reads."""
+        """Build the lease keeper, and the part that carries out the commands that it reads."""
         alias = self._worker.alias
         self.commands = Commands(
             alias,
@@ -255,11 +256,11 @@ class Parts:
         self.liveness.follow_answers(link)
 
     def _link(self, *, drains: bool = True) -> Link:
-        """Return a link that the watchdog watches, and that a drain hurries if it `drains`."""
+        """Return a link that the watchdog watches; a drain shortens its waits if it `drains`."""
         return self.watchdog.add(Link(), drains=drains)
 
     def _on_settled(self, ended: Sequence[Ended]) -> None:
-        """Note deliveries whose end is committed; from any thread."""
+        """Take note of deliveries whose end is committed; from any thread."""
         limited = self.claims.facts.limited
         next_in_line = False
         for each in ended:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
-#: Seconds that the held messages should last: the target doubles below SHORT, halves above LONG.
+#: How many seconds the held messages should last: the target doubles below SHORT, halves above
+#: LONG.
 SHORT, LONG = 0.25, 1.0
-#: Below this, in seconds, the target is multiplied by four: even then they last less than SHORT.
+#: If they last less than this, in seconds, the target is multiplied by four: even then they last
+#: less than SHORT.
 VERY_SHORT = SHORT / 4
 
 
@@ -26,7 +28,7 @@ class Prefetch:
         self.maximum = max(minimum, maximum)
         self._batch = batch
         self._clock = clock
-        #: How many messages to hold.
+        #: The number of messages to hold.
         self.target = minimum
         self._asked = 0
         self._claimed_at: float | None = None
@@ -38,7 +40,7 @@ class Prefetch:
         return self.target - self._half() + 1
 
     def room(self, waiting: int) -> int:
-        """Return how many messages to claim while `waiting` are held; 0: none yet."""
+        """Return how many messages to claim while `waiting` messages are held; 0: none yet."""
         if waiting < self.claim_below:
             self._adapt()
         room = self.target - waiting
@@ -46,13 +48,14 @@ class Prefetch:
         return self._asked
 
     def claimed(self, count: int) -> None:
-        """Note that a claim took `count` messages; only a full one tells how long they last."""
+        """Note that a claim took `count` messages; only a full claim shows how long they last."""
         self._claimed_at = self._clock() if count >= min(self._asked, self._batch) else None
 
     def holds_too_much(self, waiting: int) -> bool:
         """Return whether the `waiting` messages have lasted so long that siblings should get them.
 
-        Call it regularly: fast messages may have raised the target to hundreds before slow ones.
+        Call this regularly: fast messages may have raised the target to hundreds before slow ones
+        come.
         """
         if waiting < self.claim_below:
             self._full_since = None

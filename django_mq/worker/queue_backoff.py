@@ -28,14 +28,14 @@ class _EndedProbe(NamedTuple):
 
 
 class BackoffLevels:
-    """Records how deliveries end, and writes what that means for the levels of their queues.
+    """Records how deliveries end, and writes the resulting levels of their queues.
 
-    Any thread records. The loop writes, each level in a short transaction of its own: the row of a
-    queue must not stay locked while a slice runs. Queues whose settings have no `backoff`, or a
-    maximum of zero, are ignored, except one that still backs off under earlier settings: its first
-    probe ends the backoff, whatever the probe's result.
+    Any thread records. The loop writes, each level in a short transaction of its own, because the
+    row of a queue must not stay locked while a slice runs. Queues whose settings have no `backoff`,
+    or a maximum of zero, are ignored, unless one still backs off under earlier settings: then its
+    first probe ends the backoff, whatever the probe's result.
 
-    `stop_queue(queue, before)` forbids starting messages of `queue` that were claimed before
+    `stop_queue(queue, before)` keeps messages of `queue` from starting that were claimed before
     `before`. Until a record is written, `before` is None: nothing of the queue may start. Then it
     is the time of the last change of the level.
     """
@@ -63,7 +63,7 @@ class BackoffLevels:
 
     @property
     def active(self) -> bool:
-        """Whether any queue may back off, or does; otherwise there is nothing to record."""
+        """Whether any queue may back off, or does; if not, there is nothing to record."""
         return bool(self._options or self._probes)
 
     @property
@@ -78,7 +78,7 @@ class BackoffLevels:
     def record(self, ended: Sequence[Ended]) -> bool:
         """Record deliveries whose end is committed; return whether to `write()` soon.
 
-        For a queue at full rate this records only failures; for one that backs off, its probe.
+        For a queue at full rate this records only failures; for a queue that backs off, its probe.
         """
         if not self.active:
             return False
@@ -104,11 +104,11 @@ class BackoffLevels:
         return recorded
 
     def write(self, cursor: Cursor) -> set[str]:
-        """Write what was recorded, and announce each change.
+        """Write the records, and announce each change.
 
-        Returns the recorded queues that back off now, by whichever worker. A record that cannot be
-        written, since the row of its queue is locked or the database is lost, is kept for the next
-        call, and nothing of that queue starts here until then.
+        Returns the recorded queues that now back off, whichever worker caused it. A record that
+        cannot be written, because the row of its queue is locked or the database is lost, is kept
+        for the next call, and nothing of that queue starts here until then.
         """
         with self._lock:
             failed, self._failed = self._failed, {}
@@ -145,9 +145,9 @@ class BackoffLevels:
         return {queue for queue, state in states.items() if state.level}
 
     def probe_started(self, queue: str, claimer: str) -> None:
-        """Record that `claimer` claimed the probe of `queue`, whose end moves the level.
+        """Record that `claimer` claimed the probe of `queue`; the end of the probe moves the level.
 
-        Call it before the message is handed out.
+        Call this before the message is handed out.
         """
         with self._lock:
             self._probes[queue] = claimer
@@ -167,7 +167,7 @@ class BackoffLevels:
     def _waits(self, queue: str) -> list[float]:
         options: QueueBackoff | None = self._options.get(queue)
         if options is None:
-            return []  # no level above zero
+            return []  # no queue is above level zero
         return jittered_waits(
             multiplier=options.multiplier,
             maximum=options.maximum,
@@ -176,7 +176,7 @@ class BackoffLevels:
         )
 
     def _remember_changes(self, states: dict[str, queue_backoff.BackoffState]) -> None:
-        """Remember the last changes: failures of messages claimed before them need no statement."""
+        """Remember the last changes, so that failures of earlier claims need no statement."""
         with self._lock:
             for queue, state in states.items():
                 if state.changed_at is not None:
@@ -204,7 +204,7 @@ def _is_newer(claimed_at: datetime, changed_at: datetime | None) -> bool:
 
 
 def _is_open(state: queue_backoff.BackoffState, claimed_at: datetime) -> bool:
-    """Return whether a failure still has to be written, because the row of its queue was locked."""
+    """Return whether a failure is still to be written, because the row of its queue was locked."""
     return state.level == 0 and _is_newer(claimed_at, state.changed_at)
 
 

@@ -20,15 +20,15 @@ class QueueFacts:
         self._gated: set[str] = set()
         self._limits: dict[str, int] = {}
         self._keyed: dict[str, float] = {}
-        #: Queues that were claimed from with a limit of messages in flight.
+        #: Queues from which messages were claimed under a limit of messages in flight.
         self.limited: set[str] = set()
-        #: Queues whose waiting messages must not start here: the queue is paused, or its limit
-        #: in flight was lowered.
+        #: Queues whose waiting messages must not start here: the queue is paused, or its limit of
+        #: messages in flight was lowered.
         self.withdrawn: set[str] = set()
         self.backing_off: set[str] = set()
 
     def update(self, seen: Sequence[PolledRow]) -> bool:
-        """Take the facts of a poll; return whether a queue turned out to have keys."""
+        """Take the facts from a poll; return whether a queue turned out to have keys."""
         now = monotonic()
         before, self._limits = (
             self._limits,
@@ -52,5 +52,5 @@ class QueueFacts:
         return queue in self._keyed
 
     def is_gated(self, queue: str, options: ClaimOptions) -> bool:
-        """Return whether `queue` has a limit in flight or backs off: then one session claims."""
+        """Return whether `queue` has a limit in flight or backs off, so that one session claims."""
         return options.max_in_flight is not None or queue in self._gated

@@ -25,7 +25,8 @@ class ClaimOptionsCache:
     def lease_of(self, queue: str) -> float:
         """Return the lease of the messages of `queue`, in seconds.
 
-        In an ordered queue, at most the lease of its owner: the messages move with the queue.
+        In an ordered queue, this is at most the lease of the queue's owner: the messages move with
+        the queue.
         """
         options = self._settings.queue(queue)
         return min(options.lease, OWNER_LEASE) if options.ordered else options.lease

@@ -10,7 +10,7 @@ class Quota:
 
     def __init__(self, limit: int | None, scoreboard: Scoreboard) -> None:
         self._scoreboard = scoreboard
-        #: How many more may be claimed; None: no limit.
+        #: How many more messages may be claimed; None: no limit.
         self.remaining = limit
         #: Messages ever claimed, including those released since.
         self.claimed = 0

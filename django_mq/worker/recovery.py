@@ -1,4 +1,4 @@
-"""Settle the messages of a dead sibling, on a thread and a connection that end with that work."""
+"""Settle the messages of a dead sibling, on a thread and a connection that last only as long."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from django_mq.store import leases, notify, ordered_queues, queue_backoff, recov
 from django_mq.store.limits import Limits
 from django_mq.worker.releasing import release_all_except
 
-#: Seconds between two tries: the backends of a dead process hold its locks for a moment.
+#: Seconds between two attempts: the backends of a dead process hold its locks for a moment.
 RETRY_PAUSE = 0.25
-#: Seconds, after this process learned of the death, in which a claim of the dead process may still
-#: commit.
+#: Seconds, after this process has learned of the death, in which a claim of the dead process may
+#: still commit.
 LATE_CLAIM = 1.0
 #: Seconds after which leases have lapsed, and other workers take over what is left.
 GIVE_UP_SECONDS = 300.0
-#: The limits of its statements: one that waits longer for a lock is left to the next try.
+#: The limits of its statements: one that waits longer for a lock is left to the next attempt.
 LIMITS = Limits(lock=1.0)
 
 
@@ -39,10 +39,10 @@ LIMITS = Limits(lock=1.0)
 class DeadWorker:
     """A worker process that died, and the messages that lose an attempt by its death.
 
-    `timed_out` ran past their timeout; `lost` were running when the process died, at `died_at` of
-    the system-wide monotonic clock; this process learned of it at `received_at`. Three dicts are by
-    message id: `stopped` has the operator who stopped the message, `ran` the seconds that it ran,
-    `stacks` the frames of its handler's stack.
+    `timed_out` messages ran past their timeout; `lost` messages were running when the process died,
+    at `died_at` of the system-wide monotonic clock; this process learned of it at `received_at`.
+    Three dicts are by message id: `stopped` has the operator who stopped the message, `ran` the
+    seconds that it ran, `stacks` the frames of its handler's stack.
     """
 
     worker: str
@@ -92,7 +92,7 @@ class Recovery:
         return bool(self._dead)
 
     def finish(self, seconds: float) -> None:
-        """Wait, at most `seconds`, until all is settled and the connection is closed."""
+        """Wait, for at most `seconds`, until everything is settled and the connection is closed."""
         with self._changed:
             self._changed.wait_for(lambda: not self._runs, seconds)
 
@@ -115,7 +115,7 @@ class Recovery:
                 self._changed.wait(RETRY_PAUSE)
 
     def _is_settled(self, dead: DeadWorker) -> bool:
-        """Call `settle()`; return whether there is nothing left to try."""
+        """Call `settle()`; return whether nothing is left to try."""
         try:
             return self.settle(dead)
         except psycopg.errors.LockNotAvailable:

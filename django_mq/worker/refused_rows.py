@@ -1,7 +1,8 @@
-"""Rows that the database refuses to let workers claim: found, left out for a while, named once.
+"""Rows that the database does not let workers claim: found, left out for a while, named once.
 
 A trigger, a row-level policy or a new constraint may refuse the claim of one row, and with it the
-whole statement. Without this, that row would stop its queue, and every other queue of its workers.
+whole statement. Without this module, that row would stop its queue, and every other queue of its
+workers.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ LEAVE_OUT_SECONDS = 60.0
 REPORT_AGAIN_SECONDS = 3600.0
 #: The maximum number of rows left out. If more are refused, single rows are not the cause.
 MAX_LEFT_OUT = 1000
-#: Seconds that one search takes at most.
+#: The maximum number of seconds that one search takes.
 SEARCH_SECONDS = 5.0
 
 Taken = TypeVar("Taken")
 
 
 class Candidates(Protocol):
-    """Returns the rows that a claim may have changed, without the rows `excluded`: queues by id."""
+    """Returns the rows that a claim may have changed, except the rows `excluded`: queues by id."""
 
     def __call__(self, *, excluded: Sequence[int]) -> Mapping[int, str]: ...
 
@@ -43,7 +44,7 @@ class RefusedRows:
     """The rows that claims of this process leave out; used by the thread that claims."""
 
     def __init__(self) -> None:
-        # By id: the queue, and until when it is left out.
+        # By id: the queue of the row, and the time until which the row is left out.
         self._rows: dict[int, tuple[str, float]] = {}
         self._named_at: dict[int, float] = {}
         #: The seconds that all searches took.
@@ -64,9 +65,9 @@ class RefusedRows:
     def go_on_without(
         self, cursor: Cursor, claim: Callable[[], Taken], candidates: Candidates
     ) -> Taken:
-        """Return the result of `claim()`, which leaves out the rows that the database refuses.
+        """Return the result of `claim()`, which leaves out rows that the database refuses.
 
-        Raises the errors that no row explains.
+        Raises errors that no row explains.
         """
         while True:
             try:
@@ -79,10 +80,10 @@ class RefusedRows:
                     raise
 
     def _any_found(self, cursor: Cursor, error: psycopg.Error, candidates: Candidates) -> bool:
-        """Return whether rows explain the `error` of a claim; from now on they are left out.
+        """Return whether rows explain the `error` of a claim; from now on those rows are left out.
 
-        No row explains the error of a lost database, nor one that the server also raises when
-        there is nothing to change: a table or a right is missing.
+        No row explains a lost database, nor an error that the server also raises when there is
+        nothing to change: then a table or a right is missing.
         """
         if isinstance(error, LOST) or not is_idle(cursor.connection):
             return False
@@ -117,7 +118,7 @@ class RefusedRows:
 
 
 def _search(cursor: Cursor, ids: Sequence[int], *, maximum: int) -> dict[int, psycopg.Error]:
-    """Return up to `maximum` of `ids` that cannot be claimed, each with its error, by halving."""
+    """Return up to `maximum` of `ids` that cannot be claimed, each with its error, by bisection."""
     found: dict[int, psycopg.Error] = {}
     parts = [ids]
     ends_at = monotonic() + SEARCH_SECONDS

@@ -1,4 +1,4 @@
-"""Release what a worker process had claimed; a row that the database refuses stops no others."""
+"""Release the claims of a worker process; a row that the database refuses stops no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django_mq.store import Cursor, recover, settle
 def release_all_except(cursor: Cursor, *, worker: str, running: Sequence[int]) -> set[int]:
     """Release every message that `worker` claimed, except the ids `running`; return their ids.
 
-    Skips locked rows, and those that the database refuses: their leases lapse.
+    Skips locked rows, and rows that the database refuses: their leases lapse.
     """
     try:
         return recover.release_all_except(cursor, worker=worker, running=running)

@@ -1,4 +1,4 @@
-"""Find the handler of each claimed row; split a row for several, and hold a row without one."""
+"""Find the handler of each claimed row; split rows for several handlers, and hold the rest."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from django_mq.signals import log_failure
 from django_mq.store import Cursor, keys, settle
 from django_mq.store import routing as store_routing
 
-#: Returns what decides about the handler of a row.
+#: Returns the fields on which the handler of a row depends.
 _kind_of = attrgetter("handler", "queue", "type", "schema_version")
 
 
 class Resolver:
-    """Turns claimed rows into tasks; holds those that cannot run here, until `HOLD_FOR`."""
+    """Turns claimed rows into tasks; holds rows that cannot run here, until `HOLD_FOR`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -47,7 +47,7 @@ class Resolver:
     def take_ready(self, deliveries: deque[Delivery], *, check_limits: bool) -> list[Task]:
         """Take from the left the rows that can run as they are, up to the first that cannot.
 
-        `check_limits`: one of them may exceed a limit, see `may_exceed()`.
+        `check_limits`: one of the rows may exceed a limit, see `may_exceed()`.
         """
         tasks: list[Task] = []
         last: object = None
@@ -55,7 +55,7 @@ class Resolver:
         for delivery in deliveries:
             row = delivery._row
             kind = _kind_of(row)
-            if kind != last:  # neighbours are mostly of one kind
+            if kind != last:  # neighbours mostly have the same kind
                 last, handler = kind, self._ready_handler(row)
                 timeout = 0.0 if handler is None else self._timeout(handler)
             if handler is None or (check_limits and self._excess(row)):
@@ -70,7 +70,7 @@ class Resolver:
         return tasks
 
     def may_exceed(self, deliveries: Collection[Delivery]) -> bool:
-        """Return whether a row may exceed a limit: rows are hardly ever looked at one by one."""
+        """Return whether a row may exceed a limit, without a look at every single row."""
         settings, payloads = self._settings, [each._row.payload for each in deliveries]
         metadata = [each._row.metadata for each in deliveries]
         return (
@@ -80,7 +80,7 @@ class Resolver:
         )
 
     def resolve(self, cursor: Cursor, delivery: Delivery) -> Task | Ended | None:
-        """Return the task of `delivery`, or, if it cannot run here, the end for `settle_held()`.
+        """Return the task of `delivery`, or, if it cannot run here, its end for `settle_held()`.
 
         None if nothing is left to do: the lease is lost, or the row went back to its queue.
         """
@@ -112,7 +112,7 @@ class Resolver:
         return handler
 
     def _excess(self, row: ClaimedRow) -> str:
-        """Return how the stored row exceeds a limit of a broadcast; empty if it does not."""
+        """Return how the stored row exceeds a limit of a broadcast; empty if it exceeds none."""
         settings = self._settings
         for what, text, max_bytes in (
             ("payload", row.payload, settings.max_payload_bytes),
@@ -178,7 +178,7 @@ class Resolver:
         return self._task(Delivery(row), ready[0])
 
     def _hold(self, row: ClaimedRow, reason: str) -> Ended:
-        """Return the end of a row that is held for a while, or dead after `HOLD_FOR`."""
+        """Return the end of a row that is held for a while, or is dead after `HOLD_FOR`."""
         if row.held_for is not None and row.held_for >= self._settings.hold_for:
             return Ended(
                 Delivery(row), Settled.DEAD_LETTERED, reason=f"held for too long: {reason}"
@@ -187,11 +187,12 @@ class Resolver:
 
 
 def settle_held(cursor: Cursor, ended: Sequence[Ended]) -> None:
-    """Hold or dead-letter what `Resolver.resolve()` returned; announce the newly held ones.
+    """Hold or dead-letter what `Resolver.resolve()` returned; announce newly held messages.
 
-    They go together: a deploy that adds a type may leave an old worker thousands of its messages.
+    They are settled together: a deploy that adds a type may leave an old worker thousands of its
+    messages.
     """
-    # One kind is one statement. If that of another kind is refused, none is settled.
+    # Each kind is one statement. If the statement of one kind is refused, nothing is settled.
     mixed = len({each.settled for each in ended}) > 1
     try:
         with within_transaction(cursor) if mixed else nullcontext():

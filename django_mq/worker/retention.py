@@ -1,4 +1,4 @@
-"""Delete what is older than its retention, and add up figures: chores that make no message due.
+"""Delete rows older than their retention, and add up figures: chores that make no message due.
 
 Each function does one piece and returns where the next one starts; None: it is done.
 """
@@ -22,7 +22,7 @@ from django_mq.store import Cursor, chores, figures, history_days, operations
 PIECE_ROWS = 1000
 #: How long figures are kept, in seconds: by minute and worker, and by hour.
 MINUTES_KEPT, HOURS_KEPT = 2 * 86400.0, 90 * 86400.0
-#: Days created ahead, so that a fleet that stops over a weekend finds its partitions.
+#: Days created ahead, so that a fleet that pauses over a weekend finds its partitions.
 DAYS_AHEAD = 3
 #: Days that one piece looks at.
 PIECE_DAYS = 50
@@ -58,7 +58,7 @@ def prune_workers(cursor: Cursor, settings: Settings, at: Any) -> Any:
 
 
 def prune_history(cursor: Cursor, settings: Settings, at: Any) -> Any:
-    """Delete old rows that are in no partition of a day; return a position if there may be more."""
+    """Delete old rows outside the partitions of days; return a position if there may be more."""
     with within_transaction(cursor):
         return _next_position(history_days.prune(cursor, limit=PIECE_ROWS))
 
@@ -66,7 +66,8 @@ def prune_history(cursor: Cursor, settings: Settings, at: Any) -> Any:
 def maintain_days(cursor: Cursor, settings: Settings, at: Any) -> Any:
     """Create days ahead, and drop old days after `at`; return where the next piece resumes.
 
-    Does nothing unless this login owns the table: the rows then go to the default partition.
+    Does nothing unless this login may act as the owner of the table: the rows then go to the
+    default partition.
     """
     found = history_days.days(cursor)
     if not found.owned:
@@ -85,13 +86,13 @@ def _create_ahead(cursor: Cursor, found: history_days.Days) -> None:
     for n in range(DAYS_AHEAD + 1):
         day = found.today + timedelta(days=n)
         if day not in found.days:
-            # Refused if a message of that day ended just now: its row is in the default partition.
+            # Refused if a message ended on that day just now: its row is in the default partition.
             with suppress(CheckViolation), within_transaction(cursor):
                 history_days.create_day(cursor, day, owner=found.owner if found.foreign else None)
 
 
 def roll_up_figures(cursor: Cursor, settings: Settings, at: Any) -> Any:
-    """Add up a finished hour of figures or, if none is left, delete old ones."""
+    """Add up a finished hour of figures or, if none is left, delete old figures."""
     with within_transaction(cursor):
         if figures.roll_up(cursor):
             return True

@@ -59,16 +59,16 @@ class Run:
         self.shutdown.limit_waits()
 
     def _apply_order(self, order: str, by: str) -> None:
-        """Carry out an order of an operator; from any thread, and never blocks."""
+        """Carry out an operator's order; from any thread; never blocks."""
         self.worker.orders.record(order, by)
         if order == LEAVE:
             self.worker.stopping.set()
             self.limit_waits()
         self.parts.wakeup.poke()
-        self.parts.lease_keeper.request_heartbeat()  # the heartbeat shows that it was obeyed
+        self.parts.lease_keeper.request_heartbeat()  # the heartbeat shows that the order was obeyed
 
     def _check_tables(self) -> None:
-        """Check that the tables can be used, before every thread reports that it cannot use them.
+        """Check that the tables can be used, before each thread reports that they cannot.
 
         A lost database raises one of LOST, except in a supervised process, which waits for it.
         """
@@ -148,7 +148,7 @@ class Run:
         orders.report(self.id)
         sleep = self._suspend(cursor) if orders.quiet else self._claim(cursor)
         sleep = min(sleep, parts.scheduler.poll(cursor), parts.operation_runner.poll(cursor))
-        self._worked |= not urgent  # an urgent first one knows of no queue to claim from
+        self._worked |= not urgent  # an urgent first fetch does not know any queue yet
         if parts.statements.link.answers > answers:
             parts.outage.end()
         parts.lease_keeper.report()
@@ -172,7 +172,7 @@ class Run:
     # ---- start and end
 
     def _start(self, ends: contextlib.ExitStack) -> None:
-        """Start the parts; `ends` gets the end of each before it starts. The first ends last."""
+        """Start the parts; add the end of each to `ends` before it starts. The first ends last."""
         parts = self.parts
         ends.callback(self._announce_stopped)
         ends.callback(parts.statements.close)
@@ -191,7 +191,7 @@ class Run:
         self._announce_started()
 
     def take_recoveries(self) -> None:
-        """Begin to settle messages of dead siblings, once this run has started; from any thread."""
+        """Begin to settle messages of dead siblings once this run has started; from any thread."""
         if not self.parts.liveness.is_ready:
             return
         with contextlib.suppress(IndexError):

@@ -1,7 +1,7 @@
 """Broadcast schedules: the loop finds out when one is due, and a thread broadcasts it.
 
-Any worker does this, whatever its queues. The row's own lock decides which one broadcasts, so they
-need no coordination. The thread's connection is open only while it works.
+Any worker does this, whatever its queues. The lock on the schedule's row decides which worker
+broadcasts it, so they need no coordination. The thread's connection is open only while it works.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from django_mq.worker.wakeable_thread import WakeableThread
 logger = logging.getLogger("django_mq")
 
 #: When a schedule is due, the workers of a fleet look up to this many seconds apart: the first one
-#: broadcasts it, and the others see that it has moved on.
+#: broadcasts it, and the others see that the schedule has moved on.
 JITTER = 0.2
 #: Seconds until the next turn while something stays due, and after a turn that failed.
 RETRY_DELAY, AFTER_FAILURE = 1.0, 5.0
@@ -33,7 +33,7 @@ RETRY_DELAY, AFTER_FAILURE = 1.0, 5.0
 class Scheduler(WakeableThread):
     """Stores the schedules of this process's code, and broadcasts every schedule that is due.
 
-    `on_fired()` is called when messages were broadcast, on this thread.
+    `on_fired()` is called, on this thread, when messages were broadcast.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Scheduler(WakeableThread):
         self._settings = settings
         self._poll_interval = settings.poll_interval
         self._on_fired = on_fired
-        # By `monotonic()`. The thread sets the second to 0 to make the loop query again.
+        # By `monotonic()`. The thread sets `_due_at` to 0 to make the loop query again.
         self._polled_at = float("-inf")
         self._due_at = float("inf")
         self._rests_until = float("-inf")
         self._reads_cron = can_read_cron()
-        # A process that declares nothing begins when the loop finds a schedule, which is disabled
+        # A process that declares no schedules starts when the loop finds one, which is disabled
         # before it is broadcast if no process has declared it for a day.
         self._declare_at = 0.0 if all_schedules() else float("inf")
         self._stored = not all_schedules()
@@ -62,7 +62,7 @@ class Scheduler(WakeableThread):
             self._wake.set()
 
     def poll(self, cursor: Cursor) -> float:
-        """Query when a schedule is due, if it is time to; return the seconds until the next poll.
+        """Query when a schedule is due, if it is time; return the seconds until the next poll.
 
         The loop calls it each round; it queries once or twice per poll interval and at due times.
         """
@@ -90,7 +90,7 @@ class Scheduler(WakeableThread):
         return max(0.0, self._declare_at - monotonic())
 
     def work(self) -> None:
-        """Declare, if it is time to, and broadcast what is due."""
+        """Declare schedules, if it is time to, and broadcast those that are due."""
         with self.connected():
             if monotonic() >= self._declare_at:
                 self._declare()
@@ -124,7 +124,7 @@ class Scheduler(WakeableThread):
         self._due_at = 0.0
 
     def _fire(self) -> None:
-        """Broadcast what is due, in transactions of bounded size, until nothing is left."""
+        """Broadcast due schedules, in transactions of bounded size, until none is left."""
         position: schedules.Position | None = schedules.FIRST
         fired = 0
         while position is not None and not self._ended.is_set():

@@ -73,7 +73,7 @@ class Shutdown:
         self.parts.runner.end(self._deadline.remaining())
 
     def _finish(self) -> None:
-        """Wait for running messages, and then for those of dead siblings."""
+        """Wait for running messages, and then for the messages of dead siblings."""
         parts = self.parts
         for executor in parts.executors:
             self._join(executor)
@@ -121,7 +121,7 @@ class Shutdown:
         if not (
             self.unstarted.in_doubt or parts.backoffs.has_pending() or parts.ordered_queues.owned
         ):
-            return  # a new connection might not come
+            return  # there may be no new connection
         try:
             cursor = parts.statements.cursor()
             if self.unstarted.in_doubt:
@@ -132,10 +132,10 @@ class Shutdown:
             parts.statements.close()
 
     def _ring(self) -> None:
-        """Wake the other workers: messages that were released or freed here are for them."""
+        """Wake the other workers: they may run the messages that were released or freed here."""
         statements = self.parts.statements
         if not statements.is_alive():
-            return  # a new connection might not come
+            return  # there may be no new connection
         try:
             notify.ring(statements.cursor())
         except LOST:

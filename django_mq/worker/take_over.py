@@ -1,4 +1,4 @@
-"""Take over lapsed messages; dead-letter those that lost their last attempt with a worker."""
+"""Take over lapsed messages; dead-letter those whose last attempt vanished with its worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORKER_VANISHED = DeadLettered(EXHAUSTED, Failure("WorkerVanished", "the lease l
 
 
 def take_over(cursor: Cursor, **arguments: Any) -> Lapsed:
-    """Claim lapsed messages as `claim_lapsed()` does, and apply the effects of those that died."""
+    """Claim lapsed messages like `claim_lapsed()`, and apply the effects of those that died."""
     with within_transaction(cursor):
         found = claim_lapsed.claim_lapsed(cursor, **arguments)
         settle_effects.write_skipping_refused(cursor, list(map(_died, found.dead)))

@@ -22,7 +22,7 @@ class Unstarted:
         self.in_doubt = False
 
     def start_or_release(self, cursor: Cursor) -> None:
-        """Start messages that may start now; release those that must not, or cannot soon."""
+        """Start messages that may start now; release those that must not start, or cannot soon."""
         parts = self._parts
         if self.in_doubt:
             self.release_unanswered(cursor)
@@ -34,13 +34,13 @@ class Unstarted:
         if parts.backoffs.has_pending():
             parts.backoffs.write(cursor)
             if not parts.backoffs.has_pending():
-                parts.fetcher.on_freed()  # another level: another time at which something is due
+                parts.fetcher.on_freed()  # with another level, the queue is due at another time
         if to_release := parts.local_queue.take_to_release():
             self._release(to_release)
         parts.dispatch.start_coroutines()
 
     def release_all(self, cursor: Cursor) -> None:
-        """Release what has not started, and the ordered queues of which nothing runs."""
+        """Release what has not started, and the ordered queues with nothing running here."""
         parts = self._parts
         if self.in_doubt:
             self.release_unanswered(cursor)
@@ -66,13 +66,13 @@ class Unstarted:
             notify.ring(cursor)
 
     def _leave_lines(self, cursor: Cursor) -> None:
-        """Leave to siblings the ordered queues of which messages are due that cannot start here."""
+        """Leave ordered queues to siblings if their due messages cannot start here."""
         parts = self._parts
         if self._disown(cursor, parts.ordered_queues.stuck(parts.fetcher.due_queues)):
             notify.ring(cursor)
 
     def _disown(self, cursor: Cursor, queues: set[str]) -> bool:
-        """Disown those of `queues` without an unsettled message here; return whether any was."""
+        """Disown the `queues` without an unsettled message here; return whether there was one."""
         owned = self._parts.ordered_queues.owned
         if free := self.unused(queues & owned):
             self._parts.ordered_queues.disown(cursor, free)
@@ -84,7 +84,7 @@ class Unstarted:
         self._parts.fetcher.on_freed()
 
     def release_unanswered(self, cursor: Cursor) -> None:
-        """Release the rows of claims that were committed, but whose answers were lost."""
+        """Release the rows of claims that were committed but whose answers were lost."""
         parts = self._parts
         known = [delivery.fence for delivery in parts.local_queue.unsettled()]
         if release_all_except(cursor, worker=self._worker_id, running=[f.id for f in known]):
@@ -95,5 +95,5 @@ class Unstarted:
         self.in_doubt = False
 
     def unused(self, queues: Collection[str]) -> list[str]:
-        """Return those of `queues` without an unsettled message here."""
+        """Return the `queues` that have no unsettled message here."""
         return [queue for queue in queues if not self._parts.local_queue.has_any(queue)]

@@ -1,7 +1,7 @@
 """Vacuum the short-lived tables when a busy fleet cannot wait for autovacuum.
 
-Autovacuum comes once per `autovacuum_naptime`, a minute by default. At tens of thousands of
-messages per second a table has grown by more than a gigabyte of dead rows by then.
+Autovacuum comes once per `autovacuum_naptime`, a minute by default. By then, at tens of thousands
+of messages per second, a table has grown by more than a gigabyte of dead rows.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from django_mq.store.vacuum import Versions, vacuum, versions
 
 logger = logging.getLogger("django_mq")
 
-#: Dead row versions, two per message, below which autovacuum is early enough.
+#: The number of dead row versions, two per message, below which autovacuum is early enough.
 MIN_DEAD_ROWS = 100_000
-#: The minimum ratio of dead to live rows: a vacuum walks over the indexes of all live ones.
+#: The minimum ratio of dead to live rows: a vacuum walks over the indexes of all live rows.
 MIN_DEAD_RATIO = 0.1
 
 
 def vacuum_due(cursor: Cursor, kept: Mapping[str, object]) -> dict[str, int]:
-    """Vacuum the tables that are due; return how many dead row versions it left in each.
+    """Vacuum the tables that are due; return how many dead row versions were left in each.
 
-    `kept` is what the last call in the fleet returned. If a vacuum left dead rows, since a session
-    holds a snapshot, their number must double before the next try: autovacuum may have removed
+    `kept` is what the fleet's last call returned. If a vacuum left dead rows, because a session
+    holds a snapshot, their number must double before the next attempt: autovacuum may have removed
     them by then.
     """
     found = versions(cursor)
@@ -36,7 +36,7 @@ def vacuum_due(cursor: Cursor, kept: Mapping[str, object]) -> dict[str, int]:
         began = perf_counter()
         try:
             vacuum(cursor, table)
-        except Exception as error:  # it only helps: autovacuum comes anyway
+        except Exception as error:  # the vacuum is only a help: autovacuum comes anyway
             logger.debug("could not vacuum: %s", error, extra={"event": "vacuum_failed"})
             break
         left[table] = versions(cursor)[table].dead
@@ -51,12 +51,12 @@ def vacuum_due(cursor: Cursor, kept: Mapping[str, object]) -> dict[str, int]:
 
 
 def _number(stored: object) -> int:
-    """Return a stored number; another program may have written anything."""
+    """Return a stored number; another program may have written any value."""
     return stored if isinstance(stored, int) else 0
 
 
 def is_due(found: Versions, *, kept: int) -> bool:
-    """Return whether enough rows are dead, and at least twice the `kept` of the last vacuum.
+    """Return whether enough rows are dead, and at least twice the `kept` rows of the last vacuum.
 
     >>> is_due(Versions(99_999, 0), kept=0), is_due(Versions(100_000, 1_000_000), kept=0)
     (False, True)

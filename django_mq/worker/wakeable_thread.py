@@ -49,7 +49,7 @@ class WakeableThread(threading.Thread):
         self._working = False
 
     def busy(self) -> bool:
-        """Return whether a turn runs or is about to: it may make messages due."""
+        """Whether a turn runs or is about to: it may make messages due."""
         return self._wake.is_set() or self._working
 
     def run(self) -> None:
@@ -66,7 +66,7 @@ class WakeableThread(threading.Thread):
         """Work once; never raises."""
         try:
             self.work()
-        except LOST as error:  # the loop reports it, and waits for the database
+        except LOST as error:  # the loop reports the outage, and waits for the database
             logger.debug("%s put off: %s", self._what, error)
             self.on_failure(lost=True)
         except Exception as error:
@@ -81,11 +81,11 @@ class WakeableThread(threading.Thread):
             self.join(STOP_SECONDS)
 
     def work(self) -> None:
-        """Do what is due."""
+        """Do the work that is due."""
         raise NotImplementedError
 
     def next_turn_in(self) -> float | None:
-        """Return the seconds after which it takes a turn without being woken; None: never."""
+        """Return the seconds until it takes a turn without being woken; None: never."""
         return None
 
     def on_failure(self, *, lost: bool) -> None:
@@ -93,9 +93,10 @@ class WakeableThread(threading.Thread):
 
     @contextmanager
     def connected(self) -> Iterator[None]:
-        """Connect this thread to the alias for the length of the block.
+        """Connect this thread to the alias for the duration of the block.
 
-        READ COMMITTED whatever the alias sets: a row that another worker moved on is not due.
+        At READ COMMITTED, whatever the alias sets: a row that another worker has moved on is not
+        due.
         """
         with plain_connection_as(self._alias, self._link) as plain:
             plain.connect()

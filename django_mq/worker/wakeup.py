@@ -12,8 +12,8 @@ class Wakeup:
         #: How often it slept.
         self.sleeps = 0
         self._rung = False
-        # Held while there was no poke. An Event has a lock per sleeper, one for all of them, and a
-        # list: three times the work both to poke and to sleep.
+        # Held unless there was a poke. An Event has one lock per sleeper, another for all of them,
+        # and a list: three times the work, both to poke and to sleep.
         self._quiet = threading.Lock()
         self._quiet.acquire()
 
@@ -35,6 +35,6 @@ class Wakeup:
         self._quiet.acquire(timeout=max(0.0, seconds))
 
     def take_ring(self) -> bool:
-        """Return whether it rang since the last call."""
+        """Return whether `ring()` was called since the last call."""
         rung, self._rung = self._rung, False
         return rung

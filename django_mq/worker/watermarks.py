@@ -8,9 +8,9 @@ from typing import Generic, TypeVar
 
 from django_mq.store.claim import LANE_START
 
-#: Seconds without full scans per second of full scan: they take at most a tenth of the time.
+#: Seconds without full scans per second of full scan: full scans take at most a tenth of the time.
 REST_AFTER_FULL_SCAN = 9.0
-#: Seconds of full scans after a scan that found little behind the marks.
+#: Seconds for which scans are full after one that found little behind the marks.
 FULL_SCANS_FOR = 1.0
 
 LaneName = tuple[str, int]
@@ -21,8 +21,8 @@ class Watermarks(Generic[Name]):
     """Where each named scan resumes, and when the next one must start from the front.
 
     While a session holds an old snapshot, dead row versions pile up at the front of a scan, and
-    every claim would walk over them (4,800/s and falling, against 45,000/s and flat). A full scan
-    is due every `full_every` seconds, but takes at most a tenth of the time.
+    every claim would walk over them (4,800/s and falling, against 45,000/s and steady). A full scan
+    is due every `full_every` seconds, but full scans take at most a tenth of the time.
     """
 
     def __init__(self, *, full_every: float = 1.0) -> None:
@@ -47,8 +47,8 @@ class Watermarks(Generic[Name]):
     def found_little(self) -> None:
         """Note that little lies behind the marks: scans are full for FULL_SCANS_FOR seconds.
 
-        With order keys, a message that is freed by the end of the one before it lies before the
-        marks; with few keys, nearly all messages do.
+        With order keys, a message that is freed when the one before it ends lies before the marks;
+        with few keys, nearly all messages do.
         """
         self._few_until = monotonic() + FULL_SCANS_FOR
 

@@ -1,4 +1,4 @@
-"""The options of a worker, and what it is told while it runs."""
+"""The options of a worker, and the requests that reach it while it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def entries_needed(*, threads: int, async_slots: int, batch_size: int) -> int:
 class WorkerOptions:
     """The checked options of a worker, and the requests that reached it since.
 
-    The parts of a run read it; `django_mq.worker.Worker` adds the run.
+    The parts of a run read these; `django_mq.worker.Worker` adds the run.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class WorkerOptions:
 
 
 def checked_seconds(what: str, value: float | timedelta) -> float:
-    """Return a duration in seconds; ValueError if it is none."""
+    """Return a duration in seconds. Raises ValueError if it is not one."""
     seconds = as_seconds(value)
     if seconds is None:
         raise ValueError(f"{what} is {short_repr(value)}; it must be seconds or a timedelta")
