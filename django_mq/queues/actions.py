@@ -1,7 +1,7 @@
 """Cancel, discard, requeue, purge or run messages now; messages in flight are left alone.
 
 Ids are processed in chunks; outside `atomic()` each chunk is a transaction of its own. An action
-waits a second at most for locked rows, then skips them and the rest.
+waits at most a second for locked rows, then skips them and the rest.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ Ids = int | Iterable[int]
 class Changed:
     """The `ids` that were changed, and the number `skipped`; true when any were changed.
 
-    Messages are skipped when they are in flight, locked by another session, gone, or in a state
-    that the action does not apply to.
+    Messages are skipped if they are in flight, locked by another session, gone, or in a state to
+    which the action does not apply.
     """
 
     ids: tuple[int, ...]
@@ -56,7 +56,7 @@ class Changed:
 def cancel(
     ids: Ids | None = None, *, fingerprint: str | None = None, using: str | None = None
 ) -> Changed:
-    """Remove those of `ids` that wait: due, delayed, retrying, held or blocked.
+    """Remove the waiting messages among `ids`: due, delayed, retrying, held or blocked.
 
     Alternatively select them by the `fingerprint` of their last failed attempt, see `errors()`.
     """
@@ -68,7 +68,7 @@ def cancel(
 def discard(
     ids: Ids | None = None, *, fingerprint: str | None = None, using: str | None = None
 ) -> Changed:
-    """Remove those of `ids`, or of those with this `fingerprint`, that are dead letters."""
+    """Remove the dead letters among `ids`, or those with this `fingerprint`."""
     alias = alias_of(using)
     wanted = _named(alias, ids, fingerprint, waiting=False)
     return _change("messages_discarded", CHANGES["discard"], wanted, alias)
@@ -77,10 +77,10 @@ def discard(
 def run_now(
     ids: Ids | None = None, *, fingerprint: str | None = None, using: str | None = None
 ) -> Changed:
-    """Make delayed, retrying and held messages due now: of `ids`, or with this `fingerprint`.
+    """Make delayed, retrying and held messages due now: among `ids`, or with this `fingerprint`.
 
     A message behind another of its key keeps its order and is skipped; so is an expired one. In a
-    paused queue they still wait for the end of the pause.
+    paused queue, messages still wait for the end of the pause.
     """
     alias = alias_of(using)
     wanted = _named(alias, ids, fingerprint)
@@ -103,7 +103,7 @@ def requeue(
     """Give dead letters at least `attempts` more attempts, due now.
 
     Select them by `ids`, or by `queue`, `type`, `handler`, order `key` and the `fingerprint` of
-    their last failed attempt (None: any), at most `limit`, longest dead first. `max_attempts` is
+    their last failed attempt (None: any): at most `limit`, longest dead first. `max_attempts` is
     raised and attempt numbers continue. An expiry in the past is removed. A message is skipped if
     its unique id has since been taken, or is quiet after a success; of several with the same unique
     id, the last is requeued. `dry_run` changes nothing and returns the messages that it would try.
@@ -141,9 +141,9 @@ def purge(
     dry_run: bool = False,
     using: str | None = None,
 ) -> Changed:
-    """Remove dead letters: those of `ids`, or those of `queue`, `type`, `handler` and so on.
+    """Remove dead letters: those in `ids`, or those of `queue`, `type`, `handler` and so on.
 
-    They are selected as by `requeue()`, the longest dead first. Only those that died more than
+    They are selected as in `requeue()`, the longest dead first. Only those that died more than
     `older_than` (seconds or timedelta) ago are removed, at most `limit`. `waiting` also removes
     messages that are due, delayed, retrying, held or blocked (their age counts from the broadcast),
     but never those in flight. Messages behind a removed one proceed. `dry_run` changes nothing and
@@ -170,7 +170,7 @@ def purge(
 
 
 def _change(event: str, change: Change, ids: Sequence[int], alias: str) -> Changed:
-    """Apply `change` to `ids` in chunks and log it, so that every action leaves a trace."""
+    """Apply `change` to `ids` in chunks and log it: every action leaves a trace."""
     changed: list[int] = []
     for start in range(0, len(ids), CHUNK):
         chunk = ids[start : start + CHUNK]
@@ -182,7 +182,7 @@ def _change(event: str, change: Change, ids: Sequence[int], alias: str) -> Chang
                 error.__cause__, LockNotAvailable
             ):
                 break  # wait for a lock at most once: the rest counts as skipped
-            if changed and not connections[alias].in_atomic_block:  # those chunks are committed
+            if changed and not connections[alias].in_atomic_block:  # these chunks are committed
                 left = Changed(tuple(changed), len(ids) - len(changed))
                 log_changed(event, left, " before it was interrupted")
             raise
@@ -193,7 +193,7 @@ def _change(event: str, change: Change, ids: Sequence[int], alias: str) -> Chang
 
 
 def log_changed(event: str, changed: Changed, where: str = "") -> None:
-    """Log an action on messages; `where` follows its name."""
+    """Log an action on messages; `where` follows the name of the action."""
     logger.info(
         "%s%s: %d, skipped %d (first ids: %s)",
         event.replace("_", " "),
@@ -232,7 +232,7 @@ def _selected(
 def _named(
     alias: str, ids: Ids | None, fingerprint: str | None, *, waiting: bool = True
 ) -> Sequence[int]:
-    """Return `ids`, or those of the messages with this fingerprint; one of the two is needed."""
+    """Return `ids`, or those of the messages with this fingerprint; one of the two is required."""
     if ids is None and fingerprint is None:
         raise ValueError("select messages by ids or by fingerprint")
     return _selected(alias, ids, waiting=waiting, fingerprint=fingerprint)
@@ -244,7 +244,7 @@ def _keep_selectable(alias: str, ids: Sequence[int], *, waiting: bool = False) -
 
 
 def checked_ids(ids: Ids) -> list[int]:
-    """Return `ids` sorted and without repeats; raises ValueError for an impossible id."""
+    """Return `ids` sorted and without duplicates; raises ValueError for an impossible id."""
     every = list(ids) if isinstance(ids, Iterable) else [ids]
     for each in every:
         if type(each) is not int or not 0 < each <= MAX_BIGINT:

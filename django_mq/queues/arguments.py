@@ -1,4 +1,4 @@
-"""Check arguments before the database would refuse them."""
+"""Check arguments before the database can refuse them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_SECONDS = 5000 * 365.25 * 86400
 
 
 def check_names(**names: str | None) -> None:
-    """Raise InvalidName unless each is None or a name; the keywords say what they name."""
+    """Raise InvalidName unless each is None or a name; the keywords say what is named."""
     for what, name in names.items():
         if name is not None:
             check_name(name, what)
@@ -91,9 +91,9 @@ def check_moment(at: Moment, what: str) -> None:
 
 
 def past_moment(alias: str, at: Moment, what: str) -> datetime:
-    """Return a moment, none before the first that a row can have; raise ValueError for others.
+    """Return a moment, at the earliest the first that a row can have; raise ValueError for others.
 
-    A relative one is computed by the database's clock.
+    The database's clock determines a relative moment.
     """
     check_moment(at, what)
     if isinstance(at, datetime):

@@ -13,7 +13,7 @@ from django_mq.queues.arguments import whole_number
 from django_mq.queues.transactions import reading
 from django_mq.store import causes as store
 
-#: The maximum of stored messages that a search examines, and of messages that it returns.
+#: The maximum numbers of stored messages that a search examines, and of messages it returns.
 MAX_EXAMINED, MAX_MESSAGES = 10_000, 200
 
 
@@ -51,15 +51,15 @@ class Chain:
 def chain(id: int, *, using: str | None = None) -> Chain:
     """Return the messages that a chain of broadcasts by handlers connects with message `id`.
 
-    Stored and handled messages are found; a handled one only if its queue keeps a history. Of the
-    stored messages, the 10,000 that follow the first of the chain are examined, or those that
-    follow `id` in a chain from another database.
+    Stored and handled messages are found, but a handled one only if its queue keeps a history. Of
+    the stored messages, the search examines the 10,000 that follow the first of the chain, or those
+    that follow `id` in a chain from another database.
     """
     whole_number(id, "id")
     alias = alias_of(using)
     with reading(alias) as cursor:
         name = store.chain_of(cursor, id) or str(id)
-        named_after = id_of(name)  # None: it begins in another database
+        named_after = id_of(name)  # the chain begins in another database
         first = min(named_after or id, id)
         stored, complete = store.stored(
             cursor, chain=name, id=id, first=first, window=MAX_EXAMINED, limit=MAX_MESSAGES
@@ -90,7 +90,7 @@ def chain(id: int, *, using: str | None = None) -> Chain:
 
 
 def _causes(found: dict[int, store.ChainRow], first: int) -> dict[int, int | None]:
-    """Return the cause of each message; one that is gone is placed below the first of the chain."""
+    """Return the cause of each message; one that is gone is placed below the chain's first."""
     known = {each.id: each.cause for each in found.values()}
     if first in known:
         gone = {cause for cause in known.values() if cause is not None and cause not in known}
@@ -104,7 +104,7 @@ def _states(alias: str, ids: list[int]) -> dict[int, str]:
 
 
 def _lost(alias: str, ids: list[int]) -> dict[int, tuple[str, str, str]]:
-    """Return type, handler and queue of messages that only failed attempts remember."""
+    """Return type, handler and queue of messages of which only failed attempts are left."""
     rows = FailedAttempt.objects.using(alias).filter(message_id__in=ids)
     named = rows.values_list("message_id", "type", "handler", "queue")
     return {id: (type, handler, queue) for id, type, handler, queue in named}

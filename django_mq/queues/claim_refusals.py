@@ -1,4 +1,4 @@
-"""Whether the database refuses to let a worker claim a message: it is asked by trying."""
+"""Whether the database refuses to let a worker claim a message: found out by trying."""
 
 from __future__ import annotations
 

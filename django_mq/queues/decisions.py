@@ -1,6 +1,6 @@
 """Pause, resume and limit a queue, or end its backoff.
 
-With `dry_run` nothing changes; the call returns or raises what the real one would. Each function
+With `dry_run` nothing changes; the call returns or raises what the real call would. Each function
 raises OperationalError if another session keeps the queue's row locked for a second.
 """
 
@@ -35,7 +35,7 @@ def pause(
 
     `until` is seconds from now, a timedelta, an aware datetime, or None for no end. Messages that
     already run are not affected. Workers are woken, since the new end may be earlier than the one
-    they know. Raises ValueError for a time in the past or too far ahead.
+    that they know. Raises ValueError for a time in the past or too far ahead.
     """
     check_name(queue, "queue")
     when = None if until is None else checked_when(until)

@@ -1,4 +1,4 @@
-"""Change the payload, due time or priority of a message that waits."""
+"""Change the payload, due time or priority of a waiting message."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def edit(
 ) -> None:
     """Change a message that waits: due, delayed, retrying, held or blocked.
 
-    `payload` replaces all of it, and must fit the message class of its type, if there is one.
-    `due` is an aware datetime. None leaves due time or priority as it is. `digest` is the MD5 of
-    the payload as the server writes it: the change is refused if the payload has changed since. The
-    order within a key and in an ordered queue stays the same.
+    `payload` replaces the whole payload, and must fit the message class of its type, if there is
+    one. `due` is an aware datetime. None leaves due time or priority as it is. `digest` is the MD5
+    of the payload as the server writes it: the change is refused if the payload has changed since.
+    The order within a key and in an ordered queue stays the same.
 
     Raises NotWaiting, InvalidPayload or InvalidOption; OperationalError if another session has
     locked the message for more than a second.
@@ -73,7 +73,7 @@ def _due(value: object, max_delay: float) -> datetime | None:
 
 
 def _check_class(row: store.EditableRow, text: str) -> None:
-    """Check a payload as a handler will read it: the encoder writes a datetime, say, as text."""
+    """Check a payload as a handler will read it: the encoder writes, say, a datetime as text."""
     known = class_of_type(row.type)
     if known is None or row.schema_version > known.version:
         return

@@ -1,4 +1,4 @@
-"""Failed attempts in groups: the same error class, handler and place in the code."""
+"""Failed attempts in groups: each has the same error class, handler and place in the code."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ErrorGroup:
     """The failed attempts with one fingerprint: class, handler and place are the same.
 
     `place` is module and function, empty if no traceback shows it. `attempt_id` and `message_id`
-    are those of the newest attempt. `dead` and `waiting` count stored messages whose last failure
-    has this fingerprint, among those of the newest 1,000 attempts per queue; with many groups, of
-    the newest 10,000, shared evenly. `is_exact` is false if there is more to count than that, or
+    belong to the newest attempt. `dead` and `waiting` count stored messages whose last failure has
+    this fingerprint. Only messages of the newest 1,000 attempts per queue are examined; if there
+    are many groups, of the newest 10,000, shared evenly. `is_exact` is false if there are more, or
     more than 100,000 attempts in a queue.
     """
 
@@ -57,11 +57,11 @@ def errors(
     offset: int = 0,
     using: str | None = None,
 ) -> list[ErrorGroup]:
-    """Return the groups of failed attempts, the one that failed last first.
+    """Return the groups of failed attempts, the most recent failure first.
 
     `since` is an aware datetime, or how long ago (seconds or timedelta); None: all stored attempts,
     see ATTEMPT_RETENTION. `queue` is a name, or several. With `fingerprint`, only its group is
-    returned, else at most `limit` groups, after the first `offset`.
+    returned; otherwise at most `limit` groups, after the first `offset`.
     """
     names = queue_names(queue)
     if fingerprint is not None:

@@ -23,7 +23,7 @@ WINDOW = 300
 class Figures:
     """The figures of handlers in a span: per step, the latest last, and per queue and handler.
 
-    Both names are empty for messages without a handler, or with one unknown to their worker.
+    Both names are empty for messages without a handler, or with a handler unknown to their worker.
     """
 
     span: str
@@ -34,7 +34,7 @@ class Figures:
 
     @property
     def total(self) -> Counted:
-        """The sum of the span."""
+        """The sum over the span."""
         return summed(self.steps.values())
 
 
@@ -53,7 +53,7 @@ class Rate:
     def empty_in(self, depth: int) -> timedelta | None:
         """Return how long a queue of `depth` messages takes to empty; None if it does not shrink.
 
-        None also beyond a year.
+        Also None if it takes longer than a year.
 
         >>> Rate(incoming=2.0, outgoing=12.0).empty_in(600)
         datetime.timedelta(seconds=60)
@@ -114,7 +114,7 @@ def figures_of(
 
 
 def _histogram(text: str) -> dict[int, int]:
-    """Return the counts of a histogram; CHECK constraints hold it to its form."""
+    """Return the counts of a histogram; CHECK constraints guarantee its form."""
     return {int(bucket): int(count) for bucket, count in json.loads(text).items()}
 
 
@@ -143,7 +143,7 @@ def rates_of(
     for name in sorted(flows.keys() | uncounted.keys()):
         flow = flows.get(name, store.Flow(name, 0, 0))
         seconds = new.now - since
-        if at_least:  # only the newest are known, and they may all be of a few seconds
+        if at_least:  # only the newest are known, and they may cover just a few seconds
             newest = max(1.0, new.now - (new.complete_since or 0.0))
             incoming = max(flow.incoming / seconds, uncounted.get(name, 0) / newest)
         else:

@@ -22,8 +22,8 @@ from django_mq.states import GONE_AFTER
 from django_mq.store import oldest_snapshot
 from django_mq.store.oldest_snapshot import HorizonHolder
 
-#: For how many seconds a worker has been silent. It is a number because the driver reads intervals
-#: of the server's default IntervalStyle only.
+#: For how many seconds a worker has been silent. A number, because the driver reads intervals only
+#: in the server's default IntervalStyle.
 SILENT = Func(
     Value("epoch"), Now() - F("last_seen"), function="date_part", output_field=FloatField()
 )
@@ -97,7 +97,7 @@ def _worker(beat: WorkerHeartbeat, silent: timedelta) -> WorkerProcess:
 
 
 def _readable(value: object, is_good: Callable[[object], bool]) -> tuple[Any, ...]:
-    """Return the valid elements of a list: other programs also write rows."""
+    """Return the valid elements of a list, since other programs write rows, too."""
     return tuple(filter(is_good, value)) if isinstance(value, list) else ()
 
 
@@ -105,8 +105,8 @@ def timings(*, worker: str | None = None, using: str | None = None) -> dict[str,
     """Return counts and durations by handler name, over all live workers or for one `worker`.
 
     The numbers cover the time since each worker started, as of its last heartbeat, so they are up
-    to 10 s old; those of a worker that has ended no longer count. The empty name stands for
-    messages without a handler, or with one unknown to their worker.
+    to 10 s old; numbers of a worker that has ended no longer count. The empty name stands for
+    messages without a handler, or with a handler unknown to their worker.
     """
     if worker is not None and not (isinstance(worker, str) and worker and worker.isprintable()):
         raise ValueError(f"worker must be the id of a worker, as workers() has it, not {worker!r}")
@@ -121,7 +121,7 @@ def timings(*, worker: str | None = None, using: str | None = None) -> dict[str,
 def added_up(columns: Iterable[object]) -> dict[str, HandlerTimings]:
     """Merge the `timings` columns of heartbeats, the latest first, into timings by handler.
 
-    Skips values that no worker of this version writes: other programs also write rows.
+    Skips values that no worker of this version writes, since other programs write rows, too.
 
     >>> added_up([{"mail": {"acked": "many"}}, None])
     {}
@@ -146,7 +146,7 @@ def horizon(
     """Return the holders of snapshots older than `older_than` (seconds or timedelta), oldest first.
 
     Vacuum keeps every row that died after such a snapshot was taken, so claims become slower.
-    Without the role pg_read_all_stats, a login sees its own sessions only.
+    Without the role pg_read_all_stats, a login sees only its own sessions.
     """
     age = seconds(older_than, "older_than")
     whole_number(limit, "limit")

@@ -1,4 +1,4 @@
-"""Handled messages: look at them, and broadcast them again."""
+"""Handled messages: read them, and broadcast them again."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def history(
     limit: int = 100,
     using: str | None = None,
 ) -> list[HandledMessage]:
-    """Return handled messages that match all given filters, the last to end first.
+    """Return handled messages that match all given filters, the one that ended last first.
 
     Only queues and handlers with the option `history` keep any. `since` and `until` limit the time
     at which the handler ended: aware datetimes, or seconds or a timedelta ago; `until` itself is
-    excluded. `correlation_id` finds a whole chain, with the message that began it. Payload and
+    excluded. `correlation_id` finds a whole chain, including the message that began it. Payload and
     metadata, if they were kept, are read on first access.
 
     A `key` or a `correlation_id` is found by an index. Other filters scan the messages from the
@@ -85,9 +85,9 @@ def replay(
     payload, metadata, priority and order key, have no unique id, and name the original in
     `mq.replay_of` of their metadata. An id that is not in the history counts as skipped.
 
-    Raises NothingKept if the payload of one was not kept, RoutingError if there is no such handler
-    here, and BroadcastBusy as `broadcast()` does. `dry_run` stores nothing, raises no NothingKept,
-    and returns what would be replayed.
+    Raises NothingKept if the payload of one of them was not kept, RoutingError if there is no such
+    handler here, and BroadcastBusy as `broadcast()` does. `dry_run` stores nothing, does not raise
+    NothingKept, and returns what would be replayed.
     """
     check_names(queue=queue, type=type, handler=handler, to=to)
     if limit is not None:
@@ -115,7 +115,7 @@ def replay(
 def _chunks(
     alias: str, chosen: store.Filter, limit: int | None, *, with_content: bool
 ) -> Iterator[list[store.PastMessage]]:
-    """Yield the messages in chunks; of many ids, each statement gets only its own."""
+    """Yield the messages in chunks; if there are many ids, each statement gets only its own."""
     if chosen.ids is None:
         yield from _pages(alias, chosen, limit, with_content=with_content)
         return

@@ -1,4 +1,4 @@
-"""Why a held message has no handler or a due one no worker, and the traces of a removed one."""
+"""Why no handler takes a held message, or no worker a due one, and the traces of removed ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ALLOW = "; unless the queue is misspelt, allow it with @handler(..., queues=({!r
 
 
 def obstacle(message: QueuedMessage) -> str:
-    """Say why no handler registered in this process takes `message`, or that one would."""
+    """Say why no handler registered in this process takes `message`, or that one would take it."""
     settings = get_settings()
     if message.handler:
         known = handlers.get(message.handler)
@@ -63,10 +63,10 @@ def obstacle(message: QueuedMessage) -> str:
 
 
 def in_line(message: QueuedMessage, workers: Sequence[WorkerProcess], alias: str) -> str:
-    """Say what a due message waits for if no message of its key or ordered queue is ahead.
+    """Say what a due message waits for if nothing of its key or ordered queue is ahead of it.
 
-    The reasons, in order: no worker, a backoff, the in-flight limit, the owner of its ordered
-    queue, other messages of its queue.
+    The possible reasons, in order: no worker, a backoff, the in-flight limit, the owner of its
+    ordered queue, other messages of its queue.
     """
     serving = [worker for worker in workers if worker.alive and worker.serves(message.queue)]
     if not serving:
@@ -98,7 +98,7 @@ def in_line(message: QueuedMessage, workers: Sequence[WorkerProcess], alias: str
 def locked(message: QueuedMessage, alias: str) -> str:
     """Say which session has the row of a due message locked; empty if none has.
 
-    Empty, too, for a login that may not read system columns: it may read only some of the others.
+    Also empty for a login that may read only some columns, and thus no system columns.
     """
     try:
         with reading(alias) as cursor:
@@ -159,7 +159,7 @@ def _metadata(message: QueuedMessage) -> dict[str, object]:
 
 
 def last_known(id: int, alias: str) -> tuple[str, str]:
-    """Return what is known of message `id`, and separately its error text, which may be private."""
+    """Return what is known about message `id`, and separately its perhaps private error text."""
     text = _acked(id, alias) or (
         f"Message {id} is not stored: it was acked, cancelled or purged, or never existed."
     )
@@ -184,7 +184,7 @@ def _acked(id: int, alias: str) -> str:
     """Say how message `id` of the history ended, empty if it is not there."""
     columns = "queue", "type", "handler", "worker", "attempts", "ended_at"
     past = HandledMessage.objects.using(alias).only(*columns).filter(pk=id)
-    message = past.order_by("-ended_at").first()  # two may share an id, after a reset
+    message = past.order_by("-ended_at").first()  # two messages may share an id after a reset
     if message is None:
         return ""
     by = f", by handler {message.handler}" if message.handler else ""

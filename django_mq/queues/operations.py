@@ -50,13 +50,14 @@ def operate(
     """Ask for an action (requeue, run_now, cancel, discard) on all messages that match.
 
     They match the filter `wanted`, or else all of the other conditions; `type` may end in `*`,
-    `since` and `until` bound the time of the broadcast. `everything=True`, instead of a filter,
-    stands for every message that the action applies to. A worker begins within a poll interval of
-    the commit. It acts on each message that is stored now at most once, 1,000 per transaction.
-    Messages in flight, and later ones, are left alone. With `heads`, it requeues or discards the
-    dead first messages of the lines (order keys, ordered queues) of the matching messages instead.
+    `since` and `until` limit the time of the broadcast. `everything=True`, instead of a filter,
+    stands for every message to which the action applies. A worker begins within a poll interval
+    after the commit. It acts on each message that is stored now at most once, 1,000 per
+    transaction. Messages in flight, and later ones, are left alone. With `heads`, it instead
+    requeues or discards the dead first messages of the lines (order keys, ordered queues) of the
+    matching messages.
 
-    `by` names the operator, `user_id` is that user's key for the log of the admin, `matched` a
+    `by` names the operator, `user_id` is that user's key for the log of the admin, `matched` is a
     count. Raises TypeError without a filter, and ValueError or InvalidName for bad arguments.
     """
     conditions = MessageFilter(
@@ -84,7 +85,7 @@ def operate(
 
 
 def _checked_type(type: str) -> str:
-    """Return a type, or the beginning of one with `*` after it; raise InvalidName for others."""
+    """Return a type, or the beginning of a type followed by `*`; raise InvalidName for others."""
     if not isinstance(type, str) or not type.endswith("*"):
         return check_name(type, "type")
     beginning = type[:-1]
@@ -101,7 +102,7 @@ def _checked_user(user_id: object) -> str:
 def _chosen(
     action: object, wanted: MessageFilter | None, conditions: MessageFilter, *, everything: bool
 ) -> MessageFilter:
-    """Return the filter that is given, empty for everything; raise TypeError if there is neither.
+    """Return the given filter, an empty one for everything; raise TypeError if there is neither.
 
     Raises ValueError if there are several, or if the action does not apply.
     """
@@ -114,7 +115,8 @@ def _chosen(
     chosen = wanted or conditions
     if chosen.heads and action not in HEAD_ACTIONS:
         raise ValueError(f"{action} is not an action on heads; there are {', '.join(HEAD_ACTIONS)}")
-    # `heads` alone filters nothing; a filter as a value may be empty: the admin showed the count.
+    # `heads` alone is not a filter. A filter given as a value may be empty: the admin showed its
+    # count.
     is_filtered = wanted is not None or replace(conditions, heads=None) != MessageFilter()
     if everything and is_filtered:
         raise ValueError("select messages by a filter, or all by everything=True, not both")
@@ -128,7 +130,7 @@ def _chosen(
 
 
 def _storable(wanted: MessageFilter) -> MessageFilter:
-    """Return a filter with metadata as messages store them; raises InvalidPayload."""
+    """Return a filter whose metadata are encoded as in messages; raises InvalidPayload."""
     if wanted.metadata is None:
         return wanted
     text = get_settings().encode(dict(wanted.metadata), "metadata")

@@ -22,7 +22,7 @@ from django_mq.states import MessageState
 from django_mq.store.waiting_behind import LinePosition
 
 #: For how long a message must have been due before the database is asked whether it can be claimed:
-#: for one answer, and for a page, which is read more often.
+#: for a single answer, and for a page, which is read more often.
 LATE, VERY_LATE = timedelta(seconds=10), timedelta(minutes=5)
 #: The state of an id without a stored message.
 GONE = "gone"
@@ -39,9 +39,9 @@ OWN_REASONS = {
 class Why:
     """The state of message `id` and the reason for it; `str()` is the whole answer.
 
-    `state` is one of MessageState, or "gone". `text` holds names, times and numbers only;
-    `error` comes from a handler and may be as private as the payload. `behind` is the id of the
-    first message of its key, or of its ordered queue, if this message waits for it.
+    `state` is one of MessageState, or "gone". `text` holds only names, times and numbers; `error`
+    comes from a handler and may be as private as the payload. `behind` is the id of the first
+    message of its key, or of its ordered queue, if this message waits for it.
     """
 
     id: int
@@ -76,8 +76,8 @@ def explain(
     """Explain a message that was read with its state, and with the database's time as `now`.
 
     `standing` is its position in its line, None for none, and `first` the message that it waits
-    for; without it, that message is read. If it has been due for longer than `late`, the database
-    is asked whether it refuses the claim.
+    for; if `first` is missing, that message is read. If the message has been due for longer than
+    `late`, the database is asked whether it refuses the claim.
     """
     case = _Case(message, using, late)
     case.standing, case.first = standing, first
@@ -122,7 +122,7 @@ class _Case:
         return locked(self.message, self.alias) if self._is_late() else ""
 
     def _is_late(self) -> bool:
-        """Return whether the server is asked about a due message: most are claimed before."""
+        """Return whether to ask the server about a due message: most are claimed before this."""
         due_at = self.message.leased_until or self.message.processable_after
         return self.now - due_at > self.late
 
@@ -151,7 +151,7 @@ def _dead(case: _Case) -> Reason:
 
 def _died(message: QueuedMessage) -> str:
     own = OWN_REASONS.get(message.dead_reason.partition(":")[0])
-    # A reason of another kind is the text of a Reject. Another client may store none.
+    # Any other reason is the text of a Reject. Another client may store no reason.
     other = "its handler rejected it" if message.dead_reason else "no more attempts will be made"
     return (
         f"has been dead since {local_text(message.dead_at)}: {own or other}"
@@ -203,7 +203,7 @@ def _behind(case: _Case) -> str:
         reason = f"{_died(first)}. Requeue or discard that message so that the others proceed"
     else:
         ahead = _Case(first, case.alias, case.late)
-        ahead.standing = None  # nothing is ahead of the first one
+        ahead.standing = None  # nothing is ahead of the first message
         reason = _REASONS[first.state](ahead)[0]
     if standing.ahead > 1:
         n = shown_count(standing.ahead)
@@ -217,7 +217,7 @@ def _held(case: _Case) -> Reason:
     text = f"has been held since {local_text(message.held_since)}: {found}"
     if message.processable_after > case.now:
         text += f". Workers check it again at {local_text(message.processable_after)}"
-    # A worker stored why it holds the message: mostly what is found here, too.
+    # `last_error` is the worker's reason for holding the message: mostly the one found here, too.
     return text, "" if message.last_error == found else message.last_error
 
 
@@ -279,7 +279,7 @@ def _processable(case: _Case) -> Reason:
     return f"{text}, {in_line(message, case.workers(), case.alias)}", ""
 
 
-#: In these states a message waits for a condition of its own first, then in its line.
+#: In these states a message first waits for a condition of its own, then in its line.
 _OWN_CONDITION = (
     MessageState.HELD,
     MessageState.PAUSED,

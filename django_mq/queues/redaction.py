@@ -1,4 +1,4 @@
-"""Payloads as they may be shown: values of secret keys are hidden, at any depth."""
+"""Payloads for display: values of secret keys are hidden, at any depth."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class RunningMessage:
 def running(
     *, ids: Collection[int] | None = None, using: str | None = None
 ) -> list[RunningMessage]:
-    """Return the messages whose handlers run now, or those among `ids`; the longest first."""
+    """Return the messages whose handlers run now, of all or of `ids`; longest running first."""
     wanted = None if ids is None else set(checked_ids(ids))
     alias = alias_of(using)
     beats = WorkerHeartbeat.objects.using(alias).filter(last_seen__gt=Now() - GONE_AFTER)
@@ -67,7 +67,7 @@ def running(
 
 
 def _ran_for(ran: object, id: int, silent: float) -> timedelta | None:
-    """Return for how long a message runs; None for a value that no worker writes."""
+    """Return for how long a message has run; None for a value that no worker writes."""
     seconds = ran.get(str(id)) if isinstance(ran, Mapping) else None
     if not isinstance(seconds, int | float) or not 0 < seconds < MAX_SPAN_SECONDS:
         return None

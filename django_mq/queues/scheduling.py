@@ -40,7 +40,7 @@ def schedules(*, using: str | None = None) -> list[Schedule]:
 
 
 def no_schedule(name: str, known: Iterable[str]) -> str:
-    """Return the error for a name that is not in `known`, with those that are like it.
+    """Return the error for a name that is not in `known`, with similar names.
 
     >>> no_schedule("hurly", ["hourly", "daily"])
     'there is no schedule hurly: did you mean hourly?'
@@ -50,7 +50,7 @@ def no_schedule(name: str, known: Iterable[str]) -> str:
     'there is no schedule x: mq_schedule lists those that workers stored'
     """
     names = list(known)
-    # That of a handler has the whole path of its function, of which one remembers the end.
+    # The schedule of a handler has the full path of its function; people remember the end.
     near = [each for each in names if each.endswith(f".{name}")][:3]
     near = near or get_close_matches(name, names, 3)
     advice = (
@@ -64,7 +64,7 @@ def no_schedule(name: str, known: Iterable[str]) -> str:
 def state_of(schedule: Schedule) -> str:
     """Return the state of a schedule in a word, the same for commands and the admin.
 
-    disabled; overdue: its time has passed, and no worker has broadcast it; failed: its last
+    disabled; overdue: its time has passed, but no worker has broadcast it; failed: its last
     broadcast was an error; over: no time is left; enabled. `schedule` is annotated with `now`.
     """
     if not schedule.enabled:
@@ -79,8 +79,8 @@ def state_of(schedule: Schedule) -> str:
 def overdue(schedule: Schedule) -> timedelta:
     """Return how late a schedule's next time is; zero unless it counts as missed.
 
-    A time is missed, as for `catch_up`, a minute after a worker should have broadcast it.
-    `schedule` is annotated with `now`, the time of the database.
+    As for `catch_up`, a time is missed a minute after a worker should have broadcast it. `schedule`
+    is annotated with `now`, the time of the database.
     """
     if schedule.next_at is None:
         return timedelta(0)
@@ -117,8 +117,8 @@ def next_times(
 def run_schedule(name: str, *, using: str | None = None) -> Receipt:
     """Broadcast the message of a schedule now, enabled or not; its next time stays.
 
-    The receipt is false if it has `overlap="skip"` and its last message still waits or runs.
-    Raises what `broadcast()` raises.
+    The receipt is false if the schedule has `overlap="skip"` and its last message still waits or
+    runs. Raises the errors of `broadcast()`.
     """
     check_name(name, "schedule name")
     alias = alias_of(using)
@@ -160,7 +160,7 @@ def disable_schedule(name: str, *, using: str | None = None) -> bool:
 
 
 def restart_schedule(name: str, *, enabled: bool, using: str | None = None) -> None:
-    """Enable or disable a schedule whose timing was changed, and compute its next time again."""
+    """Enable or disable a schedule whose timing has changed, and compute its next time again."""
     with writing(alias_of(using)) as cursor:
         row = _take(cursor, name)
         store.decide(cursor, name, enabled=enabled, next_at=_next(row) if enabled else None)

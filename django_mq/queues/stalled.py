@@ -1,4 +1,4 @@
-"""Stalled lines (order keys and ordered queues): their first message and how many wait behind."""
+"""Stalled lines (order keys and ordered queues): their heads, and how many wait behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_EXAMINED = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The first message of a line in which others wait.
+    """The first message of a line in which other messages wait.
 
     The line consists of the messages with `key` of `handler` in `queue`, or (key None) of the
     whole ordered queue. `state` is the head's, one of MessageState; `at` is the time of its death
@@ -50,7 +50,7 @@ class Head:
 
     @property
     def shown_behind(self) -> str:
-        """`behind` as text: `"12"`, or `"1,000+"` when it was capped."""
+        """The number of messages `behind` as text: `"12"`, or `"1,000+"` when it was capped."""
         return shown_count(self.behind)
 
 

@@ -44,8 +44,8 @@ def state(queue: str, *, using: str | None = None) -> State:
 
     The cost does not grow with the queue: per priority, the 1,000 messages that have been due
     longest are examined. If none of them can be claimed and more follow, `kind` is "after", and
-    `at` one poll interval from now or earlier. A login that may not update messages cannot see
-    which of them are locked: for it, those count as processable.
+    `at` is at most one poll interval from now. For a login that may not update messages, which
+    cannot see locks, locked messages count as processable.
     """
     check_name(queue, "queue")
     settings = get_settings()
@@ -106,8 +106,8 @@ def peek(
     message has its `state`; payload, metadata and error texts are read on first access.
 
     The cost does not grow with the queue: if it has more than `limit` messages, they are chosen
-    among the first in the order of the claim, the first to lapse and the first that are blocked;
-    dead letters among those that have been dead longest.
+    among those first in the order of the claim, those first to lapse and those first blocked; dead
+    letters among those that have been dead longest.
     """
     if queue is not None:
         check_name(queue, "queue")

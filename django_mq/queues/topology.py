@@ -21,9 +21,9 @@ from django_mq.store import Cursor, read_figures
 from django_mq.store import types as store
 from django_mq.store.readers import prepare_to_read
 
-#: The newest stored messages, and handled ones, whose types are counted.
+#: The numbers of newest stored and newest handled messages whose types are counted.
 NEWEST = 10_000
-#: Messages of a queue and priority, and of all, among which held ones are looked for.
+#: The number of messages per queue and priority, and in all, among which held ones are looked for.
 HELD_PER_LANE, MAX_HELD = 1_000, 50_000
 #: How far back calls of handlers are counted.
 PERIOD = timedelta(days=7)
@@ -31,7 +31,7 @@ PERIOD = timedelta(days=7)
 
 @dataclass(frozen=True, slots=True)
 class MessageType:
-    """A type, the handlers that subscribe to it, and how many of the newest messages are of it.
+    """A type, the handlers that subscribe to it, and how many of the newest messages have it.
 
     `held` says whether messages of the type are held, however old they are.
     """
@@ -46,8 +46,8 @@ class MessageType:
 class Subscriber:
     """A handler, how many of its attempts ended in the last seven days, and when the last did.
 
-    Workers that have ended count, too. Of an attempt that ended in a worker that has gone, the
-    moment is known to the minute or, after an hour or two, to the hour.
+    Workers that have ended count, too. The last moment is known to the minute if that worker is
+    gone, and to the hour after an hour or two.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Subscriber:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The types and the handlers that are known here, by name.
+    """The types and the handlers known in this process, by name.
 
     `observed` says whether any worker is alive, or has called a handler in the last seven days.
     """
@@ -83,11 +83,11 @@ class Topology:
 def topology(*, only: str | Collection[str] | None = None, using: str | None = None) -> Topology:
     """Return which types reach which of the handlers of this process.
 
-    Types are the plain patterns of handlers, those that schedules broadcast, those of the newest
-    10,000 stored messages and the newest 10,000 in the history, and those of held messages: of each
-    queue and priority, 1,000 each of those due for longest, due last and due next are examined.
-    `only` limits handlers and messages to a queue or several. Whether `where` of a handler lets a
-    message pass is not considered. Tasks subscribe to nothing and are left out.
+    Types are the plain patterns of handlers, the types that schedules broadcast, and the types of
+    the newest 10,000 stored messages, of the newest 10,000 in the history, and of held messages:
+    per queue and priority, 1,000 each of those due for longest, due last and due next are examined.
+    `only` limits handlers and messages to one queue or several. The `where` of handlers is ignored.
+    Tasks subscribe to nothing and are left out.
     """
     queues, alias, settings = queue_names(only), alias_of(using), get_settings()
     found = [
@@ -132,7 +132,7 @@ def held_types(cursor: Cursor, *, queues: Sequence[str]) -> dict[str, store.Held
 def _subscriber(
     handler: handlers.Handler, stored: read_figures.HandlerCalls | None, live: HandlerTimings | None
 ) -> Subscriber:
-    """Return what is known of a handler; snoozed attempts are known of live workers alone."""
+    """Return what is known about a handler; snoozed attempts are known only for live workers."""
     attempts, last_at = (stored.attempts, stored.last_at) if stored else (0, None)
     if live is not None and live.last_at and live.last_at > utc_now() - PERIOD:
         attempts = max(attempts, live.acked + live.failed + live.snoozed)

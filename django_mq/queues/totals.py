@@ -35,11 +35,10 @@ _KINDS = 4
 class QueueCounts:
     """The messages of one queue, each counted once, by its state.
 
-    A pause belongs to the queue and changes no count. `oldest` is how long the longest-due
-    message has been due, None when none is due. `capped` names the counts that stopped at 10,000
-    rows: the real number may be higher. `estimated` holds about what they are, from
-    200 pages of the table picked at random; `leased` then counts all in flight but the known
-    `running`.
+    A pause belongs to the queue and changes no count. `oldest` is how long the longest-due message
+    has been due, None if none is due. `capped` names the counts that stopped at 10,000 rows: the
+    real number may be higher. `estimated` has estimates of these, from 200 random pages of the
+    table; `leased` then counts all messages in flight except the known `running`.
 
     The queue is backing off while `backoff_level` is above zero: nothing is claimed until
     `backoff_until` (None once that has passed), then `probe_by` runs one message as a probe (None
@@ -93,18 +92,18 @@ class QueueCounts:
         return waiting + self.blocked + self.in_flight
 
     def shown(self, count: str) -> str:
-        """Return the count named `count` as text: `"12"` or, when it was capped, `"≈ 180,000"`.
+        """Return the count named `count` as text: `"12"` or, if it was capped, `"≈ 180,000"`.
 
         Without an estimate it is `"10,000+"`.
         """
         return counted(getattr(self, count), self.about(count), stopped=self.is_capped(count))
 
     def is_capped(self, count: str) -> bool:
-        """Return whether the count named `count` stopped before its end."""
+        """Return whether the count named `count` stopped at its limit."""
         return bool(self.capped & _PARTS.get(count, {count}))
 
     def about(self, count: str) -> int:
-        """Return the count named `count`; if it was capped, the estimate where that is higher."""
+        """Return the count named `count`; if it was capped, its estimate where that is higher."""
         total = 0
         for name in _PARTS.get(count, {count}):
             known = getattr(self, name)
@@ -172,8 +171,8 @@ def read_many_counts(
 ) -> tuple[dict[str, QueueCounts], int]:
     """Return the counts of the queues `asked`, and the limit of each count.
 
-    The limit is lower when more queues are long, and where a page can spend only a `share` of the
-    usual time on its counts. Call it in a transaction.
+    The limit is lower if more queues are long, or if a page can spend only a `share` of the usual
+    time on its counts. Call it in a transaction.
     """
     minimum = min(COUNT_LIMITS[0], MAX_COUNT)
     found = read_counts(cursor, asked, maximum=minimum)
@@ -188,7 +187,7 @@ def read_many_counts(
 
 
 def with_estimates(cursor: Cursor, found: dict[str, QueueCounts]) -> dict[str, QueueCounts]:
-    """Return the counts with estimates of those that were capped."""
+    """Return the counts, with estimates of the capped ones."""
     capped = [name for name, each in found.items() if each.capped]
     if not capped:
         return found
@@ -203,7 +202,7 @@ def with_estimates(cursor: Cursor, found: dict[str, QueueCounts]) -> dict[str, Q
 
 
 def _by_state(row: store.Census, maximum: int) -> tuple[dict[str, int], frozenset[str]]:
-    """Return the count of each state, and the names of those that were capped."""
+    """Return the count of each state, and the names of the counts that were capped."""
     due, due_held, due_expired = row.due
     later, later_held, later_expired, retrying = row.later
     leased, running, lapsed, lapsed_held, lapsed_expired = row.leased
@@ -221,7 +220,8 @@ def _by_state(row: store.Census, maximum: int) -> tuple[dict[str, int], frozense
     capped = frozenset().union(
         _DUE if due > maximum else (),
         _NOT_DUE if later > maximum else (),
-        # Lapsed leases are counted first: beyond `maximum` of them, rows of any kind may follow.
+        # Lapsed leases are counted first: if there are more than `maximum`, rows of any kind may
+        # follow.
         _IN_FLIGHT | _DUE if leased > maximum else (),
         {"blocked"} if row.keyed[0] > maximum else (),
         {"dead"} if row.dead > maximum else (),

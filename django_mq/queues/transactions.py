@@ -17,7 +17,7 @@ from django_mq.store.limits import Limits, apply
 def reading(alias: str, *, limits: Limits | None = None) -> Iterator[CursorWrapper]:
     """Yield a cursor whose locks and settings end with the block, which is rolled back.
 
-    A rollback needs no WAL flush for rows that were only locked. `limits` are those of statements,
+    A rollback needs no WAL flush for rows that were only locked. `limits` apply to statements,
     which then run without JIT.
     """
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
@@ -36,7 +36,7 @@ def wake(alias: str) -> None:
 def writing(alias: str, *, dry_run: bool = False) -> Iterator[CursorWrapper]:
     """Yield a cursor in `atomic()` that waits at most a second for any lock.
 
-    A transaction of its own is READ COMMITTED whatever the project's isolation level, so that it
+    A transaction of its own is READ COMMITTED, whatever the project's isolation level, so that it
     sees concurrent commits. In the caller's transaction, the caller's lock timeout is restored.
     `dry_run` rolls everything back.
     """

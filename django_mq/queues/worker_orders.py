@@ -23,10 +23,10 @@ _EVENTS = {"quiet": "quiet", "resume": "resume", "leave": "stop"}
 def quiet_workers(workers: WorkerIds, *, by: str = "", using: str | None = None) -> tuple[str, ...]:
     """Tell worker processes to claim nothing more; return those that are alive and were told.
 
-    A quiet worker finishes what runs, releases what it has claimed and not started, and gives up
-    its ordered queues. It stays: it renews leases, does chores, fires schedules, and carries out
-    operations, until `resume_workers()` or `stop_workers()`. If its process dies, its supervisor
-    replaces it by a quiet one.
+    A quiet worker finishes what runs, releases what it has claimed but not started, and gives up
+    its ordered queues. It stays alive: it renews leases, does chores, fires schedules, and carries
+    out operations, until `resume_workers()` or `stop_workers()`. If its process dies, its
+    supervisor replaces it by a quiet one.
 
     A worker obeys within about a second, or within a heartbeat (10 s) without LISTEN. `by` names
     the operator, for the log.
@@ -46,7 +46,7 @@ def stop_workers(workers: WorkerIds, *, by: str = "", using: str | None = None) 
 
     Each is one process: its supervisor does not replace it, and goes on with its other processes.
     When the last one has ended, `mq_worker` ends too, with exit code 0, or 5 if a drain ran out of
-    time. A service manager that restarts whatever ends will start it again: use
+    time. A service manager that restarts every service that ends will start it again: use
     `quiet_workers()` there.
     """
     return _order("leave", workers, by, using)

@@ -1,4 +1,4 @@
-"""Find out what is wrong with an installation: `mq_doctor` is the face of `examine()`.
+"""Find out what is wrong with an installation; `mq_doctor` is the command for `examine()`.
 
 Each finding has an id, which docs/operating.md lists.
 """
@@ -25,7 +25,7 @@ from django_mq.queues.doctor.findings import Finding
 
 __all__ = ["Finding", "examine"]
 
-#: The examinations, in the order of the report, each with its subject for the error if it fails.
+#: The examinations, in the order of the report, each with a subject that names it if it fails.
 EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
     ("migrations", schema.migrations),
     ("indexes", schema.indexes),
@@ -44,7 +44,7 @@ EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
     ("failed schedules", schedules.failing_schedules),
     ("limits of the login", links.limits),
 )
-#: D002 or D004 explains why a statement raised these.
+#: If a statement raised one of these, D002 or D004 explains why.
 EXPLAINED_ERRORS = (InsufficientPrivilege, UndefinedColumn, UndefinedTable)
 
 

@@ -15,7 +15,7 @@ from django_mq.executor.connections import plain_connection
 from django_mq.queues.transactions import reading
 from django_mq.store.limits import Limits
 
-#: Seconds that one statement of the doctor may take, and that it waits for a lock.
+#: Seconds that one statement of the doctor may take, and seconds that it may wait for a lock.
 DOCTOR_LIMITS = Limits(5.0, 1.0)
 
 #: Yields a cursor for short statements; the transaction is rolled back.
@@ -39,7 +39,7 @@ class Finding:
 
 @contextmanager
 def session(alias: str) -> Iterator[psycopg.Connection[Any]]:
-    """Yield a separate session on `alias`, in autocommit mode, as workers open them."""
+    """Yield a separate session on `alias`, in autocommit mode, like those that workers open."""
     wrapper = plain_connection(alias)
     try:
         wrapper.connect()

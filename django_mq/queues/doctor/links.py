@@ -16,10 +16,11 @@ from django_mq.store.driver import may_prepare
 
 #: Seconds that a NOTIFY may take.
 RING_SECONDS = 3.0
-#: The difference between two clocks, in seconds, above which it is reported: due times and expiries
+#: The difference between two clocks, in seconds, above which it is reported. Due times and expiries
 #: come from the clocks of producers, and are compared with the server's.
 SKEW = 1.0
-#: Connections of one worker process besides those of its threads, including chores and schedules.
+#: Connections of one worker process besides those of its threads, including those for chores and
+#: schedules.
 BESIDE_THREADS = 5
 
 

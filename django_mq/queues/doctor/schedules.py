@@ -17,7 +17,7 @@ from django_mq.queues.doctor.findings import Finding, short_cursor
 from django_mq.queues.fleet import workers
 from django_mq.queues.scheduling import overdue
 
-#: The maximum number of schedules that are read, of those named, and of failures reported.
+#: The maximum numbers of schedules that are read, that are named, and of failures reported.
 MAX_READ, MAX_NAMED, MAX_FAILURES = 1000, 3, 20
 
 
@@ -50,14 +50,14 @@ def _overdue(found: list[Schedule]) -> str:
 
 
 def _misses_a_period(schedule: Schedule) -> bool:
-    """Return whether the time after the one that is overdue has passed, too."""
+    """Return whether the next time after the overdue one has passed, too."""
     if schedule.next_at is None:
         return False
     at = aware(schedule.next_at)
     try:
         following = times_of(schedule.cron, schedule.every, schedule.tz, start=at).after(at)
     except InvalidOption:
-        return False  # not readable here, but perhaps where workers run
+        return False  # not readable here, but perhaps on workers
     return any(each - at <= overdue(schedule) for each in islice(following, 1))
 
 

@@ -16,7 +16,7 @@ from django_mq.queues.doctor.findings import Finding, own_tables, short_cursor
 from django_mq.store import server_facts
 
 ALL = ("select", "insert", "update", "delete")
-#: The tables on which workers need fewer rights, as for the role in docs/roles.md.
+#: The tables on which workers need fewer rights, like the role in docs/roles.md.
 LESS: dict[type[Model], tuple[str, ...]] = {
     FailedAttempt: ("select", "insert", "delete"),
     HandledMessage: ("select", "insert", "delete"),
@@ -24,7 +24,7 @@ LESS: dict[type[Model], tuple[str, ...]] = {
     QueueState: ("select", "insert", "update"),
     Schedule: ("select", "insert", "update"),
 }
-#: A table whose rows only people insert.
+#: A table into which only people insert rows.
 NO_SEQUENCE = (Schedule,)
 
 

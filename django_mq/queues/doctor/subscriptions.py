@@ -119,7 +119,7 @@ def unheard(alias: str) -> Iterator[Finding]:
             " renamed one its former name in aliases=. To drop all waiting messages of the type,"
             f" held or not: manage.py mq_purge --type {type} --waiting.",
         )
-    if not types:  # they lie in the middle of a long backlog
+    if not types:  # the held messages are in the middle of a long backlog
         yield _held(
             counted(total, 0, stopped=is_capped),
             f"in the queue{'' if len(held) == 1 else 's'} {', '.join(sorted(held)[:3])}",

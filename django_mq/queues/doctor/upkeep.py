@@ -13,10 +13,10 @@ from django_mq.store.vacuum import VACUUM
 OLD_SNAPSHOT_SECONDS = 300.0
 #: The maximum number of holders that are reported.
 MAX_HOLDERS = 20
-#: The bytes of WAL from which an inactive slot is reported.
+#: The bytes of WAL above which an inactive slot is reported.
 RETAINED_WAL_BYTES = 2**30
-#: A table is behind when it has more dead row versions than this and than live ones, and was not
-#: vacuumed for UNVACUUMED seconds. A busy fleet vacuums from 100,000 on.
+#: Vacuum is behind on a table that has more dead row versions than DEAD and than live ones, and was
+#: not vacuumed for UNVACUUMED seconds. A busy fleet vacuums from 100,000 on.
 DEAD, UNVACUUMED = 200_000, 600.0
 
 #: The finding about each kind of holder: its id, and what to do.
