@@ -58,9 +58,9 @@ def broadcast(
       stored for the same queue, handler and type. `on_duplicate` says what happens instead: "skip"
       (nothing; the default), "raise" (DuplicateMessage), "update" (the waiting message gets this
       content and these options), "debounce" (it gets this due time), "replace" (it gets both),
-      "requeue" (this message runs after the one in flight), "rerun" (as "update" while the message
-      waits, as "requeue" while it runs: a run starts after your commit). The Receipt tells the
-      outcome of each copy.
+      "requeue" (this message runs after the one in flight), "rerun" (like "update" while it waits,
+      like "requeue" while it runs: a run starts after your commit). The Receipt has the outcome of
+      each copy.
     - `unique_for`: seconds or a timedelta for which the unique id stays taken after a success.
     - `retry`: a RetryPolicy without a callable; this message uses it instead of the handler's.
     - `using`: the database alias; by default the DATABASE setting, else the router's choice.
@@ -111,14 +111,14 @@ def broadcast_many(
 
 @options_of(broadcast)
 async def abroadcast(*args: Any, using: str | None = None, **options: Any) -> Receipt:
-    """Store a message in a transaction of its own; the options are those of `broadcast()`.
+    """Store a message in a transaction of its own; takes the options of `broadcast()`.
 
     Django has no async `atomic()`: the message is committed when this returns, regardless of your
     other writes. To commit both together, write a plain function and call it with
     `await sync_to_async(place_order)()`.
 
-    Raises RuntimeError if the thread that writes has an `atomic()` block open, or autocommit is
-    off there, and the errors of `broadcast()`.
+    Raises RuntimeError if the thread that writes has an `atomic()` block open or has autocommit
+    off; also raises the errors of `broadcast()`.
     """
     message = Message(*args, **options)
     return await sync_to_async(send_durably, thread_sensitive=True)(message, using=using)
@@ -152,7 +152,7 @@ def cancel(
     alias = queue_connection(using).alias
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
         put_aside = 0
-        if id is None:  # first, since freeing an id promotes what is put aside
+        if id is None:  # first, since freeing an id promotes content put aside
             put_aside = free_unique_ids.drop_aside(cursor, type=type, unique_id=unique_id)
         removed, in_flight = cancel_waiting(cursor, id=id, type=type, unique_id=unique_id)
         operators.free_followers(cursor, removed)

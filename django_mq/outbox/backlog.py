@@ -15,19 +15,19 @@ from django_mq.outbox.blocks import commits_by_hand
 from django_mq.store.backlog import count_unblocked
 from django_mq.store.rows import NewRow
 
-#: Seconds for which a count admits messages.
+#: Seconds for which a count may admit messages.
 ADMIT_SECONDS = 1.0
-#: A count refuses messages for REFUSE_FACTOR times its own duration, at most MAX_REFUSE_SECONDS: so
-#: counting a full queue takes at most a tenth of a process's time.
+#: A count may refuse messages for REFUSE_FACTOR times its own duration, but at most
+#: MAX_REFUSE_SECONDS, so that counting a full queue takes at most a tenth of a process's time.
 REFUSE_FACTOR, MAX_REFUSE_SECONDS = 10, 0.05
 
 
 @dataclass(slots=True)
 class _Count:
-    """The rows that waited at `at`, and those that this process has `added` to them since.
+    """The rows that waited at `at`, and the rows that this process has `added` since.
 
     It refuses nothing after `refuses_until`. `writer` is the transaction that added the last rows:
-    a count that it makes contains them, and a rollback takes them back. `test`: see `_test_of()`.
+    its own count includes them, and a rollback takes them back. `test`: see `_test_of()`.
     """
 
     at: float
@@ -54,7 +54,7 @@ def admit(
     """Raise BroadcastBusy if these rows would make a queue longer than its limit.
 
     A process counts the waiting rows of a queue at most once per second, and adds its own rows in
-    between. Before it refuses, it counts again, unless another transaction did so just now.
+    between. Before it refuses, it counts again, unless another transaction counted a moment ago.
     """
     for queue, more in Counter(row.queue for row in rows if row.queue in limits).items():
         _admit(connection, queue, limits[queue], more)
@@ -87,7 +87,7 @@ def _count(connection: BaseDatabaseWrapper, queue: str, limit: int, last: _Count
     ended = monotonic()
     test, writer = _test_of(connection), _transaction_of(connection)
     added_here = writer is not None and last is not None and last.writer is writer
-    # While autocommit is off, nothing tells one transaction from the next.
+    # With autocommit off, nothing distinguishes one transaction from the next.
     if test is not None or added_here or commits_by_hand(connection):
         return _Count(began, began, waiting, test, writer=writer)
     return _Count(
@@ -101,11 +101,11 @@ def clear() -> None:
 
 
 def _transaction_of(connection: BaseDatabaseWrapper) -> object:
-    """Return the list of hooks, of which each transaction has its own; None outside any."""
+    """Return the list of on_commit hooks, which differs per transaction; None outside any."""
     return connection.run_on_commit if connection.in_atomic_block else None
 
 
 def _test_of(connection: BaseDatabaseWrapper) -> object:
-    """Return the block of the current TestCase, or None; the next test has other rows."""
+    """Return the block of the current TestCase, or None; the next test has different rows."""
     blocks: list[Any] = connection.atomic_blocks
     return next((block for block in reversed(blocks) if block._from_testcase), None)

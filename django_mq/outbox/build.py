@@ -56,8 +56,8 @@ def _cache_for(settings: Settings, table: object) -> _Cache:
 class RowBuilder:
     """Build the rows of one call; settings, routes and the current delivery are looked up once.
 
-    The rows are for the database `alias`. They go to `handler`, if one is given, and carry
-    `reserved`: metadata of the package itself, as JSON text.
+    The rows are for the database `alias`. They go to `handler`, if given, and carry `reserved`:
+    metadata of the package itself, as JSON text.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RowBuilder:
         self._origin = merged_json(reserved, origin_metadata(settings.max_hops, alias))
         self._wants_result = wants_result
         self._handler = handler
-        # Rows that depend on this call stay out of the cache that all calls share.
+        # Rows that depend on this call must stay out of the cache that all calls share.
         private = wants_result or handler is not None or self._origin != "{}"
         self._cached_templates = {} if private else cache.templates
         self.queues = CallQueues(settings)
@@ -100,8 +100,8 @@ class RowBuilder:
         self, message: Message, metadata: str, cache_key: CacheKey | None
     ) -> list[NewRow]:
         templates = self._checked_templates(message, metadata)
-        # Most messages of a bulk call differ only in their payload: the rest is checked and routed
-        # once. Each call must note a queue with a limit, or in commit order, again.
+        # Most messages of a bulk call differ only in their payload, so the rest is checked and
+        # routed once. But each call must note again a queue that has a limit or is in commit order.
         if cache_key is not None and not (self.queues.max_backlogs or self.queues.in_commit_order):
             if len(self._cached_templates) >= MAX_CACHED:
                 self._cached_templates.clear()
@@ -109,7 +109,7 @@ class RowBuilder:
         return templates
 
     def _checked_templates(self, message: Message, metadata: str) -> list[NewRow]:
-        """Check the other options; return the row for each handler without its payload."""
+        """Check the other options; return the row for each handler, without its payload."""
         max_delay = self.settings.max_delay
         type = check_name(message.type, "type")
         queue = None if message.queue is None else check_name(message.queue, "queue")
@@ -147,7 +147,7 @@ class RowBuilder:
                 f"the type {type} cannot be broadcast: types that begin with {TASKS} are those of"
                 " Django tasks, so call the task's enqueue()"
             )
-        # `where` matches the metadata that a worker will read, not the objects it was encoded from.
+        # `where` matches the metadata that a worker will read, not the objects before encoding.
         found = self._table.match(type, {} if metadata == "{}" else json.loads(metadata))
         if self._wants_result and len(found) > 1:
             raise RoutingError(
@@ -185,7 +185,7 @@ class RowBuilder:
 
 
 def _cache_key(message: Message, metadata: str) -> CacheKey | None:
-    """Return the cache key of a message that has no options beyond those of a key, else None."""
+    """Return the cache key of a message if it has no options beyond those in the key, else None."""
     plain = (
         message.after is None
         and message.expires is None

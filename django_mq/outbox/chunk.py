@@ -26,7 +26,7 @@ observers: list[Callable[[BaseDatabaseWrapper, Sequence[NewRow], str | None], No
 #: fixed cost: a row takes 7.3 us with chunks of 2,000 rows, 6.4 with 10,000.
 CHUNK_ROWS = 10_000
 CHUNK_SIZE = 4 * 1024 * 1024
-#: The limit for a chunk with unique ids, each of which is looked up and locked.
+#: The limit for a chunk with unique ids, since each id is looked up and locked.
 CHUNK_UNIQUE = 2_000
 
 
@@ -99,7 +99,7 @@ class Chunk:
 class ReceiptBuilder:
     """Build the receipts of many messages as the ids of their rows become known.
 
-    The server takes longer to read the rows than this process takes for the receipts.
+    Meanwhile the server reads the rows, which takes longer than building the receipts.
     """
 
     def __init__(self, templates: Sequence[NewRow], counts: Sequence[int]) -> None:
@@ -110,7 +110,7 @@ class ReceiptBuilder:
         self._start = 0
 
     def add(self, ids: Sequence[int]) -> None:
-        """Take the next ids; the last ones may belong to a message whose other ids follow."""
+        """Take the next ids; the last of them may belong to a message whose other ids follow."""
         self._ids += ids
         while len(self.receipts) < len(self._counts):
             end = self._start + self._counts[len(self.receipts)]
@@ -129,7 +129,7 @@ def _receipt_of(templates: Sequence[NewRow], ids: Iterable[int]) -> Receipt:
 
 @lru_cache(maxsize=1024)
 def _single_route(handler: str, queue: str) -> tuple[tuple[str, str]]:
-    """Return the routes of a message with one copy: one object for all such receipts."""
+    """Return the routes of a message with one copy: one shared object for all such receipts."""
     return ((handler, queue),)
 
 

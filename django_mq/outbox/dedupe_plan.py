@@ -1,4 +1,4 @@
-"""Decide what a call with unique ids writes, given the state of each id. No database here."""
+"""Decide what a call with unique ids writes, given the state of each id; uses no database."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class PlannedWrites(NamedTuple):
     """The writes of a call.
 
     `adding`: rows to insert, each with the index of its candidate, in that order. `replacing`: new
-    contents of waiting rows, each with whether its due time changes too. `moving`: waiting rows of
-    which only the due time changes. `aside`: rows to put aside.
+    contents of waiting rows, each with whether its due time changes, too. `moving`: waiting rows
+    that only get a new due time. `aside`: rows to put aside.
     """
 
     adding: list[tuple[int, UniqueRow]]
@@ -111,7 +111,7 @@ class DedupeCall:
     def _due(self, id: UniqueId, found: Plan) -> int | None:
         """Return the index of the message whose due time is written; None: the stored one stays.
 
-        That of a debounce beyond the expiry of the content that it moves is not written.
+        A debounce is left out if its due time lies beyond the expiry of the content that it moves.
         """
         if found.content is None:  # the statement compares it with the stored expiry
             return found.due
@@ -124,7 +124,7 @@ class DedupeCall:
         return None
 
     def _row(self, id: UniqueId, seen: StoredUniqueId, found: Plan, due: int | None) -> UniqueRow:
-        """Return the row that the candidates of one id merge into, due as message `due` is."""
+        """Return the row into which the candidates of one id merge, due when message `due` is."""
         indexes = self._indexes[id]
         chosen = due if found.content is None else found.content
         content = self._candidates[indexes[chosen or 0]]

@@ -1,4 +1,4 @@
-"""Store messages with unique ids: look, decide, write; repeat if another session was first."""
+"""Store messages with unique ids: look, decide, write; repeat if another session was faster."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ logger = logging.getLogger("django_mq")
 
 #: Seconds, in total, that a broadcast waits for transactions that hold its unique ids.
 MAX_WAIT_SECONDS = 3.0
-#: Milliseconds that one statement waits, less than the server's deadlock_timeout. Then all locks
-#: are released and the call tries again, so broadcasts that wait for each other do not deadlock.
+#: Milliseconds that one statement waits, less than the server's deadlock_timeout. After that, all
+#: locks are released and the call tries again, so broadcasts that wait for each other do not
+#: deadlock.
 STATEMENT_WAIT_MS = 200
-#: Seconds between two tries.
+#: Seconds between two attempts.
 RETRY_PAUSE = 0.01
 #: Milliseconds that `promote_put_aside()` waits for a session that is ending the message.
 PROMOTE_WAIT_MS = 1000
@@ -55,8 +56,8 @@ def store(
 ) -> StoreResult:
     """Store new messages, and treat duplicates as their `on_duplicate` says: all or none.
 
-    `admit` may refuse the rows that would be added. Raises DuplicateMessage, and BroadcastBusy
-    when a transaction that holds one of the ids stays open for 3 s; the caller's transaction stays
+    `admit` may refuse the rows that would be added. Raises DuplicateMessage, and also BroadcastBusy
+    if a transaction that holds one of the ids stays open for 3 s; the caller's transaction stays
     usable.
     """
     call = DedupeCall(candidates)
@@ -81,9 +82,9 @@ def store(
 def _try_to_store(
     connection: BaseDatabaseWrapper, call: DedupeCall, admit: Callable[[list[NewRow]], None]
 ) -> StoreResult:
-    """Look, decide and write. Raises _Changed if another session was first.
+    """Look, decide and write. Raises _Changed if another session was faster.
 
-    Then it rolls back to the savepoint: no id stays locked while the next try waits for one.
+    The caller then rolls back to the savepoint: no id stays locked while the next attempt waits.
     """
     with connection.cursor() as cursor:
         seen = _read_states(cursor, call)
@@ -103,13 +104,13 @@ def _read_states(cursor: CursorWrapper, call: DedupeCall) -> dict[UniqueId, Stor
 
 
 def _free_put_aside(seen: Mapping[UniqueId, StoredUniqueId]) -> list[UniqueId]:
-    """Return the ids without a living message for which a row is put aside."""
+    """Return the ids without a live message for which a row is put aside."""
     return [id for id, each in seen.items() if each.aside and not each.alive]
 
 
 @contextmanager
 def _writing(connection: BaseDatabaseWrapper) -> Iterator[CursorWrapper]:
-    """Yield a cursor in a savepoint where statements wait STATEMENT_WAIT_MS at most for a lock."""
+    """Yield a cursor in a savepoint where statements wait at most STATEMENT_WAIT_MS for a lock."""
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
         before = operators.limit_waits(cursor, most_ms=STATEMENT_WAIT_MS)
         yield cursor

@@ -21,10 +21,10 @@ from django_mq.store.operators import Removed
 logger = logging.getLogger("django_mq")
 
 #: Seconds between two rings. A worker looks again 25 ms after a ring, so it also finds the rows
-#: of the rings that are skipped here.
+#: whose rings are skipped here.
 RING_INTERVAL = 0.02
 
-# By alias: when this process last began to ring. No lock: two rings at once do no harm. A forked
+# When this process last began to ring, by alias. No lock: two rings at once do no harm. A forked
 # child may keep it: the clock is the machine's, and the parent rings in any case.
 _last: dict[str, float] = {}
 
@@ -38,7 +38,7 @@ def ring_after_commit(connection: BaseDatabaseWrapper) -> None:
         return  # the poll finds the rows
     ring = _ringer(connection.alias)
     # Once per transaction: a rollback that drops the hook also drops these messages. Comparing only
-    # the last hook keeps this cheap in a transaction with thousands of hooks.
+    # with the last hook keeps this cheap in a transaction with thousands of hooks.
     if connection.run_on_commit and connection.run_on_commit[-1][1] is ring:
         return
     if notify.is_enabled():
@@ -48,9 +48,9 @@ def ring_after_commit(connection: BaseDatabaseWrapper) -> None:
 def ring_for_next(
     connection: BaseDatabaseWrapper, settings: Settings, removed: Iterable[Removed]
 ) -> None:
-    """Ring as `ring_after_commit()` does if any of `removed` left a line, whose next may now run.
+    """Ring like `ring_after_commit()` if any of `removed` left a line: its next may run now.
 
-    A line is that of an order key, or an ordered queue.
+    A line is an order key of a handler, or an ordered queue.
     """
     if any(row.key is not None or settings.queue(row.queue).ordered for row in removed):
         ring_after_commit(connection)

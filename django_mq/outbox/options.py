@@ -28,9 +28,10 @@ def moments(
 ) -> tuple[datetime | None, float, datetime | None, float | None]:
     """Return (due, delay, expires, lifetime): a datetime stays one, and seconds stay seconds.
 
-    Seconds count by the database's clock. This process's clock decides only whether a moment is
-    absurdly far away, and whether `expires` comes after `after` (without one: after now). A message
-    between two moments that have passed is stored, and dead-lettered as expired.
+    The database's clock counts the seconds. This process's clock decides only whether a moment is
+    absurdly far away, and whether `expires` comes after `after` (if that is missing: after now). A
+    message whose `after` and `expires` both lie in the past is stored, and dead-lettered as
+    expired.
     """
     if message.after is None and message.expires is None:
         return None, 0.0, None, None
@@ -53,7 +54,7 @@ def moments(
 def _moment(
     value: When, what: str, now: datetime, max_delay: float
 ) -> tuple[datetime | None, float | None, datetime]:
-    """Return (moment, None) or (None, seconds), as `value` is given, and the moment it means."""
+    """Return (moment, None) or (None, seconds), as `value` is given; and the moment it means."""
     try:
         found = checked_when(value)
     except ValueError as error:
@@ -69,7 +70,7 @@ def _moment(
 
 
 def starts_before_expiry(due: NewRow, content: NewRow) -> bool:
-    """Return whether a message due as `due` is could start before `content` expires.
+    """Return whether a message that is due like `due` could start before `content` expires.
 
     As in `moments()`, this process's clock decides only between seconds and a datetime.
     """
@@ -83,7 +84,7 @@ def starts_before_expiry(due: NewRow, content: NewRow) -> bool:
 
 
 def _as_moment(found: float | datetime, now: datetime) -> datetime:
-    """Return the moment that `checked_when()` found; beyond Python's years, the last one."""
+    """Return the moment that `checked_when()` found; if beyond Python's years, the last one."""
     if isinstance(found, datetime):
         return found
     try:

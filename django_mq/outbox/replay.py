@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Replays:
-    """Write copies of handled messages; `to` names the handler that gets them all.
+    """Writes copies of handled messages; `to` names a handler that gets them all.
 
     A copy keeps its queue if its handler allows that queue, and otherwise goes to the handler's own
     queue. Raises RoutingError if no such handler is known here.

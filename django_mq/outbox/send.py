@@ -41,7 +41,7 @@ def send(
     wants_result: bool = False,
     reserved: Mapping[str, str] | None = None,
 ) -> Receipt:
-    """Store one message in the caller's transaction, as `broadcast()` does with its options.
+    """Store one message in the caller's transaction, with the options of `broadcast()`.
 
     `reserved` is `mq.` metadata that the package itself adds.
     """
@@ -72,8 +72,8 @@ def send_to(
 ) -> Receipt:
     """Store one message for one handler and keep its result; no pattern is matched.
 
-    Writes in the open transaction, if there is one, else in one of its own. `options` is JSON text
-    that `handler` reads from the metadata.
+    Writes in the open transaction, if there is one, else in a transaction of its own. `options` is
+    JSON text that `handler` reads from the metadata.
     """
     connection = queue_connection(using)
     builder = RowBuilder(
@@ -105,7 +105,7 @@ def send_stream(messages: Iterable[Message], *, using: str | None) -> BulkReceip
 
 
 def _chunks(builder: RowBuilder, messages: Iterable[Message]) -> Iterator[Chunk]:
-    """Yield complete chunks: `messages` may query the database while no COPY is open."""
+    """Yield complete chunks, since `messages` may query the database only while no COPY is open."""
     chunk = Chunk(builder)
     for message in messages:
         chunk.add(message)
@@ -117,7 +117,7 @@ def _chunks(builder: RowBuilder, messages: Iterable[Message]) -> Iterator[Chunk]
 
 
 def _checked(messages: Sequence[Message], builder: RowBuilder) -> Chunk:
-    """Check the messages, without any SQL; return the chunk of their rows, which stores them."""
+    """Check the messages, without any SQL; return their rows as a chunk that can store them."""
     chunk = Chunk(builder)
     for message in messages:
         chunk.add(message)

@@ -34,7 +34,7 @@ class CallQueues:
         self.settings = settings
         #: Their `max_backlog`, by name.
         self.max_backlogs: dict[str, int] = {}
-        #: By name, those with `key_order="commit"`: whether the queue is ordered, so that all its
+        #: Queues with `key_order="commit"`, by name: whether the queue is ordered, so that all its
         #: rows share one line.
         self.in_commit_order: dict[str, bool] = {}
 
@@ -49,7 +49,7 @@ class CallQueues:
 
 
 class RowWriter:
-    """Write the rows of one call, observing the options of their `queues`."""
+    """Writes the rows of one call, observing the options of their `queues`."""
 
     def __init__(
         self, connection: BaseDatabaseWrapper, queues: CallQueues, *, has_savepoint: bool = False
@@ -63,7 +63,7 @@ class RowWriter:
     def insert(self, rows: Rows, *, on_ids: Callable[[Sequence[int]], None] = ignore_ids) -> None:
         """Insert rows without unique ids, all or none.
 
-        `on_ids` is called with the ids, for many rows in several parts as they become known.
+        `on_ids` is called with the ids; with many rows, in several parts as they become known.
         """
         if not rows:
             return
@@ -132,8 +132,8 @@ class RowWriter:
             ) from error
 
     def _ring(self, rows: Sequence[NewRow]) -> None:
-        # Workers look at least once per poll interval, so rows that are due later need no ring.
-        # Only the database knows how far away an absolute moment is: such a row has delay 0.
+        # Workers look at least once per poll interval, so rows that are due after that need no
+        # ring. Only the database knows how far away an absolute moment is: such a row has delay 0.
         for row in rows:
             if row.delay <= self._settings.poll_interval:
                 notify.ring_after_commit(self.connection)
