@@ -33,8 +33,8 @@ _sending = threading.Lock()
 
 #: Exit codes of a child, and of the command.
 DONE, BROKEN, OUT_OF_TIME = 0, 1, 5
-#: The final line from a child: everything finished, or something still runs. Its exit code alone
-#: could come from a handler.
+#: The final line from a child: everything finished, or something still runs. The exit code is not
+#: enough: a handler may cause the same one.
 GOODBYE, GAVE_UP = b".", b"!"
 #: The first byte of the line in which a child names the error that ends it.
 FAILED = b"?"
@@ -60,15 +60,15 @@ def run(
 ) -> int:
     """Run `worker` until it is done, told to stop, or its supervisor is gone.
 
-    The `last` child of all only settles the dead workers that its supervisor names. With `counts`
-    it reports the totals of its handlers. With `quiet` it claims nothing until an operator resumes
-    it.
+    The `last` child of a supervisor only settles the dead workers that are named to it. With
+    `counts` it reports the totals of its handlers. With `quiet` it claims nothing until an operator
+    resumes it.
     """
     worker.supervised(partial(_ask_to_end, link), lambda order: _send(link, ORDER + order.encode()))
     if quiet:
         worker.orders.record(QUIET)
-    # All objects loaded so far stay. Without a freeze the collector walks them again and again: two
-    # of the thirteen microseconds of a no-op message.
+    # All objects loaded so far stay. Without a freeze the collector walks over them again and
+    # again, which takes two of the thirteen microseconds of a no-op message.
     gc.collect()
     gc.freeze()
     if last:
@@ -130,7 +130,7 @@ def _recover(worker: Worker, link: socket.socket, line: bytes) -> None:
     try:
         dead = decode(line)
         worker.recover(dead, partial(_send, link, dead.worker.encode()))
-    except Exception as error:  # whoever reads the line must also hear the next one, and the end
+    except Exception as error:  # the thread must also hear the next line, and the end
         text = "could not carry out a request: the messages of a dead worker wait for their leases"
         log_failure("recovery_failed", error, text)
 
@@ -162,17 +162,17 @@ def encode(dead: DeadWorker) -> bytes:
 def decode(line: bytes) -> DeadWorker:
     """Return the DeadWorker that `encode()` turned into `line`."""
     data: dict[str, Any] = json.loads(line)
-    del data["received_at"]  # this process has just been told
+    del data["received_at"]  # the current process is told only now
     for name in ("timed_out", "lost"):
         data[name] = [Fence(*fence) for fence in data[name]]
-    for name in ("stopped", "ran", "stacks"):  # JSON has no whole numbers as keys
+    for name in ("stopped", "ran", "stacks"):  # JSON has no integer keys
         data[name] = {int(id): value for id, value in data[name].items()}
     data["stacks"] = {id: readable(stack) for id, stack in data["stacks"].items()}
     return DeadWorker(**data)
 
 
 def describe_exit(status: int) -> str:
-    """Return how a process ended, from the status that `os.waitpid` gave.
+    """Return how a process ended, from the status that `os.waitpid` returned.
 
     >>> describe_exit(9), describe_exit(256), describe_exit(40)
     ('was killed by SIGKILL', 'exited with code 1', 'was killed by signal 40')

@@ -1,4 +1,4 @@
-"""Before a fork, close Django's connections, and warn of other open sockets and threads.
+"""Before a fork, close Django's connections, and warn about other open sockets and threads.
 
 Two processes on one socket read each other's results. A fork copies the locks that a thread holds,
 but not the thread.
@@ -19,7 +19,7 @@ from django.db import connections
 
 logger = logging.getLogger("django_mq")
 
-#: Descriptors 0 to 2 belong to the parent of the process: with systemd they are sockets.
+#: Descriptors 0 to 2 come from the parent of the process: with systemd they are sockets.
 FIRST_OWN = 3
 
 
@@ -30,7 +30,7 @@ class ForkGuard:
         self._named: set[str] = set()
 
     def prepare(self) -> None:
-        """Close every connection and pool of Django; warn of sockets and threads that remain.
+        """Close every connection and pool of Django; warn about sockets and threads that remain.
 
         Call it immediately before each fork: project code may connect at any time, for example
         in `AppConfig.ready()` or in a log handler. Never raises.
@@ -51,7 +51,7 @@ class ForkGuard:
 def close_databases() -> None:
     """Close the connections of this thread and the pools of this process, on every alias."""
     for connection in connections.all(initialized_only=True):
-        with contextlib.suppress(Exception):  # a lost server: its socket is closed all the same
+        with contextlib.suppress(Exception):  # a lost server: its socket is closed anyway
             connection.close()
     # A pool belongs to the process, and any thread may have opened it. Django has no public way to
     # ask whether it is open, and `close_pool()` would create one in order to close it.
@@ -70,7 +70,7 @@ def _threads() -> Iterator[str]:
 
 
 def _sockets() -> Iterator[str]:
-    """Yield the connected stream sockets; none where the system does not list descriptors."""
+    """Yield the connected stream sockets; nothing where the system does not list descriptors."""
     for directory in ("/proc/self/fd", "/dev/fd"):
         with contextlib.suppress(OSError):
             for path in list(Path(directory).iterdir()):

@@ -15,7 +15,7 @@ MAX_REQUEST_BYTES = 8192
 
 
 class HealthResponse(NamedTuple):
-    """An answer: its body, its status and its media type."""
+    """A response: its body, its status and its media type."""
 
     body: str
     status: str = "200 OK"

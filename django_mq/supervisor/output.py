@@ -9,12 +9,12 @@ from typing import TextIO
 
 
 def flush(*, last: bool = False) -> None:
-    """Write what was printed, whatever became of the reader.
+    """Write what was printed, whatever has happened to the reader.
 
     A pipe without a reader is replaced by the null device, so that the `print()` of a handler does
-    not fail. On a full disk the text stays buffered; the `last` flush discards it, since the
-    interpreter would exit with code 120 when its own fails. Never raises, since a process that is
-    about to leave its fork must leave it.
+    not fail. On a full disk the text stays buffered; the `last` flush discards it, since otherwise
+    the interpreter's own flush would fail, with exit code 120. Never raises, since a fork that is
+    about to end must end.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # none, closed, or one of the project that fails in its own way
@@ -26,7 +26,7 @@ def flush(*, last: bool = False) -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Connect `stream` with the null device: nothing that it buffered can fail again."""
+    """Connect `stream` to the null device, so that nothing in its buffer can fail again."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)

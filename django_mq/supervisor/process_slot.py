@@ -26,15 +26,15 @@ from django_mq.worker.recovery import DeadWorker
 
 logger = logging.getLogger("django_mq")
 
-#: Seconds until a process that died before it worked is replaced: the first wait, which then
+#: Seconds before a process that died before it worked is replaced: the first wait, which then
 #: doubles, and the longest.
 RESTART_DELAY, MAX_RESTART_DELAY = 1.0, 60.0
 #: Seconds after which a process counts as working, even if there was nothing to run.
 WORKING_AFTER = 60.0
-#: Seconds that a process has, before it is killed, to write the stacks of its handlers; and, if it
-#: has not begun, until it does: on a busy machine it may not get to run at once.
+#: Seconds that a process gets to write the stacks of its handlers before it is killed; and seconds
+#: in which it must begin to, since on a busy machine it may not get to run at once.
 STACK_SECONDS, STACK_START_SECONDS = 0.1, 0.5
-#: `kill_at` of a process that was killed.
+#: The `kill_at` of a process that was killed.
 KILLED = float("inf")
 MEGABYTE = 1024 * 1024
 #: The names of the parts, for probes.
@@ -49,7 +49,7 @@ PART_NAMES = {
 class ProcessSlot:
     """A slot of the supervisor, and the process that has it now.
 
-    - `recycling`: the process is to be replaced, for its memory.
+    - `recycling`: the process is to be replaced because of its memory.
     - `quiet`: an operator told it to claim nothing; so does the next process.
     - `leaving`: an operator told it to stop; the slot gets no new one.
     - `overran`: it is being ended for a handler that ran past its timeout, at `kill_at`, after it
@@ -57,9 +57,9 @@ class ProcessSlot:
     - `stopped`: by fence, the operator who stopped a message, and when the process is ended if the
       message still runs.
     - `failures`: how many processes in a row ended here before they worked.
-    - `failure`: the error that ended the process, if it named one.
+    - `failure`: the error that ended the process, if it reported one.
     - `figures`: the totals of the handlers of all its processes.
-    - `recovering`: the dead workers that it was asked to settle and has not yet.
+    - `recovering`: the dead workers that it was asked to settle but has not settled yet.
     - `to_send`: the requests that its link has not taken yet.
     """
 
@@ -86,7 +86,7 @@ class ProcessSlot:
     to_send: SendBuffer = field(default_factory=SendBuffer)
 
     def prepare(self) -> None:
-        """Get ready for the next process, which has a new id."""
+        """Prepare for the next process, which has a new id."""
         self.scoreboard.wipe()
         self.figures.next_process()
         self.stacks.wipe()
@@ -178,7 +178,7 @@ class ProcessSlot:
     def kill_overrun(self) -> None:
         """Kill the process if one of its handlers ran past its timeout, once its stacks are known.
 
-        A handler that ends at the last moment saves its process.
+        If the handler ends at the last moment, the process lives.
         """
         if self.overran and self.kill_at == KILLED:
             return
@@ -212,12 +212,12 @@ class ProcessSlot:
         return min(entry.deadline, self.stopped.get(entry.fence, ("", entry.deadline))[1]) <= now
 
     def not_live(self, *, draining: bool) -> list[str]:
-        """Return why this slot is not live: a part that must move is stalled, or has no process.
+        """Return why this slot is not live: a part that must move is stalled, or it has no process.
 
         The parts of a draining process need not move.
         """
         if not self.pid:
-            # The class alone: anybody may ask, and a text may name hosts or quote rows.
+            # Only the class: anyone may ask, and an error's text may name hosts or quote rows.
             ended = self.failure.partition(":")[0] or "ended"
             return [] if self.finished else [f"a worker process is gone ({ended})"]
         if draining or self.recycling or self.leaving:
@@ -239,7 +239,7 @@ class ProcessSlot:
         return [f"worker process {self.pid}: {why}"]
 
     def recycle_large(self, megabytes: int) -> None:
-        """Drain the process, to be replaced, if it has more memory than `megabytes`."""
+        """Drain the process, so that it is replaced, if it uses more than `megabytes` of memory."""
         rss = resident_bytes(self.pid)
         if not (self.recycling or self.leaving) and rss > megabytes * MEGABYTE:
             logger.info(
@@ -252,9 +252,9 @@ class ProcessSlot:
             self.signal(signal.SIGTERM)
 
     def dead_worker(self, reason: str) -> DeadWorker:
-        """Return the running messages, which lose an attempt by the death of the process.
+        """Return the running messages that lose an attempt by the death of the process.
 
-        After a kill for a timeout, the other atomic messages lose none: they were rolled back.
+        After a kill for a timeout, other atomic messages do not lose one: they were rolled back.
         """
         now = monotonic()
         dead = DeadWorker(worker=self.worker, reason=reason, died_at=now)
@@ -275,13 +275,13 @@ class ProcessSlot:
     def restart_delay(self) -> float:
         """Return the seconds after which to replace the process that ended here.
 
-        Zero if it worked: then its start was not the cause, or a message loses an attempt by its
+        Zero if it worked: then its start was not the cause. Or a message loses an attempt by its
         death, and the retry policy of that message is the brake.
         """
         if self._worked():
             return 0.0
         self.failures += 1
-        # The exponent is bounded too: a float would overflow after 17 hours of restarts.
+        # The exponent is bounded, too: a float would overflow after 17 hours of restarts.
         return min(RESTART_DELAY * 2.0 ** min(self.failures - 1, 10), MAX_RESTART_DELAY)
 
     def _worked(self) -> bool:

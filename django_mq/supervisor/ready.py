@@ -1,6 +1,7 @@
 """Wait for descriptors of any number: select.select() takes none beyond 1023.
 
-A supervisor of 600 processes has more, and each child inherits what the project has opened.
+A supervisor of 600 processes has higher ones, and each child inherits those that the project
+opened.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 def wait_ready(
     readers: Iterable[int], writers: Iterable[int] = (), *, seconds: float | None = None
 ) -> tuple[set[int], set[int]]:
-    """Return the descriptors that can be read and written; none of them after `seconds`.
+    """Return the descriptors that can be read and those that can be written; none on a timeout.
 
     A descriptor whose other end is closed can be read.
     """

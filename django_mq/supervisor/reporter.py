@@ -1,7 +1,7 @@
 """Reports to probes, Prometheus and systemd.
 
-`/livez` is for a probe that restarts the worker, `/readyz` for one that waits for it. Their bodies
-name each part that failed, and reveal nothing about the queues.
+`/livez` is for a probe that restarts the worker, `/readyz` for a probe that waits for it. Their
+bodies name each part that failed, and reveal nothing about the queues.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from time import monotonic
 
 #: Bytes beyond which a process that does not read gets no more lines.
 MAX_UNSENT_BYTES = 1024 * 1024
-#: Seconds without progress after which it gets no more lines either.
+#: Seconds without progress, after which it gets no more lines, either.
 STALL_SECONDS = 0.5
 
 
@@ -31,7 +31,7 @@ class SendBuffer:
         return not self._unsent or (moves and len(self._unsent) < MAX_UNSENT_BYTES)
 
     def add(self, line: bytes) -> None:
-        """Add a line, to be sent behind the earlier ones."""
+        """Add a line, to be sent after the earlier ones."""
         if not self._unsent:
             self._moved_at = monotonic()
         self._unsent += line
@@ -43,14 +43,14 @@ class SendBuffer:
                 sent = link.send(self._unsent, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
-            except OSError:  # its death is noticed, and its requests are passed on, elsewhere
+            except OSError:  # others notice its death, and pass on its requests
                 self._unsent = b""
                 return
             self._unsent = self._unsent[sent:]
             self._moved_at = monotonic()
 
     def finish(self, link: socket.socket) -> None:
-        """Close the sending side once every request is sent: the process then reads the end."""
+        """Close the sending side once every request is sent, so that the process reads the end."""
         if not self._unsent:
             with contextlib.suppress(OSError):  # it has just died
                 link.shutdown(socket.SHUT_WR)

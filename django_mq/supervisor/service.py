@@ -15,7 +15,7 @@ from time import monotonic
 class Service:
     """The systemd unit of this process.
 
-    `watchdog` is in seconds: how often WATCHDOG=1 is due, twice as often as the unit asks for.
+    `watchdog` is the number of seconds between two WATCHDOG=1, half of what the unit asks for.
     """
 
     def __init__(self, address: str, watchdog: float | None = None) -> None:
@@ -27,9 +27,9 @@ class Service:
 
     @classmethod
     def of_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Service | None:
-        """Return the unit that started this process; None without one.
+        """Return the unit that started this process; None if there is none.
 
-        The variables are removed: they are not meant for processes that handlers start.
+        The variables are removed, since they are not meant for processes that handlers start.
         """
         address = environment.pop("NOTIFY_SOCKET", "")
         microseconds = environment.pop("WATCHDOG_USEC", "")

@@ -1,7 +1,7 @@
 """The stacks of a child that is about to be ended, in memory that its supervisor reads.
 
-A signal makes `faulthandler` write them. That works while C code holds the interpreter's lock, when
-no thread of the child could run. A child that has ended can no longer be asked.
+A signal makes `faulthandler` write them. That works even while C code holds the interpreter's lock
+and no thread of the child can run. A child that has ended can no longer be asked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 
 from django_mq.policy.stack import Frame, parse_dump
 
-#: Bytes of a dump that are read: 100 threads of 100 frames, as faulthandler bounds them.
+#: Bytes of a dump that are read: 100 threads of 100 frames, the limits of faulthandler.
 MAX_DUMP_BYTES = 2 * 1024 * 1024
 #: A real-time signal, which programs rarely use. On a system without one, there are no stacks.
 SIGNAL: int = getattr(signal, "SIGRTMIN", 0) and signal.SIGRTMIN + 7

@@ -57,7 +57,7 @@ class StopSignals:
         return self._reader
 
     def read(self) -> list[int]:
-        """Return the stop signals that came since the last call."""
+        """Return the stop signals received since the last call."""
         with contextlib.suppress(BlockingIOError):
             return [number for number in os.read(self._reader, 1024) if number in STOP_SIGNALS]
         return []
@@ -72,7 +72,7 @@ def leave_by(number: int) -> None:
     """End this process by signal `number`, with the default handler."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    os._exit(128 + number)  # process 1 of a container does not die by a signal
+    os._exit(128 + number)  # process 1 of a container does not die from a signal
 
 
 @contextlib.contextmanager
@@ -86,4 +86,4 @@ def signals_held() -> Iterator[None]:
 
 
 def _ignore(number: int, frame: object) -> None:
-    """Do nothing: the wakeup descriptor has received it."""
+    """Do nothing: the wakeup descriptor has already received the signal."""

@@ -1,4 +1,4 @@
-"""Start worker processes, kill those past a timeout, replace dead ones, hand on their messages.
+"""Start worker processes, kill those past a timeout, replace dead ones, pass on their messages.
 
 The supervisor has no database connection and no threads: it forks, and it must survive anything
 that handlers do.
@@ -30,7 +30,7 @@ logger = logging.getLogger("django_mq")
 
 #: Seconds between two looks at the running messages, and thus the precision of timeouts.
 TICK = 0.2
-#: Seconds from the end of the drain time until a child is killed.
+#: Seconds after the drain time has run out until a child is killed.
 DRAIN_GRACE_SECONDS = 2.0
 #: Seconds between two starts in a slot whose processes grow too large.
 RECYCLE_PAUSE = 1.0
@@ -124,7 +124,7 @@ class Supervisor:
 
     def _stop(self, number: int) -> None:
         if self._deadline is not None:
-            # The shell of a terminal that closes sends SIGHUP, and the kernel does, too.
+            # If a terminal closes, both its shell and the kernel send SIGHUP.
             if number != signal.SIGHUP:
                 self._kill_all()
                 leave_by(number)
@@ -242,9 +242,9 @@ class Supervisor:
             slot.finished = True
 
     def _on_died(self, slot: ProcessSlot, reason: str, lost: str = "") -> None:
-        """Log the `reason`; its messages get `lost`, if that is another: it has no error's text.
+        """Log `reason`; its messages get `lost` as the reason, if given, without an error's text.
 
-        A text may quote a row, and the log lines of messages quote none.
+        An error text may quote a row, and the log lines of messages must not.
         """
         ran = [entry.fence.id for entry in slot.scoreboard.read(slot.worker)]
         self._orphaned[slot.worker] = slot.dead_worker(lost or reason)
@@ -274,13 +274,13 @@ class Supervisor:
         )
         for worker, dead in list(self._orphaned.items()):
             while reachable and not reachable[-1].send(dead):
-                reachable.pop()  # for this turn
+                reachable.pop()  # unreachable for the rest of this turn
             if not reachable:
                 return
             del self._orphaned[worker]
 
     def _settle_the_rest(self) -> None:
-        """Start one more process, only to settle the messages of the last ones."""
+        """Start one more process, only to settle the messages of the last dead ones."""
         if not self._orphaned:
             return
         slot = self._slots[0]
