@@ -1,6 +1,6 @@
 """The codecs of whole messages: dataclasses, pydantic models and msgspec Structs.
 
-The last two libraries are optional: a class made with one of them has imported it.
+pydantic and msgspec are optional: a class made with one of them has imported it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _StructInstance(Protocol):
     __struct_fields__: ClassVar[tuple[str, ...]]
 
 
-#: How the errors of msgspec begin that name types and fields alone.
+#: The beginnings of msgspec's errors that name only types and fields.
 _PLAIN = ("Expected `", "Object missing required field `")
 
 #: An instance of a class that `@message` may decorate, for type checkers.
@@ -71,7 +71,7 @@ class _Dataclass:
 
 
 class _Model:
-    """A pydantic model, by the aliases of its fields; strict, so nothing is coerced."""
+    """A pydantic model, by the aliases of its fields; strict, so that nothing is coerced."""
 
     def __init__(self, cls: Any) -> None:
         self._cls = cls
@@ -79,7 +79,7 @@ class _Model:
     def dump(self, value: Any) -> Any:
         try:
             dumped = value.model_dump(mode="json", by_alias=True, warnings=False)
-        except ValueError as error:  # no JSON form, or a model that contains itself
+        except ValueError as error:  # it has no JSON form, or is a model that contains itself
             raise Mismatch(f"is refused: {error}") from None
         self.load(dumped)  # a model may have been changed, or constructed, without validation
         return dumped
@@ -138,7 +138,7 @@ class _Struct:
         except self._msgspec.ValidationError as error:
             problem, _, path = str(error).partition(" - at `$")
             path = path.rstrip("`").removeprefix(".")
-            # Other texts quote the value, or are those of the class's own __post_init__.
+            # Other texts quote the value, or come from the class's own __post_init__.
             is_plain = error.__cause__ is None and problem.startswith(_PLAIN)
             redacted = path, f"is refused: {problem}" if is_plain else "is refused"
             raise Mismatch(f"is refused: {problem}", path, redacted=redacted) from None

@@ -30,7 +30,7 @@ class MessageClass:
 
     @cached_property
     def codec(self) -> Codec:
-        """Built at first use, when all modules that annotations name are imported.
+        """Built at first use, when all modules that its annotations name have been imported.
 
         Raises Unsupported if a field has no JSON form.
         """
@@ -91,10 +91,10 @@ def message(type: str, *, version: int = 1) -> Callable[[C], C]:
     """Register a class for the messages of one type; the class itself is unchanged.
 
     The class is a dataclass, a pydantic model or a msgspec Struct. `broadcast(instance)` takes
-    type, payload and `schema_version` from it, and a handler whose argument is annotated with it
-    gets an instance. Raise `version` when the fields change, and write an `@upcast` from the old
-    version. Raises InvalidMessage for another object, or if the type has a class already, or the
-    class a type.
+    type, payload and `schema_version` from it, and a handler whose argument is annotated with the
+    class gets an instance. Raise `version` when the fields change, and write an `@upcast` from the
+    old version. Raises InvalidMessage for any other object, if the type already has a class, or if
+    the class already has a type.
     """
     try:
         type = check_name(type, "type")
@@ -130,10 +130,10 @@ def message(type: str, *, version: int = 1) -> Callable[[C], C]:
 def upcast(type: str, from_version: int) -> Callable[[U], U]:
     """Register a function that turns a payload of `from_version` into one of the next version.
 
-    It gets the payload as a dict and returns a dict. A chain of upcasts leads from the version of
-    a stored message to that of its class. A message whose upcast raises has wrong content and is
-    dead at once. Raises InvalidMessage if there is one already, or if the function does not take
-    one argument.
+    The function gets the payload as a dict and returns a dict. A chain of upcasts leads from the
+    version of a stored message to the version of its class. A message whose upcast raises has wrong
+    content and is dead at once. Raises InvalidMessage if there already is such an upcast, or if the
+    function does not take one argument.
     """
     try:
         type = check_name(type, "type")
@@ -144,7 +144,7 @@ def upcast(type: str, from_version: int) -> Callable[[U], U]:
     def register(function: U) -> U:
         if not callable(function):
             raise InvalidMessage(f"{function!r} is not a function: put @upcast above one")
-        with suppress(ValueError):  # some builtins do not say what they take
+        with suppress(ValueError):  # some builtins do not reveal their parameters
             try:
                 inspect.signature(function).bind({})
             except TypeError as error:
@@ -162,7 +162,7 @@ def upcast(type: str, from_version: int) -> Callable[[U], U]:
 
 
 def upcasts_without_class() -> list[tuple[str, int]]:
-    """Return the types and versions of upcasts whose type has no message class: typos."""
+    """Return types and versions of upcasts whose type has no message class: probably typos."""
     return sorted(each for each in _upcasts if each[0] not in _by_type)
 
 
@@ -172,7 +172,7 @@ def class_of(value: object) -> MessageClass | None:
 
 
 def message_class(cls: Any) -> MessageClass | None:
-    """Return what `@message` registered for a class, or None."""
+    """Return the MessageClass that `@message` registered for a class, or None."""
     return _by_class.get(cls) if isinstance(cls, _Type) else None
 
 
@@ -188,7 +188,7 @@ def message_classes() -> list[MessageClass]:
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """For tests: registrations of the block are gone after it."""
+    """For tests: registrations made in the block are dropped at its end."""
     registries: tuple[dict[Any, Any], ...] = (_by_class, _by_type, _upcasts)
     kept = [dict(each) for each in registries]
     try:
@@ -203,7 +203,7 @@ _Type = type
 
 
 def _invalid(text: str, *, redacted_text: str = "") -> InvalidPayload:
-    """Return the error; `redacted_text` is its text for a log, by default the same."""
+    """Return the error; `redacted_text` is its text for a log, by default the same text."""
     error = InvalidPayload(text)
     error._redacted_text = redacted_text or text
     return error

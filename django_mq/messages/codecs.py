@@ -48,7 +48,7 @@ class _Choice:
     """The members of an Enum, by value, or the values of a Literal. Raises Unsupported."""
 
     def __init__(self, members: Iterable[Any]) -> None:
-        # Pairs of JSON value and member: a dict would take 0 and False for one key.
+        # Pairs of JSON value and member: a dict would treat 0 and False as the same key.
         self._pairs: list[tuple[Any, Any]] = []
         for each in members:
             raw = _json_value(each)
@@ -163,7 +163,7 @@ class _Object:
 
 
 class DataclassCodec:
-    """A dataclass, as an object of its fields: unknown ones are ignored, missing ones defaulted."""
+    """A dataclass as an object of its fields; ignores unknown fields, fills in missing ones."""
 
     def __init__(self, cls: type) -> None:
         self.cls = cls
@@ -226,7 +226,7 @@ class DataclassCodec:
 
 
 class CodecBuilder:
-    """Builds codecs, one per dataclass, so that a class may contain values of its own type."""
+    """Builds codecs, one per dataclass, so that a class may contain instances of itself."""
 
     def __init__(self) -> None:
         self.dataclasses: dict[type, DataclassCodec] = {}

@@ -15,7 +15,7 @@ from django_mq.values import When
 
 P = ParamSpec("P")
 T = TypeVar("T")
-if TYPE_CHECKING:  # a default needs Python 3.13; type checkers include typing_extensions
+if TYPE_CHECKING:  # a TypeVar default needs Python 3.13; type checkers include typing_extensions
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     Payload = TypeVarWithDefault("Payload", default=Any)
@@ -143,7 +143,7 @@ class Delivery(Generic[Payload]):
 
     @property
     def handler(self) -> str:
-        """The name of the handler whose copy this is."""
+        """The name of the handler for which this copy was stored."""
         return self._row[3]
 
     @property
@@ -164,7 +164,7 @@ class Delivery(Generic[Payload]):
 
     @property
     def raw(self) -> Any:
-        """The payload as it was stored, of whatever version; a new object at each access."""
+        """The payload as it was stored, in whatever version; a new object at each access."""
         return _decode(self._row[5], self)
 
     @property
@@ -202,7 +202,7 @@ class Delivery(Generic[Payload]):
 
     @property
     def age(self) -> timedelta:
-        """The time from broadcast to claim, by the database's clock."""
+        """The time from the broadcast to the claim, by the database's clock."""
         return self._row.claimed_at - self._row.created_at
 
     def extend(self, seconds: float) -> None:
@@ -213,8 +213,8 @@ class Delivery(Generic[Payload]):
         TypeError in an atomic handler: only handlers with `atomic=False` and `async def` handlers
         can extend.
 
-        A coroutine that calls it moves the timeout alone, without a query; the worker's renewals
-        keep the lease. `await sync_to_async(delivery.extend)(seconds)` does both.
+        If a coroutine calls it, only the timeout moves, without a query; the worker's renewals keep
+        the lease. `await sync_to_async(delivery.extend)(seconds)` does both.
         """
         raise self._atomic("extend()")
 
@@ -223,9 +223,9 @@ class Delivery(Generic[Payload]):
 
         `result`, as it is at the end of the block, becomes the result of the message, if one was
         requested; the handler's return value is then ignored. Raises LeaseLost before the block
-        runs if the lease is lost: a worker that was frozen in the meantime writes nothing. Raises
-        TypeError in an atomic handler: only handlers with `atomic=False` and `async def` handlers
-        can finish early.
+        runs if the lease is lost, so that a worker that was frozen in the meantime writes nothing.
+        Raises TypeError in an atomic handler: only handlers with `atomic=False` and `async def`
+        handlers can finish early.
         """
         raise self._atomic("finish()")
 
@@ -247,15 +247,15 @@ class Delivery(Generic[Payload]):
         raise self._unlisted("fail()")
 
     def retry(self, after: When | None = None) -> None:
-        """Retry this message: at `after`, else by the retry policy. As `raise Retry(after)`."""
+        """Retry this message at `after`, else by the retry policy. Like `raise Retry(after)`."""
         raise self._unlisted("retry()")
 
     def snooze(self, after: When, backoff: bool = False) -> None:
-        """Run this message again at `after`; uses no attempt. As `raise Snooze(after)`."""
+        """Run this message again at `after`; no attempt is used. Like `raise Snooze(after)`."""
         raise self._unlisted("snooze()")
 
     def reject(self, reason: str = "rejected") -> None:
-        """Dead-letter this message at once. As `raise Reject(reason)`."""
+        """Dead-letter this message at once. Like `raise Reject(reason)`."""
         raise self._unlisted("reject()")
 
     def _unlisted(self, what: str) -> TypeError:
@@ -272,7 +272,7 @@ class Delivery(Generic[Payload]):
 
     @property
     def fence(self) -> Fence:
-        """Id, attempt and claimer, which a settle of this delivery names."""
+        """The id, attempt and claimer that a settle of this delivery names."""
         try:
             return self._fence
         except AttributeError:

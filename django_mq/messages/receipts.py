@@ -15,7 +15,7 @@ class CopyReceipt:
 
     `outcome` is `added`, `updated`, `debounced`, `requeued` or `duplicate`. `reason` says why a
     copy is a duplicate (`waiting`, `in_flight` or `quiet`), and is empty otherwise. The `id` of a
-    duplicate is that of the message that holds the unique id, and None in its quiet time. The `id`
+    duplicate is the id of the message that holds the unique id, or None in its quiet time. The `id`
     of a copy that was put aside is None: it has no row yet.
     """
 
@@ -50,7 +50,7 @@ class Receipt:
 
     @property
     def copies(self) -> tuple[CopyReceipt, ...]:
-        """The outcome of each copy."""
+        """The outcome of every copy."""
         try:
             return self._copies
         except AttributeError:
@@ -100,8 +100,8 @@ class BulkReceipt:
 class Cancelled:
     """The result of `cancel()`. True if anything was removed.
 
-    `ids`: the removed messages. `in_flight`: how many matching copies a worker holds; they stay.
-    `put_aside`: how many removed messages were put aside for a unique id.
+    `ids`: the removed messages. `in_flight`: how many matching copies workers hold; they stay.
+    `put_aside`: how many of the removed messages had been put aside for a unique id.
     """
 
     ids: tuple[int, ...]

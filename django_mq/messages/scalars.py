@@ -1,4 +1,4 @@
-"""Single values: those that JSON has, and those that are stored as text."""
+"""Single values: values that JSON has, and values that are stored as text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from django.utils.duration import duration_iso_string
 
 
 class Mismatch(ValueError):
-    """A value does not have its type: `path` leads to it, `problem` says what it must be.
+    """A value does not have its type: `path` leads to the value, `problem` says what it must be.
 
     `redacted` is path and problem without any part of the value, such as the keys of a dict or the
-    text of an application's own check. By default it is the same.
+    text of an application's own check. By default it is the same text.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Mismatch(ValueError):
         return _sentence(*self._redacted)
 
     def under(self, step: str, redacted: str | None = None) -> Mismatch:
-        """Return this mismatch, seen from the value that holds the one at `step`."""
+        """Return this mismatch as seen from the container that holds the value at `step`."""
         path, problem = self._redacted
         redacted_path = _below(step if redacted is None else redacted, path)
         return Mismatch(self.problem, _below(step, self.path), redacted=(redacted_path, problem))
@@ -44,7 +44,7 @@ def _sentence(path: str, problem: str) -> str:
 
 
 def _below(step: str, path: str) -> str:
-    """Return the path to what is at `path` of the value at `step`.
+    """Return the path to `path` within the value at `step`.
 
     >>> _below("lines", "[0].sku"), _below("order", "id"), _below("order", "")
     ('lines[0].sku', 'order.id', 'order')
@@ -55,8 +55,9 @@ def _below(step: str, path: str) -> str:
 class Scalar:
     """The values of one type: those that `is_one` accepts.
 
-    `dumped` and `loaded` convert them to JSON and back; without them they are JSON. `loaded` raises
-    ValueError. In errors, `shown` names the values in JSON and `given` those in Python.
+    `dumped` and `loaded` convert them to JSON and back; without these functions, values stay as
+    they are. `loaded` raises ValueError. In errors, `shown` names the values in JSON and `given`
+    those in Python.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ SCALARS: dict[Any, Scalar] = {
     type(None): Scalar("null", _is(type(None)), {"type": "null"}),
     bool: Scalar("true or false", _is(bool), {"type": "boolean"}),
     int: Scalar("a whole number", _is(int), {"type": "integer"}),
-    # jsonb reads 1e16 as a whole number, and a whole number is a float to type checkers.
+    # jsonb returns 1e16 as an integer, and to type checkers an integer is a float.
     float: Scalar(
         "a number",
         _is(float, int),
