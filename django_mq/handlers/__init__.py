@@ -178,7 +178,7 @@ def _register(
     aliases: Iterable[str],
     schedule: Callable[[str], Declaration] | None,
 ) -> None:
-    """Add the handler that `make` makes, and its `schedule`, if it has one."""
+    """Add the handler that `make` returns, and its `schedule`, if it has one."""
     try:
         declared = schedule(name) if schedule else None
     except BroadcastError as error:

@@ -1,4 +1,4 @@
-"""Check that an object can be a handler; find its name, its wrapped layers and its source."""
+"""Check that an object can be a handler; find its name, its wrapped functions and its source."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_function(function: object) -> bool:
     if not callable(function):
         raise InvalidHandler(f"put @handler on a function, not on a {type(function).__name__}")
     # The code that a call runs: a partial's function, an instance's __call__. Not the wrapped
-    # function: a plain wrapper may run an async one to its end.
+    # function: a plain wrapper may run an async function to its end.
     called: Any = function
     while isinstance(called, functools.partial):
         called = called.func
@@ -82,7 +82,7 @@ def layers_of(function: Callable[..., Any]) -> list[object]:
 def source_of(function: Callable[..., Any]) -> tuple[str, str, str, int] | None:
     """Return module, name, file and line of the innermost function; None if it is not Python.
 
-    They stay the same when the module is reloaded.
+    They stay the same if the module is reloaded.
     """
     inner: Any = layers_of(function)[-1]
     code = getattr(inner, "__code__", None)

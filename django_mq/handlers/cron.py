@@ -19,7 +19,7 @@ from django_mq.policy.durations import span
 #: Characters of a cron expression and of the name of a time zone.
 CRON_LENGTH, ZONE_LENGTH = 256, 64
 
-#: Ordinals that cronsim ends with `th`: 21, 22, 23, 31 ...
+#: Ordinals to which cronsim wrongly appends `th`: 21, 22, 23, 31 ...
 _ORDINAL = re.compile(r"\b([2-5])([123])th\b")
 _ENDINGS = {"1": "st", "2": "nd", "3": "rd"}
 
@@ -27,7 +27,7 @@ NOT_INSTALLED = "cron= needs the package cronsim: pip install 'django-mq[periodi
 
 
 class UnknownZone(InvalidOption):
-    """This host does not know the time zone; another one, with newer data, may."""
+    """This host does not know the time zone; a host with newer data may."""
 
 
 def can_read_cron() -> bool:
@@ -36,10 +36,10 @@ def can_read_cron() -> bool:
 
 
 def times_of(cron: str, every: timedelta | None, tz: str, *, start: datetime) -> Times:
-    """Return the times of a schedule, those of an interval counted from `start`.
+    """Return the times of a schedule; the times of an interval are counted from `start`.
 
-    Raises InvalidOption for a bad expression, an unknown time zone, an interval below a second, and
-    without `cronsim` for any expression.
+    Raises InvalidOption for a bad expression, an unknown time zone, an interval below a second and,
+    without `cronsim`, for any expression.
     """
     zone = zone_of(tz)
     if cron:
@@ -52,7 +52,8 @@ def times_of(cron: str, every: timedelta | None, tz: str, *, start: datetime) ->
 def in_words(cron: str, every: timedelta | None, tz: str) -> str:
     """Return the times of a schedule in English, the same for commands and the admin.
 
-    An expression that cannot be read, or not without `cronsim`, is returned as it is.
+    An expression that cannot be read, because it is bad or `cronsim` is missing, is returned
+    unchanged.
 
     >>> in_words("0 6 * * mon-fri", None, "Europe/Berlin")
     'at 06:00 on Monday through Friday, Europe/Berlin'
@@ -78,7 +79,7 @@ def _explained(cron: str) -> str:
 
 
 def zone_of(tz: str) -> tzinfo:
-    """Return the time zone of this name; raises UnknownZone if there is none here."""
+    """Return the time zone of this name; raises UnknownZone if this host has none."""
     if tz == "UTC":
         return UTC
     try:
@@ -91,11 +92,11 @@ def zone_of(tz: str) -> tzinfo:
 
 
 class Cron:
-    """The times of a cron expression in a time zone, computed as by Debian's cron.
+    """The times of a cron expression in a time zone, computed like those of Debian's cron.
 
     A fixed hour and minute runs once in a repeated hour, and after a skipped one; wildcards, and
-    expressions with seconds, run in both repetitions. Raises InvalidOption for a bad expression, or
-    one without a time in 50 years.
+    expressions with seconds, run in both repetitions. Raises InvalidOption for an expression that
+    is bad, or that has no time within 50 years.
     """
 
     def __init__(self, expression: str, zone: tzinfo) -> None:
@@ -115,7 +116,7 @@ class Cron:
             raise InvalidOption(f"cron={expression!r} has no time in 50 years")
 
     def after(self, at: datetime) -> Iterator[datetime]:
-        """Yield the times later than `at`, in order, as long as Python has a date for them."""
+        """Yield the times later than `at`, in order, as far as Python has dates."""
         last = at
         with suppress(OverflowError):
             for local in self._simulate(self._expression, at.astimezone(self._zone)):

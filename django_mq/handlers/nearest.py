@@ -1,4 +1,4 @@
-"""Suggest known types and handlers for one that is unknown here."""
+"""Suggest known types and handlers for an unknown one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IN_TASKS = "tasks are looked for in tasks.py of each installed app and in OPTION
 
 
 def similar(name: str, known: Iterable[str]) -> list[str]:
-    """Return those of `known` that are like `name`, the most similar first.
+    """Return the `known` names that resemble `name`, the most similar first.
 
     >>> similar("legder", ["ledger", "mail"])
     ['ledger']
@@ -38,13 +38,13 @@ def probable_types(type: str) -> list[str]:
 
 
 def nearest_types(type: str) -> str:
-    """Return a remark: the similar types that handlers here take, and where handlers are sought."""
+    """Return a remark: similar types that handlers here take, and where handlers are looked for."""
     searched = IN_TASKS if type.startswith(TASKS) else IN_HANDLERS
     return _suggestion(type, _known_types(type), searched)
 
 
 def _known_types(type: str) -> tuple[str, ...]:
-    """Return the types that handlers here take by name: those of tasks, if `type` is one's."""
+    """Return the types that handlers here take by name; if `type` is a task's, those of tasks."""
     if type.startswith(TASKS):
         return tuple(sorted(TASKS + name for name in _names(tasks=True)))
     patterns = {pattern for each in all_handlers() for pattern in each.patterns}
@@ -52,10 +52,10 @@ def _known_types(type: str) -> tuple[str, ...]:
 
 
 def nearest_handlers(name: str, type: str | None = None) -> str:
-    """Return which handlers here have names like `name`, and where they are looked for.
+    """Return which handlers here have names similar to `name`, and where handlers are looked for.
 
-    `type` is that of the message that names the handler: it says whether it is a task. None: both
-    are meant.
+    `type` is the type of the message that names the handler, which shows whether it is a task. If
+    it is None, tasks and other handlers are considered.
     """
     if type is None:
         return _suggestion(name, (*_names(tasks=False), *_names(tasks=True)))
@@ -72,7 +72,7 @@ def _names(*, tasks: bool) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _suggestion(name: str, known: tuple[str, ...], searched: str = IN_HANDLERS) -> str:
-    """Return a remark that follows the name.
+    """Return a remark to append to the name.
 
     >>> _suggestion("shop.order.placed", ("shop.orders.placed", "mail.sent")) == (
     ...     f" (did you mean shop.orders.placed? {IN_HANDLERS})"

@@ -1,4 +1,4 @@
-"""The options of `@handler`, checked; each error says what to give instead."""
+"""The options of `@handler`, checked; each error says what to pass instead."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def check_where(where: Mapping[str, Any] | None, match: object) -> dict[str, Any
 
 
 def _is_json(value: object) -> bool:
-    """Return whether `value` equals itself once stored as JSON and read back."""
+    """Return whether `value` is unchanged after it is stored as JSON and read back."""
     try:
         return bool(json.loads(json.dumps(value, cls=DjangoJSONEncoder)) == value)
     except (TypeError, ValueError, RecursionError):
@@ -116,7 +116,7 @@ def timeout_seconds(timeout: float | timedelta | None) -> float | None:
 
 
 def check_history(history: float | timedelta | None, payload: object) -> float | None:
-    """Return `history` in seconds; raises InvalidHandler if it is not a possible retention."""
+    """Return `history` in seconds; raises InvalidHandler if it cannot be a retention."""
     seconds = None if history is None else as_seconds(history)
     if history is not None and (seconds is None or seconds > MAX_SPAN_SECONDS):
         raise InvalidHandler(
@@ -138,7 +138,7 @@ def check_flags(atomic: object, batch: object) -> None:
 
 
 def check_list(*, batch: bool, max_batch: object, linger: float | timedelta) -> float:
-    """Return `linger` in seconds; raises InvalidHandler if a list cannot have these options."""
+    """Return `linger` in seconds; raises InvalidHandler if lists do not allow these options."""
     if max_batch is not None and (type(max_batch) is not int or max_batch < 1):
         raise InvalidHandler(f"max_batch= must be a whole number from 1, not {max_batch!r}")
     seconds = as_seconds(linger)

@@ -28,7 +28,7 @@ from django_mq.values import Seconds, as_seconds
 if TYPE_CHECKING:
     from django_mq.conf import Settings
 
-#: The example in the errors of schedules that are refused.
+#: The example in the errors of refused schedules.
 CLOCK = '@handler("shop.reports.due", cron="0 6 * * *")'
 
 
@@ -84,14 +84,14 @@ def periodic(
 
 
 def _position(frame: FrameType) -> tuple[object, ...]:
-    """Return what a frame is about to run: the file, the line, and the call in that line."""
+    """Return what a frame is about to run: the file, the line, and the call within the line."""
     return frame.f_code.co_filename, frame.f_lineno, frame.f_lasti
 
 
 def declaration(
     name: str, type: str, *, cron: str | None, every: Seconds | None, tz: str
 ) -> Declaration:
-    """Return a schedule without further options; raises as `periodic()` does."""
+    """Return a schedule without further options; raises the errors of `periodic()`."""
     if cron is not None and every is not None:
         raise InvalidOption("a schedule takes cron= or every=, not both")
     if cron is None and every is None:
@@ -149,7 +149,7 @@ def problems(settings: Settings) -> Iterable[tuple[str, str]]:
             yield each.name, str(error)
             continue
         except ImproperlyConfigured:
-            continue  # ENCODER is wrong, which is an error of its own (E008)
+            continue  # ENCODER is wrong, which is reported on its own (E008)
         if each.queue and (refused := disallowed(each.type, metadata, each.queue, settings)):
             yield each.name, refused
 
@@ -157,7 +157,7 @@ def problems(settings: Settings) -> Iterable[tuple[str, str]]:
 def disallowed(type: str, metadata: Mapping[str, Any], queue: str, settings: Settings) -> str:
     """Say why the message of a schedule cannot go to `queue`; empty if it can, as far as known.
 
-    `broadcast()` refuses it if one of its handlers does not allow the queue.
+    `broadcast()` refuses the message if one of its handlers does not allow the queue.
     """
     found = registry.table().match(type, metadata)
     texts = (registry.disallowed(each, type, queue, settings) for each in found)

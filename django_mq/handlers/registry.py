@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from django_mq.messages import ClaimedRow
 
 Match = Literal["all", "any"]
-#: In the metadata of a replay: the id of the message that it repeats. It may go to any handler.
+#: The metadata key of a replay: the id of the message that it repeats. It may go to any handler.
 REPLAY = "mq.replay_of"
 #: How many patterns an error text names.
 PATTERNS_IN_ERROR = 5
@@ -31,14 +31,14 @@ PATTERNS_IN_ERROR = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handler:
-    """One subscription. If `queue`, `retry` or `timeout` (seconds) is None, the settings apply.
+    """One subscription. The settings apply where `queue`, `retry` or `timeout` (seconds) is None.
 
-    `call` is `function`, or a wrapper that converts its argument as the annotation says. Without
-    patterns it gets only the messages whose rows name it. `any_queue`: its messages may be in every
-    queue. The list of a batch handler has at most `max_batch` messages; while it is not full, it
-    waits `linger` seconds for more. Handled messages are kept `history` seconds (0: not at all),
-    with their content if `history_payload`; None: as the queue says. `of_row` returns the handler
-    of one row, if rows carry options of their own.
+    `call` is `function`, or a wrapper that converts its argument as annotated. A handler without
+    patterns gets only messages whose rows name it. `any_queue`: its messages may be in any queue.
+    The list of a batch handler has at most `max_batch` messages; while it is not full, it waits
+    `linger` seconds for more. Handled messages are kept `history` seconds (0: not at all), with
+    their content if `history_payload`; None: as the queue says. `of_row` returns the handler for a
+    single row, if rows carry options of their own.
     """
 
     function: Callable[..., Any]
@@ -77,7 +77,7 @@ class AnyQueue(tuple[str, ...]):
 class Declaration:
     """A schedule as code declares it, checked; either `cron` or `every` is set.
 
-    Two equal schedules with one `call_site` come from a module that was imported twice.
+    Two equal schedules with the same `call_site` come from a module that was imported twice.
     """
 
     name: str
@@ -157,8 +157,8 @@ add = _registry.add
 def is_subscribed(handler: Handler, type: str) -> bool:
     """Return whether `handler` may run a message of this type that names it.
 
-    One of its patterns must match; its `where` decided at the broadcast. A task has none: its
-    messages have its own type.
+    One of its patterns must match; its `where` was applied at the broadcast. A task has no pattern:
+    its messages have its own type.
     """
     if not handler.patterns:
         return type == TASKS + handler.name
@@ -176,7 +176,7 @@ def unsubscribed(handler: Handler, type: str) -> str:
 
 
 def add_schedule(new: Declaration) -> None:
-    """Add a declared schedule; the system checks report a second one of the same name."""
+    """Add a declared schedule; the system checks report a second one with the same name."""
     _registry.schedules.append(new)
 
 
@@ -187,7 +187,7 @@ def all_schedules() -> tuple[Declaration, ...]:
 
 @contextmanager
 def isolated(handlers: Iterable[Handler] = ()) -> Iterator[Registry]:
-    """For tests: in the block only `handlers` exist, and handlers registered in the block.
+    """For tests: in the block there are only `handlers`, and those registered in the block.
 
     `isolated(all_handlers())` starts with the current handlers. The registry is restored at the
     end. Not thread-safe: a process has one registry.

@@ -21,7 +21,7 @@ from django_mq.policy.routing import Pattern
 if TYPE_CHECKING:
     from django_mq.handlers.registry import Handler
 
-#: Annotations that need not be resolved; often they are imported for type checkers only.
+#: Annotations that need not be resolved; they are often imported only for type checkers.
 _PLAIN = re.compile(r"(list\[)?([\w.]+\.)?(Delivery|Any|object)(\[Any\])?\]?")
 
 
@@ -32,8 +32,8 @@ class Unresolved(Exception):
 class ArgumentSpec(NamedTuple):
     """How the argument of a handler is built.
 
-    `classes`: its message classes by type; without any, it takes deliveries as they are.
-    `wrapped`: it takes a `Delivery[...]`, whose payload is the instance.
+    `classes`: the message classes of the argument, by type; without any, the handler takes plain
+    deliveries. `wrapped`: it takes a `Delivery[...]`, whose payload is the instance.
     """
 
     classes: dict[str, MessageClass]
@@ -61,7 +61,7 @@ class TypedCall:
             return self._function(converted) if self._is_called(argument) else None
 
     def _is_called(self, argument: Any) -> bool:
-        """Return whether the handler is called: not if no message of its list has valid content."""
+        """Return whether to call the handler: not if no message of its list has valid content."""
         return not self._singly or bool(argument)
 
     @contextmanager
@@ -80,12 +80,12 @@ class TypedCall:
         try:
             yield argument
         finally:
-            for delivery in deliveries:  # receivers of signals get the JSON, as from any handler
+            for delivery in deliveries:  # receivers of signals get the JSON, as with any handler
                 del delivery._payload
 
 
 class AsyncTypedCall(TypedCall):
-    """Calls an async handler in the same way."""
+    """Calls an async handler like TypedCall."""
 
     async def __call__(self, argument: Any) -> Any:
         with self._converted(argument) as converted:
@@ -108,7 +108,8 @@ def typed(
 def refusal(handler: Handler, type: str, version: int) -> str:
     """Say why `handler` cannot take this version of a type; empty if it can.
 
-    The version of its message class is the newest that it understands, else its `schema_version`.
+    The newest version that a handler understands is that of its message class, else its
+    `schema_version`.
     """
     newest = handler.schema_version
     if isinstance(handler.call, TypedCall):
