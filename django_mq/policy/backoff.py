@@ -1,7 +1,7 @@
 """Retry policies: how often a message is tried, and how long it waits after a failed attempt.
 
-A policy made of numbers can be stored in a message as data (`to_data`, `from_data`); one with your
-own callable belongs on a handler or in the settings.
+A policy made of numbers can be stored in a message as data (`to_data`, `from_data`); a policy with
+a callable of yours belongs on a handler or in the settings.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any, ClassVar, Literal, cast
 from django_mq.exceptions import InvalidOption
 from django_mq.values import Seconds, as_seconds, short_repr
 
-#: Returns a number in [0, 1), as `random.random` does; passed in, so that tests choose it.
+#: Returns a number in [0, 1), like `random.random`; passed in, so that tests can choose it.
 Random = Callable[[], float]
 Jitter = Literal["equal", "full", "none"]
 
-#: The longest wait, in seconds: a mistaken unit must not park a message until the year 9999.
+#: The longest wait, in seconds: a wrong unit must not park a message until the year 9999.
 MAX_WAIT = 366 * 86400.0
 #: Far more than is useful, and far below the limit of the column, so that a requeue can add to it.
 MAX_ATTEMPTS = 1_000_000
-#: Each message stores its intervals.
+#: The maximum number of intervals, all of which each message stores.
 MAX_INTERVALS = 100
 
 
@@ -233,7 +233,8 @@ class RetryPolicy:
     def from_data(cls, data: object) -> RetryPolicy:
         """Return the policy that `to_data()` wrote; missing numbers take their defaults.
 
-        The data is not trusted: nothing it names is imported. Raises ValueError for other data.
+        The data is not trusted: nothing that it names is imported. Raises ValueError for other
+        data.
 
         >>> RetryPolicy.from_data({"kind": "intervals", "seconds": [15, 30], "max_attempts": 2})
         RetryPolicy(max_attempts=2, backoff=Intervals(seconds=(15.0, 30.0)))
@@ -274,5 +275,5 @@ def _wait(value: object, what: str) -> float:
 
 
 def _shown(value: object) -> str:
-    """Return a number as text; for anything else only its type, as its repr is not trusted."""
+    """Return a number as text; for anything else only its type, since its repr is not trusted."""
     return short_repr(value) if type(value) in (int, float) else f"a {type(value).__name__}"

@@ -1,18 +1,18 @@
-"""The tree of messages that caused each other."""
+"""The tree of messages that caused one another."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-#: The most characters of an alias in a name; the rest is room for an id.
+#: The maximum length of an alias in a name; the rest is room for an id.
 _MAX_ALIAS = 100
 
 
 def name_in(alias: str, name: str, *, source: str) -> str:
-    """Return the name that a chain or a message of the database `source` has in `alias`.
+    """Return the name by which `alias` knows a chain or message of the database `source`.
 
-    Each database counts its ids on its own, so abroad an id is named with its database.
+    Each database has its own sequence of ids, so another database names an id with its database.
 
     >>> name_in("other", "17", source="default")
     'default:17'
@@ -36,7 +36,7 @@ def tree(causes: Mapping[int, int | None]) -> Iterator[Node]:
 
     `causes` maps each message to the id of its cause; None if no handler broadcast it. A cause that
     is not itself in `causes` is also yielded, above its effects. Rows that other programs wrote may
-    cause each other in a circle: these come last, at the top level.
+    cause each other in a cycle: these come last, at the top level.
 
     >>> [tuple(node) for node in tree({1: None, 4: 2, 2: 1, 3: 1, 9: 8})]
     [(0, 1), (1, 2), (2, 4), (1, 3), (0, 8), (1, 9)]

@@ -16,8 +16,8 @@ NAME_OR_EMPTY = r"^[A-Za-z0-9_.:/-]*$"
 KEY = r"^[^\u0001-\u001F\u007F-\u009F]+$"
 #: The longest name, key or unique id, in characters.
 MAX_NAME = 128
-#: PostgreSQL has `infinity` and years up to 294,276, Python up to 9,999; the last year is left as
-#: room for time zones.
+#: PostgreSQL has `infinity` and years up to 294,276, Python has years up to 9,999; the last year is
+#: left as room for time zones.
 FIRST_TIME, LAST_TIME = datetime(1900, 1, 1, tzinfo=UTC), datetime(9998, 12, 31, tzinfo=UTC)
 #: The longest duration of the settings: now plus this is a time that the tables accept.
 MAX_SPAN = timedelta(days=36525)

@@ -15,11 +15,11 @@ Overlap = Literal["allow", "skip"]
 CATCH_UP: tuple[CatchUp, ...] = ("once", "all", "none")
 OVERLAP: tuple[Overlap, ...] = ("allow", "skip")
 
-#: The maximum number of missed times, the newest, that `catch_up="all"` broadcasts later.
+#: The maximum number of missed times (the newest) that `catch_up="all"` broadcasts later.
 MAX_MISSED = 1000
-#: How late a time may be without being missed: the fleet's own delay counts on top.
+#: How late a time may be without counting as missed, in addition to the fleet's own delay.
 PUNCTUAL = timedelta(minutes=1)
-#: How far back the first search for missed times reaches; each further search reaches twice as far.
+#: How far back the first search for missed times goes; each further search goes twice as far.
 FIRST_SEARCH = timedelta(minutes=1)
 
 
@@ -32,7 +32,7 @@ class Times(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IntervalTimes:
-    """A time per `every`, counted from `start` in both directions.
+    """One time per `every`, counted from `start` in both directions.
 
     >>> from datetime import UTC
     >>> hourly = IntervalTimes(timedelta(hours=1), start=datetime(2026, 1, 1, 0, 30, tzinfo=UTC))
@@ -44,7 +44,7 @@ class IntervalTimes:
     start: datetime
 
     def after(self, at: datetime) -> Iterator[datetime]:
-        """Yield the times later than `at`, in order, as long as Python has a date for them."""
+        """Yield the times later than `at`, in order, as far as Python has dates."""
         with suppress(OverflowError):
             for number in count((at - self.start) // self.every + 1):
                 yield self.start + self.every * number
@@ -62,9 +62,9 @@ def due(
 ) -> DueTimes:
     """Decide what to broadcast at `now` for a schedule that was due at `next_at`.
 
-    `once` broadcasts the latest time that is due, `all` the newest MAX_MISSED. `none` broadcasts
-    the latest unless it was missed: more than `late` ago or, if even `next_at` is more than `late`
-    ago, with another one to come within `late`.
+    `once` broadcasts the latest due time, `all` the newest MAX_MISSED. `none` broadcasts the latest
+    unless it was missed. It was missed if it is more than `late` ago. If even `next_at` is more
+    than `late` ago, it was also missed if another time follows within `late`.
     """
     following = next(times.after(now), None)
     if next_at > now:
@@ -72,8 +72,9 @@ def due(
     maximum = MAX_MISSED if catch_up == "all" else 1
     found = last_times(times, first=next_at, until=now, maximum=maximum)
     if catch_up == "none" and now - next_at > late:
-        # No worker ran. The latest time of a schedule by the minute is never later than `late`, so
-        # its own delay alone does not tell; but it is no loss, since the next one is near.
+        # No worker ran. With a schedule that runs every minute, the latest time is never later than
+        # `late`, so its own delay does not show that; but it is no loss, since the next time is
+        # near.
         follows_soon = following is not None and following - now <= late
         if follows_soon or now - found[-1] > late:
             return DueTimes((), following)
@@ -81,10 +82,10 @@ def due(
 
 
 def last_times(times: Times, *, first: datetime, until: datetime, maximum: int) -> list[datetime]:
-    """Return the last `maximum` times from `first`, which is one, to `until`, in order.
+    """Return the last `maximum` times from `first` (itself a time) to `until`, in order.
 
-    Searches forward only, from ever earlier starts: a schedule by the minute that was idle for a
-    year costs as little as one that was idle for an hour.
+    Searches only forward, from ever earlier starts: a schedule that runs every minute and was idle
+    for a year costs as little as one that was idle for an hour.
     """
     window = FIRST_SEARCH
     while until - window > first:

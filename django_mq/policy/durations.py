@@ -30,7 +30,7 @@ def span(duration: timedelta) -> str:
 
 
 def precise_span(seconds: float) -> str:
-    """Return a measured duration: to three digits below a minute, else as `span()`.
+    """Return a measured duration: to three digits below a minute, else like `span()`.
 
     >>> precise_span(0.0000071), precise_span(0.0042), precise_span(0.42)
     ('7.1 µs', '4.2 ms', '420 ms')

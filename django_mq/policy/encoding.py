@@ -15,8 +15,8 @@ from typing import Any
 
 from django_mq.exceptions import InvalidPayload, PayloadTooLarge
 
-#: Python's default limit of digits (sys.set_int_max_str_digits): a reader may have it, whatever is
-#: set in this process.
+#: Python's default limit on digits (sys.set_int_max_str_digits), which a reader may have, whatever
+#: this process has set.
 MAX_DIGITS = 4300
 _TOO_LONG = 10**MAX_DIGITS
 #: The `default()` of these modules' encoders returns only text, which needs no second check.
@@ -80,8 +80,8 @@ def _encode_plain(value: object, encoder: type[json.JSONEncoder], max_depth: int
     """Return the text of a value whose text proves it needs no `_check()`; None for others.
 
     Only keys of different types can become the same text, and those cannot be sorted. A text with
-    at most `max_depth` brackets is not nested too deeply; one of at most MAX_DIGITS characters has
-    no integer that is too long.
+    at most `max_depth` brackets is not nested too deeply; a text of at most MAX_DIGITS characters
+    has no integer that is too long.
     """
     if _begins_deep(value, max_depth):
         return None
@@ -97,8 +97,8 @@ def _encode_plain(value: object, encoder: type[json.JSONEncoder], max_depth: int
 def _begins_deep(value: object, maximum: int) -> bool:
     """Return whether more than `maximum` containers surround the first leaf of `value`.
 
-    Encoding a cycle never ends; nor, in practice, does that of a list which holds one list twice,
-    and so on, a hundred levels deep.
+    Encoding a cycle never ends. In practice, neither does encoding a list that holds one list
+    twice, which holds one list twice, and so on, a hundred levels deep.
     """
     for _ in range(maximum + 1):
         if isinstance(value, dict):
@@ -116,7 +116,8 @@ def _dumps(encoder: type[json.JSONEncoder], *, sort_keys: bool = False) -> Calla
     own = encoder.encode, encoder.iterencode
     if own != (json.JSONEncoder.encode, json.JSONEncoder.iterencode) or c_make_encoder is None:
         return made.encode
-    # `encode` would make this for each call; made once, it saves 1.4 of 3.8 us for a small payload.
+    # `encode` would create this for each call; creating it once saves 1.4 of 3.8 us for a small
+    # payload.
     write = c_make_encoder(
         None, made.default, encode_basestring, None, ":", ",", sort_keys, False, False
     )
@@ -124,9 +125,9 @@ def _dumps(encoder: type[json.JSONEncoder], *, sort_keys: bool = False) -> Calla
 
 
 def _check(value: object, room: int, inside: tuple[int, ...]) -> None:
-    """Refuse values that encoding accepts: too deep, cyclic, colliding keys, too long integers.
+    """Refuse values that encoding accepts: too deep, cyclic, with colliding keys or huge integers.
 
-    `inside` are the ids of the containers around `value`, `room` is how many more may follow.
+    `inside` are the ids of the containers around `value`; `room` is how many more may be nested.
     """
     if isinstance(value, int):
         if not -_TOO_LONG < value < _TOO_LONG:

@@ -1,4 +1,4 @@
-"""Find the place in the code where an error was raised, by which failed attempts are grouped."""
+"""Find the place in the code where an error was raised; failed attempts are grouped by it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _get_traceback = BaseException.__dict__["__traceback__"].__get__
 
 
 def error_place(error: BaseException) -> str:
-    """Return module and function of the innermost frame of the project's code, or of a library's.
+    """Return module and function of the innermost frame in the project's code, or in a library's.
 
     Frames of django_mq and of the standard library are skipped: many handlers fail in
     `json.loads()`, but each at its own place. The line number is left out, since every edit moves
@@ -35,7 +35,7 @@ def error_place(error: BaseException) -> str:
 def _counts(frame: FrameType) -> bool:
     """Return whether a frame is neither of this package nor of the standard library.
 
-    An app may have the name of a standard module (calendar, profile), so the file counts too.
+    An app may have the name of a standard module (calendar, profile), so the file counts, too.
     """
     package = _module(frame).partition(".")[0]
     if package in sys.stdlib_module_names:

@@ -1,8 +1,8 @@
 """Turn an exception into plain text, to be stored with the failed attempt.
 
 Exceptions come from users' code and its input, so they are not trusted: describing one never
-raises, hangs or recurses endlessly, and the text can always be stored and shown. Tracebacks have
-source lines, never the values of variables.
+raises, hangs or recurses endlessly, and the text can always be stored and shown. Tracebacks contain
+source lines, but never the values of variables.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MAX_FRAMES = 40
 #: Seconds, in total, that the `__str__()` methods of one failure may take.
 STR_SECONDS = 1.0
 
-# PostgreSQL refuses NUL, and UTF-8 refuses surrogates. Other control characters, and those that
-# change the direction of text, could forge the output of a terminal or a log.
+# PostgreSQL refuses NUL, and UTF-8 refuses surrogates. Other control characters, and characters
+# that change the direction of text, could forge the output of a terminal or a log.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _BREAKS = re.compile(r"\s+")
 
@@ -48,7 +48,7 @@ _get_qualname = type.__dict__["__qualname__"].__get__
 _get_mro = type.__dict__["__mro__"].__get__
 _get_namespace = type.__dict__["__dict__"].__get__
 
-# With these methods, and arguments of these types, str() runs only the interpreter's code.
+# With these methods, and arguments of these types, str() runs only code of the interpreter.
 _TRUSTED_STR = (BaseException.__dict__["__str__"], KeyError.__dict__["__str__"])
 _TRUSTED_ARGUMENTS = frozenset({str, bytes, int, float, bool, type(None)})
 
@@ -75,7 +75,7 @@ def describe(error: BaseException, *, stack: Iterable[Frame] = ()) -> Failure:
     """Return the text of `error`, at most 16 KiB of UTF-8 in total; never raises.
 
     The exceptions' own `__str__()` methods get one second in total. `stack` has the calls that led
-    to an error that was not raised.
+    to an error that was never raised.
 
     >>> describe(ValueError("no\\x00such order")).text
     'no\ufffdsuch order'
@@ -83,7 +83,7 @@ def describe(error: BaseException, *, stack: Iterable[Frame] = ()) -> Failure:
     name = text = traceback = "(not available)"
     place = ""
     texts = _Texts()
-    # The attempt counts in any case: keep as much of its exception as can be read.
+    # The attempt counts in any case: keep as much of the exception as can be read.
     with contextlib.suppress(Exception):
         name = _class_name(error)
         place = one_line(error_place(error), MAX_PLACE)
@@ -114,7 +114,7 @@ def source_line(error: BaseException) -> str:
 
 
 def one_line(text: str, limit: int = 500) -> str:
-    """Return `text` as one line without control characters, at most `limit` bytes of UTF-8.
+    """Return `text` as one line without control characters, of at most `limit` bytes of UTF-8.
 
     >>> one_line("first\\nsecond\\x1b[2J"), one_line("seventeen letters", 9)
     ('first second\ufffd[2J', 'sevent…')
@@ -131,7 +131,7 @@ class _Texts:
         self._patience = STR_SECONDS
 
     def of(self, error: BaseException) -> str:
-        """Return the cleaned text of `error`, or the reason in brackets why there is none."""
+        """Return the cleaned text of `error`, or in brackets the reason why there is none."""
         if id(error) not in self._known:
             self._known[id(error)] = _clean(self._ask(error)[:MAX_FAILURE])
         return self._known[id(error)]
@@ -151,7 +151,7 @@ class _Texts:
 
 
 def _says_its_text_safely(error: BaseException) -> bool:
-    """Return whether `str(error)` runs only the interpreter's code; it nearly always does."""
+    """Return whether `str(error)` runs only code of the interpreter, which is nearly always so."""
     namespaces = (_get_namespace(cls) for cls in _get_mro(type(error)))
     method = next(each["__str__"] for each in namespaces if "__str__" in each)
     return any(method is trusted for trusted in _TRUSTED_STR) and all(
@@ -169,8 +169,8 @@ def _text_of(error: BaseException) -> str:
 def _within(seconds: float, function: Callable[[], str]) -> str | None:
     """Return `function()`, or None if it takes longer; its thread then runs on.
 
-    Only a thread can be abandoned in Python. Thread-locals are empty there, so a lazy translation
-    uses the language of the settings.
+    In Python only a thread can be abandoned. It has no thread-locals of the caller, so a lazy
+    translation uses the language of the settings.
     """
     answers: list[str] = []
     thread = threading.Thread(
@@ -178,7 +178,7 @@ def _within(seconds: float, function: Callable[[], str]) -> str | None:
     )
     try:
         thread.start()
-    except RuntimeError:  # the system has no thread left
+    except RuntimeError:  # the system can start no more threads
         return None
     thread.join(seconds)
     return answers[0] if answers else None
@@ -193,7 +193,7 @@ def _class_name(error: BaseException) -> str:
 
 
 def _lines(error: BaseException, texts: _Texts, stack: Iterable[Frame]) -> Iterator[str]:
-    """Yield the traceback as Python prints it: causes first, the parts of a group after it."""
+    """Yield the traceback as Python prints it: causes come first, parts of a group come last."""
     for heading, each in _related(error):
         yield heading
         found = _get_traceback(each)
@@ -286,7 +286,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def _cut_middle(text: str, limit: int) -> str:
-    """Cut as `_cut()` does, but keep both ends: the first cause, and the error itself."""
+    """Cut like `_cut()`, but keep both ends: the first cause, and the error itself."""
     data = text.encode()
     if len(data) <= limit:
         return text

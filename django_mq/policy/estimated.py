@@ -1,10 +1,10 @@
-"""Counts that stop somewhere, and the estimates that stand in for the rest."""
+"""Counts that stopped at a limit, and the estimates that stand in for the rest."""
 
 from __future__ import annotations
 
 
 def round_estimate(count: int) -> int:
-    """Return an estimate with the digits that it deserves.
+    """Return an estimate, rounded to the digits that are significant.
 
     >>> round_estimate(1_234_567), round_estimate(98_765), round_estimate(7), round_estimate(-3)
     (1200000, 99000, 7, 0)

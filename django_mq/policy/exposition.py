@@ -12,7 +12,7 @@ from django_mq.policy.histogram import BOUNDS, Histogram
 
 #: The media type of this format.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: The bounds that are shown, among those that are counted: two per power of ten, 1 ms to 10,000 s.
+#: The bounds to show, of those that are counted: two per power of ten, 1 ms to 10,000 s.
 SHOWN_BOUNDS = tuple(n for n in range(len(BOUNDS)) if 0.0009 < BOUNDS[n] < 11_000 and n % 5 == 0)
 
 Labels = Mapping[str, str]

@@ -11,7 +11,7 @@ from django_mq.policy.histogram import BOUNDS
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """How far figures go back, and the length of a step, in seconds."""
+    """How far back figures go, and the length of a step, in seconds."""
 
     name: str
     seconds: int
@@ -40,7 +40,7 @@ SPANS = {
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Statistics of `count` durations, in seconds; the percentiles are within 13 %."""
+    """Statistics of `count` durations, in seconds; the percentiles are accurate to 13 %."""
 
     count: int
     p50: float
@@ -49,7 +49,7 @@ class Latency:
 
 
 def latency(counts: Mapping[int, int]) -> Latency | None:
-    """Return the statistics of a histogram, counts by number of a bucket; None if it is empty.
+    """Return the statistics of a histogram, a count by bucket number; None if it is empty.
 
     >>> found = latency({40: 98, 67: 2})
     >>> found.count, round(found.p50, 4), round(found.p99, 2)
@@ -81,9 +81,9 @@ def middle(bucket: int) -> float:
 
 @dataclass(slots=True)
 class Counted:
-    """Sums of figures. `failed` counts attempts; `dead` messages, some of them without an attempt.
+    """Sums of figures. `failed` counts attempts; `dead` messages, some of which had none.
 
-    `broadcast` counts messages when their first attempt ends, at the time of their creation.
+    `broadcast` counts a message when its first attempt ends, at the time of its creation.
     """
 
     acked: int = 0
@@ -96,7 +96,7 @@ class Counted:
 
     @property
     def waited(self) -> Latency | None:
-        """How long messages were due before they were claimed, first attempts only."""
+        """How long messages were due before they were claimed; first attempts only."""
         return latency(self.waits)
 
     @property

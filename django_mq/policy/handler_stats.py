@@ -1,4 +1,4 @@
-"""Statistics of handlers: the outcomes of their messages, and how long those waited and ran."""
+"""Statistics of handlers: the outcomes of their messages, and how long these waited and ran."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class HandlerTotals:
         return self.acked + self.retried + self.snoozed + self.dead
 
     def merge(self, other: HandlerTotals) -> None:
-        """Add the counts of another process; this object's own are the later ones."""
+        """Add the counts of another process, which count as earlier than this object's own."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         if other.last_at is not None:

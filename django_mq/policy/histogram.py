@@ -1,6 +1,6 @@
 """Statistics of many durations in constant memory.
 
-They can be merged: the merged statistics of several processes equal those of one process that had
+They can be merged: the merged statistics of several processes equal those of one process that
 measured every duration.
 """
 
@@ -81,7 +81,7 @@ class Histogram:
             start = end
 
     def merge(self, other: Histogram) -> None:
-        """Add the durations of another process as the earlier ones: `last` stays, if set."""
+        """Add the durations of another process as earlier ones: `last` stays, if it is set."""
         last = self.last if self.count else other.last
         self._merge_moments(other)
         self.last = last
@@ -106,7 +106,7 @@ class Histogram:
         self.last = other.last
 
     def percentile(self, share: float) -> float:
-        """Return the duration that `share` of all do not exceed: the middle of its bucket.
+        """Return the duration that the given share do not exceed: the middle of its bucket.
 
         >>> histogram = Histogram()
         >>> histogram.add([0.010] * 98 + [5.0, 7.0])

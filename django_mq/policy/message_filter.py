@@ -30,14 +30,14 @@ TIMES = ("since", "until", "due_since", "due_until", "dead_since", "dead_until")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFilter:
-    """The conditions that a message meets, all of them; None means no condition.
+    """The conditions that a message must meet, all of them; None means no condition.
 
-    Its queue is one of `queues`. `since` and `until` bound the time of the broadcast, the end
-    excluded; `due_since` and the others bound other times in the same way. `type` may end in `*`.
-    `fingerprint` is that of its last failed attempt, `error_class` the class of its last error.
-    `metadata` is contained in its own; `at_path` is the text at `path` of its payload or metadata.
-    `search` is its id, type, order key or unique id. With `heads`, an action applies not to the
-    messages themselves but to the first message in the line of each.
+    `queues`: its queue is one of these. `since` and `until` limit the time of the broadcast, the
+    end excluded; `due_since` and the others limit other times in the same way. `type` may end in
+    `*`. `fingerprint` is that of its last failed attempt, `error_class` the class of its last
+    error. `metadata` is contained in its own; `at_path` is the text at `path` of its payload or
+    metadata. `search` is its id, type, order key or unique id. With `heads`, an action applies not
+    to the messages themselves but to the first message in the line of each.
 
     >>> MessageFilter(queues=("mail",), state="dead").as_json()
     {'queues': ['mail'], 'state': 'dead'}
@@ -82,7 +82,7 @@ class MessageFilter:
 
     @classmethod
     def from_json(cls, value: object) -> MessageFilter:
-        """Return the filter that `as_json()` gave; raises ValueError for anything else.
+        """Return the filter that `as_json()` returned; raises ValueError for anything else.
 
         >>> MessageFilter.from_json({"queues": ["mail"]}).queues
         ('mail',)

@@ -1,4 +1,4 @@
-"""The rule for metadata that producers give: a dict of texts, without the keys of django_mq."""
+"""The rule for metadata that producers pass: a dict of texts, without the keys of django_mq."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django_mq.values import short_repr
 
 #: The prefix of metadata keys that only django_mq writes.
 RESERVED = "mq."
-#: Bytes for the package's own entries, beyond the limit of the producer's.
+#: Bytes for the package's own entries, beyond the limit on the producer's.
 MAX_ADDED = 1024
 
 

@@ -67,4 +67,4 @@ def _quoted(value: object) -> str:
     if not isinstance(value, str):
         return f"of type {type(value).__name__}"
     text = value if len(value) <= MAX_NAME else value[:MAX_NAME] + "..."
-    return str.__repr__(text)  # a subclass may have another one, which may raise
+    return str.__repr__(text)  # a subclass may have another repr, which may raise

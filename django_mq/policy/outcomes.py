@@ -21,7 +21,7 @@ EXHAUSTED = "exhausted"
 class AttemptEnded(Exception):
     """An attempt was ended from outside; passed to `decide()`, never raised by a handler.
 
-    It says nothing about the services that a handler depends on, so it signals no queue backoff.
+    It says nothing about the services on which a handler depends, so it signals no queue backoff.
     `stack` has the calls of the handler, as far as they are known.
     """
 
@@ -54,7 +54,7 @@ class Retried:
     """Run again at `after` (seconds from now, or a moment); the attempt counts.
 
     `backoff`: the failure also signals queue backoff. `warning`: a text for the log, or empty.
-    `min_wait`: the minimum of seconds until it runs, even if the moment `after` is sooner.
+    `min_wait`: the minimum number of seconds before it runs, even if `after` is sooner.
     """
 
     after: float | datetime
@@ -97,10 +97,10 @@ def decide(
 ) -> Outcome:
     """Return the outcome of a delivery whose handler raised `error`.
 
-    `attempt` counts from 1; the attempt `max_attempts` is the last. The message carries
-    `max_attempts` (a requeue raises it), so `policy` gives only the delay. `random` returns a
-    number in [0, 1). A wait is cut to 366 days, and raised to the floor of `policy`. This never
-    raises, whatever `error` is.
+    `attempt` counts from 1; the attempt `max_attempts` is the last. `max_attempts` is the message's
+    (a requeue raises it), so `policy` provides only the delay. `random` returns a number in [0, 1).
+    A wait is cut to 366 days, and raised to the floor of `policy`. This function never raises,
+    whatever `error` is.
 
     >>> decide(
     ...     KeyError(7), attempt=1, max_attempts=1, policy=RetryPolicy(), random=lambda: 0.5

@@ -25,8 +25,8 @@ def step_of(outcome: Outcome | None, error: BaseException | None) -> Step:
     """Return how the end of a delivery that was not acked moves the level of its queue.
 
     `error` is the handler's error. DOWN if the message was rejected: the handler works, as after an
-    ack. UP if it failed, or raised `Retry` or `Snooze` with `backoff=True`. STAY for an end that
-    says nothing about the services the handler needs: `Retry` and `Snooze` without `backoff=True`,
+    ack. UP if it failed, or raised `Retry` or `Snooze` with `backoff=True`. STAY if the end says
+    nothing about the services that the handler needs: `Retry` and `Snooze` without `backoff=True`,
     a timeout, a lost worker, an unexpected payload, and a message that was held or expired
     (`outcome` is None).
 
@@ -60,7 +60,7 @@ def wait(level: int, *, multiplier: float, maximum: float) -> float:
 
 
 def top_level(*, multiplier: float, maximum: float) -> int:
-    """Return the highest level: above it, no wait would be longer.
+    """Return the highest level: no wait would be longer above it.
 
     Zero if `maximum` is zero: the queue never backs off.
 

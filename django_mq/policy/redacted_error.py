@@ -1,6 +1,7 @@
 """Show where an exception was raised, without its text, which may be private.
 
-Log handlers and error trackers print or send `exc_info`: the stack helps, and holds source lines.
+Log handlers and error trackers print or send `exc_info`. Its stack helps, and contains source lines
+but no values.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from django_mq.exceptions import UnexpectedPayload
 from django_mq.policy.error_text import describe, one_line
 from django_mq.policy.outcomes import AttemptEnded
 
-#: The replacement for the text of an error that a failed attempt has, and of others.
+#: Texts that replace an error's own: if a failed attempt has that text, and otherwise.
 HIDDEN = "(its text is hidden: see the failed attempt, or LOG_ERROR_TEXTS)"
 HIDDEN_EVERYWHERE = "(its text is hidden: set LOG_ERROR_TEXTS to see it)"
 
@@ -40,7 +41,8 @@ def redacted(error: BaseException, text: str = HIDDEN) -> Exception:
 def loggable_text(error: BaseException | None) -> str:
     """Return a text that quotes no content; empty for errors that may quote some.
 
-    Attempts that were ended from outside say by what, and an UnexpectedPayload says which field.
+    Attempts that were ended from outside say what ended them, and an UnexpectedPayload names the
+    field.
 
     >>> from django_mq.policy.outcomes import WorkerLost
     >>> loggable_text(WorkerLost("process 7 was killed by SIGKILL")), loggable_text(KeyError("x"))

@@ -1,7 +1,7 @@
 """Match types and metadata to subscriptions.
 
 Patterns are those of AMQP topic exchanges over the dotted type: `*` is exactly one word, `#` zero
-or more words, and a plain type matches itself. `where` matches metadata, as a headers exchange.
+or more words, and a plain type matches itself. `where` matches metadata, like a headers exchange.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from django_mq.policy.names import check_pattern
 
-#: The types of Django tasks begin with this. No pattern matches them: each names its own task.
+#: The prefix of the types of Django tasks. No pattern matches them: each type names its own task.
 TASKS = "tasks."
 
 #: Types come from rows, which other programs may write: an unbounded cache would be a leak.
@@ -41,9 +41,9 @@ class Pattern:
     def matches(self, name: str) -> bool:
         """Return whether the pattern matches the whole dotted `name`.
 
-        A `#` first takes no word, then one more each time the rest fails. Only the last `#` is ever
-        extended, since earlier ones can stay as short as they are. So the work is at most the words
-        of the name times the words of the pattern, however many `#` there are.
+        A `#` first takes no word, then one more each time that the rest fails. Only the last `#` is
+        ever extended, since earlier ones can stay as short as they are. So the work is at most the
+        words of the name times the words of the pattern, however many `#` there are.
         """
         if self.is_plain:
             return name == self.text
@@ -123,7 +123,7 @@ class RoutingTable(Generic[S]):
         return tuple(each for each in candidates if matches_where(each.where, each.match, metadata))
 
     def takes(self, subscription: S, type: str) -> bool:
-        """Return whether a pattern of `subscription` matches the type, whatever the metadata."""
+        """Return whether a pattern of `subscription` matches the type, for any metadata."""
         return subscription in self._candidates(type)[0]
 
     def explain(self, type: str, metadata: Mapping[str, Any]) -> tuple[Explanation[S], ...]:

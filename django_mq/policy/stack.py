@@ -1,4 +1,4 @@
-"""The stack of a thread or a coroutine as data: its calls, outermost first, without any value."""
+"""The stack of a thread or a coroutine as data: its calls, outermost first, without values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AROUND = re.compile(
     r"(^|/)(threading|selectors|asyncio/\w+|concurrent/futures/\w+|contextlib"
     r"|asgiref/\w+|django_mq/(executor|worker)/\w+)\.py$"
 )
-#: The prefixes of the attributes of awaitable objects, and the attribute that holds the object
+#: The prefixes of the attributes of awaitable objects, and the attributes that hold the object
 #: awaited.
 _AWAITS = (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await"))
 #: The thread on which coroutines run blocking calls.
@@ -59,7 +59,7 @@ def of_handler(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def raised_from(error: BaseException) -> list[Frame]:
-    """Return the calls of the handler that `error` left; it may have been cancelled there."""
+    """Return the calls of the handler from which `error` came; it may have been cancelled there."""
     return of_handler(frames_of(walk_tb(error.__traceback__)))
 
 
@@ -82,7 +82,7 @@ def awaited_by(coroutine: object) -> list[Frame]:
 
 
 def running_in(stacks: Mapping[int, Sequence[Frame]], thread: int) -> list[Frame]:
-    """Return the stack of the handler of `thread`; of its blocking call, if that is an idle loop.
+    """Return the stack of the handler in `thread`; if that is an idle loop, of its blocking call.
 
     >>> loop, pool = ("/lib/asyncio/base_events.py", 1, "_run"), ("/shop/mail.py", 7, "send")
     >>> running_in({1: [loop], 2: [("django_mq/executor/shared_thread.py", 5, "run"), pool]}, 1)
@@ -94,7 +94,7 @@ def running_in(stacks: Mapping[int, Sequence[Frame]], thread: int) -> list[Frame
 
 
 def readable(value: object) -> list[Frame]:
-    """Return the frames in the JSON data of another process, without malformed ones.
+    """Return the frames in JSON data from another process, without malformed ones.
 
     >>> readable([["/shop/mail.py", 7, "send"], ["/shop/mail.py"], None])
     [('/shop/mail.py', 7, 'send')]
@@ -111,7 +111,7 @@ def readable(value: object) -> list[Frame]:
 def shown(frame: Frame) -> str:
     """Return one call as a traceback shows it, with its source line if that can be read."""
     filename, number, function = frame
-    # Only plain files are read: a code object may claim to come from a pipe or /dev/zero.
+    # Only regular files are read: a code object may claim to come from a pipe or /dev/zero.
     source = linecache.getline(filename, number).strip() if os.path.isfile(filename) else ""
     header = f'  File "{filename}", line {number}, in {function}\n'
     return f"{header}    {source[:500]}\n" if source else header

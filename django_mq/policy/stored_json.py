@@ -1,4 +1,4 @@
-"""Limits of stored JSON, checked before it is decoded: other programs also write rows.
+"""Limits on stored JSON, checked before it is decoded, since other programs write rows, too.
 
 The limits are those of `encode()`. jsonb is longer than the text of the producer: it has a space
 after each comma and colon, and no exponents. So the size is that of the shortest text that a
@@ -26,9 +26,9 @@ _NON_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def excess(text: str, *, what: str, max_bytes: int, max_depth: int) -> str:
-    """Return why JSON text of the database is beyond the limits; empty if it is not.
+    """Return how JSON text of the database exceeds the limits; empty if it does not.
 
-    Takes time in proportion to the text, and almost none for a short one.
+    Takes time in proportion to the text, and almost none for a short text.
 
     >>> excess('{"n": [1, 2]}', what="payload", max_bytes=12, max_depth=2)
     ''
@@ -45,7 +45,7 @@ def excess(text: str, *, what: str, max_bytes: int, max_depth: int) -> str:
 
 
 def max_brackets(texts: Sequence[str]) -> int:
-    """Return the most opening brackets of any of `texts`: none is nested deeper.
+    """Return the largest number of opening brackets in one of `texts`: none is nested deeper.
 
     >>> max_brackets(['{"n": [1, 2]}', '[]'])
     2
@@ -72,7 +72,7 @@ def _is_deeper(text: bytes, maximum: int) -> bool:
     """Return whether containers are nested deeper than `maximum`.
 
     Each round removes the innermost containers, so there are as many rounds as levels. Brackets in
-    strings rarely matter, and are left out only then.
+    strings rarely matter, and are left out only if they do.
     """
     return _has_more_rounds(text, maximum) and _has_more_rounds(_STRING.sub(b"", text), maximum)
 

@@ -1,4 +1,4 @@
-"""Decide what a broadcast does if its unique id is taken. No clock and no database here."""
+"""Decide what a broadcast does if its unique id is taken. Uses no clock and no database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class UniqueState(Enum):
     """The state of a unique id, derived from rows and never stored.
 
     WAITING: its message waits for a claim. IN_FLIGHT: its message is leased (lapsed or not), or
-    waits for a retry with another message put aside behind it. QUIET: its message succeeded and
+    waits for a retry while another message is put aside behind it. QUIET: its message succeeded and
     `unique_for` has not passed. FREE: anything else, including a dead message.
     """
 
@@ -25,7 +25,7 @@ class UniqueState(Enum):
 
 
 def state_of(*, alive: bool, leased: bool, aside: bool, quiet: bool) -> UniqueState:
-    """Return the state of an id; a living message takes precedence over a quiet time.
+    """Return the state of an id; a live message takes precedence over a quiet time.
 
     >>> state_of(alive=True, leased=False, aside=False, quiet=True).value
     'waiting'
@@ -79,8 +79,8 @@ _CHANGES: dict[str, Decision] = {
 def decide(state: UniqueState, on_duplicate: OnDuplicate) -> Decision:
     """Return the effect of a message whose unique id is in `state`.
 
-    What is requeued is put aside while the id is in flight, and added while it is quiet. For each
-    option, what the producer is told if the id is free, waiting, in flight, and quiet:
+    A requeued message is put aside while the id is in flight, and added while it is quiet. For each
+    option, the table shows the outcome if the id is free, waiting, in flight, and quiet:
 
     >>> for option in ("skip", "raise", *_CHANGES, "requeue"):
     ...     verdicts = [decide(state, option).verdict for state in UniqueState]
@@ -124,7 +124,7 @@ class Plan(NamedTuple):
 
 
 def plan(state: UniqueState, on_duplicate: Sequence[OnDuplicate]) -> Plan:
-    """Return the effect of the messages of one call that share an id; each sees those before it.
+    """Return the effect of the messages of one call that share an id; each sees the ones before it.
 
     One write serves them all, so a call takes each lock once, in order.
 
