@@ -1,4 +1,4 @@
-"""Columns that are read or checked in a way of their own; migrations record Django's own fields."""
+"""Columns with their own way to read or check values; migrations record Django's own fields."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Unreadable:
 class JSONColumn(models.JSONField):
     """A JSONField that returns `Unreadable` where Django's raises.
 
-    An error would end the whole query, so that one row would hide all others.
+    An error would end the whole query, so that one row would hide all the others.
     """
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
@@ -59,12 +59,13 @@ class JSONColumn(models.JSONField):
 class DurationColumn(StockDuration):
     """A DurationField that the server sends as seconds.
 
-    psycopg parses intervals of the default IntervalStyle only, and raises for any other that a role
-    or database may have. A value beyond those of Python is read as the nearest that it has.
+    psycopg parses intervals only in the default IntervalStyle, and raises for any other style that
+    a role or database may have. A value beyond those of Python is read as the nearest that Python
+    has.
     """
 
     def select_format(self, compiler: Any, sql: str, params: Any) -> Any:
-        """Select the seconds; the outer query of a subquery expects the interval."""
+        """Select the seconds; inside a subquery the interval, which the outer query expects."""
         if compiler.query.subquery:
             return sql, params
         return f"extract(epoch from {sql})", params
@@ -85,8 +86,8 @@ class DurationColumn(StockDuration):
 class GeneratedColumn(models.GeneratedField):
     """A stored generated column, which every supported version of PostgreSQL has.
 
-    From version 6.1 on, Django connects to the database to check that, so that a command could not
-    report an unreachable server in its own words.
+    From version 6.1 on, Django's field connects to the database to check for support, so a command
+    could not report an unreachable server in its own words.
     """
 
     def _check_supported(self, databases: Iterable[str] | None) -> list[CheckMessage]:

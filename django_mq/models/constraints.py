@@ -15,10 +15,10 @@ from django_mq.policy.column_bounds import FIRST_TIME, LAST_TIME, MAX_SPAN
 
 
 def times_are_times(name: str, *columns: str) -> CheckConstraint:
-    """Return a CHECK that each column is null, or from FIRST_TIME to LAST_TIME."""
+    """Return a CHECK that each column is null, or between FIRST_TIME and LAST_TIME."""
     if len(columns) == 1:
         return CheckConstraint(name=name, condition=Q(**{f"{columns[0]}__range": _ALL_TIMES}))
-    # Shorter than one range per column; least() and greatest() ignore nulls.
+    # Shorter than one range per column, since least() and greatest() ignore nulls.
     return CheckConstraint(
         name=name,
         condition=Q(

@@ -51,7 +51,7 @@ class HandledMessage(models.Model):
         db_table_comment = "One row is one message whose handler succeeded (django_mq)"
         default_permissions = ("view",)
         permissions = (("replay_message", "Can broadcast handled messages again"),)
-        # No constraint may reject the values of a stored message: that would refuse its settle.
+        # No constraint may reject the values of a stored message: it would refuse the settle.
         constraints = (
             models.CheckConstraint(
                 name="mq_handled_names",

@@ -27,7 +27,7 @@ STATE_LABELS = (
 class Operation(models.Model):
     """An action on all messages that match a filter and are stored when it is requested.
 
-    `after_id` is the id of the last message that it has examined, `last_id` that of the last
+    `after_id` is the id of the last message that it has examined, `last_id` the id of the last
     message that it will examine.
     """
 

@@ -32,7 +32,7 @@ class FailedAttempt(models.Model):
         db_default="",
         help_text="Module and function that failed; empty if no traceback shows it.",
     )
-    # The database computes it, so that it does not depend on the statement or program that writes
+    # The database computes the fingerprint, so that it does not depend on the program that writes
     # an attempt. `decode(..., 'escape')` is the only immutable way to the bytes of a text.
     fingerprint = GeneratedColumn(
         verbose_name="fingerprint",
@@ -57,7 +57,7 @@ class FailedAttempt(models.Model):
         default_permissions = ("view",)
         constraints = (
             # Not the worker: it is copied from a row whose claimer another program may have
-            # written, and a take-over that is refused would stop its whole batch.
+            # written, and a refused take-over would stop its whole batch.
             models.CheckConstraint(
                 name="mq_attempt_names",
                 condition=Q(
@@ -163,7 +163,7 @@ class UniqueKey(models.Model):
         db_table_comment = "One row is one unique id that is taken (django_mq)"
         default_permissions = ("view",)
         constraints = (
-            # The id comes first: `cancel()` knows nothing else.
+            # The id comes first, since `cancel()` may know nothing else.
             models.UniqueConstraint(
                 name="mq_unique",
                 fields=("unique_id", "type", "queue", "handler"),
@@ -174,11 +174,12 @@ class UniqueKey(models.Model):
                 fields=("unique_id", "type", "queue", "handler"),
                 condition=Q(put_aside__isnull=False),
             ),
-            # Few and short, like those of messages: readers of `put_aside` tolerate bad values.
+            # Few and short, like the constraints of messages: readers of `put_aside` tolerate bad
+            # values.
             models.CheckConstraint(
                 name="mq_unique_names",
-                # A taken id has the names of its message, which were checked; a second check would
-                # take 2.5 us.
+                # A taken id has the names of its message, which have been checked; a second check
+                # would take 2.5 us.
                 condition=Q(put_aside__isnull=True)
                 | Q(
                     queue__regex=NAME,
