@@ -41,7 +41,7 @@ from django_mq.values import short_repr
 DAY = 86400.0
 #: Deeper JSON comes close to the recursion limit of Python's own encoder.
 MAX_NESTING = 500
-#: Each process has connections of its own: a larger number is a typing error.
+#: Each process has connections of its own, so a larger number is a typing error.
 MAX_PROCESSES = 1000
 #: Each thread has a connection of its own.
 MAX_THREADS = 1000
@@ -80,7 +80,7 @@ def _queue_backoff(value: object) -> QueueBackoff | None:
 
 
 def _hidden_settings() -> re.Pattern[str]:
-    from django.views.debug import SafeExceptionReporterFilter  # it imports the template engine
+    from django.views.debug import SafeExceptionReporterFilter  # imports the template engine
 
     return SafeExceptionReporterFilter.hidden_settings
 
@@ -202,7 +202,7 @@ def alias_of(using: str | None = None) -> str:
     ConnectionDoesNotExist later if there is none of this name.
     """
     if using is not None:
-        if not isinstance(using, str) or not using:  # Django itself takes "" for the default
+        if not isinstance(using, str) or not using:  # Django itself treats "" as the default
             raise InvalidOption(
                 f"using must be the alias of a database, or None, not {short_repr(using)}"
             )

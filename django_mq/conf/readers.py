@@ -138,7 +138,7 @@ class SettingError:
         return f"{self.where} {self.problem}" + (f" {self.hint}" if self.hint else "")
 
     def as_part(self) -> str:
-        """Return the error as a part of another one's sentence."""
+        """Return the error as a part of a sentence in another error."""
         return f"{self.where} {self.problem.rstrip('.')}" + (f" ({self.hint})" if self.hint else "")
 
 
@@ -158,8 +158,8 @@ def read_fields(
     """Return a value for each field of the dataclass `kind` that has a reader.
 
     The keys of `raw` are field names passed through `spell`. A field that is missing or bad takes
-    the inherited value, else its default. Errors are appended to `errors`; in them, `where` names
-    `raw`.
+    the inherited value, else its default. Errors are appended to `errors`; they refer to `raw` as
+    `where`.
     """
     known = {spell(each.name): each for each in fields(kind) if "read" in each.metadata}
     values = dict(inherited)
