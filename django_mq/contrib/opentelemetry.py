@@ -33,7 +33,7 @@ __all__ = ["instrument", "uninstrument"]
 logger = logging.getLogger("django_mq")
 
 SYSTEM = "django_mq"
-#: The maximum number of links of one span: a batch handler's list may have thousands of producers.
+#: The maximum number of links per span: a batch handler's list may have thousands of producers.
 MAX_LINKS = 128
 
 #: Characters that PostgreSQL refuses in JSON.
@@ -51,7 +51,7 @@ def instrument(
     - A broadcast within a recorded span makes a span of kind PRODUCER, whose context the messages
       carry in their metadata (`traceparent`, as the configured propagator writes it).
     - Each call of a handler is a span of kind CONSUMER in a trace of its own, with a link to the
-      span that broadcast the message, or to those of a list's messages.
+      span that broadcast the message, or links to the spans of all messages in a list.
     - `messaging.process.duration` is a histogram of the calls.
 
     An error of a propagator, sampler or span processor neither refuses a broadcast nor fails an
@@ -97,7 +97,7 @@ class _Instrumentation:
 
     @contextmanager
     def process(self, argument: Delivery | Sequence[Delivery]) -> Iterator[None]:
-        """Trace a call of a handler with `argument`; the handler runs even if that fails."""
+        """Trace a call of a handler with `argument`; if tracing fails, the handler runs anyway."""
         tracing: AbstractContextManager[None] = self._tracing(argument)
         try:
             tracing.__enter__()
@@ -159,7 +159,7 @@ class _Instrumentation:
         with (
             self._tracer.start_as_current_span(
                 f"process {first.queue}",
-                context=Context(),  # its own trace: a link leads to the producer's
+                context=Context(),  # a trace of its own: a link leads to the producer's
                 kind=SpanKind.CONSUMER,
                 attributes={**labels, **_attributes(deliveries, listed=argument is not first)},
                 links=[link for each in deliveries[:MAX_LINKS] if (link := _link(each))],

@@ -29,26 +29,26 @@ from django_mq.store.limits import Limits
 
 __all__ = ["QueueCollector", "metrics"]
 
-#: Seconds that one statement of a scrape may take, and that it waits for a lock.
+#: Seconds that one statement of a scrape may take, and seconds that it may wait for a lock.
 SCRAPE_LIMITS = Limits(5.0, 1.0)
-#: The states that are counted: a pause belongs to the queue.
+#: The states that are counted. A pause belongs to the queue.
 STATES = tuple(state.value for state in MessageState if state is not MessageState.PAUSED)
 
 
 class QueueCollector(Collector):
     """Gauges of every known queue, of the schedules, and of the workers.
 
-    A scrape takes a few statements, of 5 s at most each, however many messages wait: beyond
-    10,000 it exports estimates, marked by `django_mq_messages_estimated`. Its cost is linear in
-    the number of queues. An error of the database is raised: the scrape fails, and Prometheus says
-    so by `up`.
+    A scrape takes a few statements, of at most 5 s each, however many messages wait: beyond 10,000
+    it exports estimates, marked by `django_mq_messages_estimated`. Its cost is linear in the number
+    of queues. An error of the database is raised: the scrape fails, and Prometheus reports that by
+    `up`.
     """
 
     def __init__(self, using: str | None = None) -> None:
         self._using = using
 
     def describe(self) -> Iterable[Metric]:
-        """Return the names without asking the database, so that registering does not connect."""
+        """Return the names without querying the database, so that registering does not connect."""
         return _families()
 
     def collect(self) -> Iterator[Metric]:
@@ -136,5 +136,5 @@ def metrics(request: HttpRequest, using: str | None = None) -> HttpResponse:
     return HttpResponse(encode(registry), content_type=content_type)
 
 
-#: `django_mq.contrib.prometheus.views` is where projects import the view from.
+#: Projects import the view from `django_mq.contrib.prometheus.views`.
 views = sys.modules[f"{__name__}.views"] = sys.modules[__name__]

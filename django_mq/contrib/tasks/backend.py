@@ -62,7 +62,7 @@ class MessageQueueBackend(BaseTaskBackend):
 
     @property
     def database(self) -> str | None:
-        """The alias of the database that stores the tasks; None: that of the settings."""
+        """The alias of the database that stores the tasks; None: the one from the settings."""
         return self._options.database
 
     def validate_task(self, task: Task[..., Any]) -> None:
@@ -80,11 +80,11 @@ class MessageQueueBackend(BaseTaskBackend):
     def enqueue(self, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
         """Store the task in the open transaction, if there is one, else in one of its own.
 
-        A duplicate of a task with a `unique_id` returns the result of the stored one. Unless it got
-        new arguments (`on_duplicate="update"` or `"replace"`), no signal is sent. Raises TypeError
-        for arguments that are not JSON, DuplicateMessage for a duplicate while no task waits or
-        runs (in the quiet time of the id) or with `on_duplicate="raise"`, and the other errors of
-        `broadcast()`.
+        A duplicate of a task with a `unique_id` returns the result of the stored task. Unless that
+        task got new arguments (`on_duplicate="update"` or `"replace"`), no signal is sent. Raises
+        TypeError for arguments that are not JSON, DuplicateMessage for a duplicate while no task
+        waits or runs (in the quiet time of the id) or with `on_duplicate="raise"`, and the other
+        errors of `broadcast()`.
         """
         self.validate_task(task)
         args, kwargs = normalize_json(args), normalize_json(kwargs)
@@ -98,7 +98,7 @@ class MessageQueueBackend(BaseTaskBackend):
         if copy.outcome in ("duplicate", "debounced"):
             return self._existing(task, message, copy.id)
         assert copy.id is not None  # noqa: S101  (only what is put aside has none)
-        if copy.outcome == "updated":  # it may have failed attempts
+        if copy.outcome == "updated":  # the stored task may have failed attempts
             result = self._stored(str(copy.id))
         else:
             result = results.enqueued(task, copy.id, args, kwargs)
@@ -134,17 +134,17 @@ class MessageQueueBackend(BaseTaskBackend):
         return result
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
-        """E020: OPTIONS or settings are wrong, the app is absent, the database not PostgreSQL."""
+        """E020: OPTIONS or settings are wrong, the app is missing, the database not PostgreSQL."""
         return list(self._problems())
 
     @classmethod
     def load_tasks(cls) -> None:
-        """Import the modules that declare tasks; the app calls it at start."""
+        """Import the modules that declare tasks; the app calls this at start."""
         if finishing.announce_finished not in reports.django_task_observers:
             reports.django_task_observers.append(finishing.announce_finished)
         autodiscover_modules("tasks")
         for alias in task_backends:
-            with suppress(ImproperlyConfigured):  # Django reports it, and others may be fine
+            with suppress(ImproperlyConfigured):  # Django reports the error, and others may be fine
                 backend = task_backends[alias]
                 if isinstance(backend, cls):
                     for module in backend._options.modules:

@@ -34,7 +34,7 @@ if TYPE_CHECKING or hasattr(Task, "__class_getitem__"):
 else:
 
     class GenericTask:
-        """Django's own Task is generic for type checkers only."""
+        """Django's own Task is generic only for type checkers."""
 
         def __class_getitem__(cls, parameters: Any) -> type[Task]:
             return Task

@@ -28,7 +28,7 @@ class TaskInterrupted(Snooze, KeyboardInterrupt):
         super().__init__(0)
 
 
-#: By the reason with which a message without an answer ended, up to a colon.
+#: By the reason (up to a colon) with which a message without an answer ended.
 _UNANSWERED: dict[str, type[Exception]] = {
     "cancelled": TaskCancelled,
     "discarded": TaskDiscarded,

@@ -47,14 +47,14 @@ def _send(ended: Ended) -> None:
         return
     traceback = ended.error.__traceback__
     try:
-        raise ended.error  # the receiver that logs reads sys.exc_info()
+        raise ended.error  # the receiver that logs this reads sys.exc_info()
     except BaseException:
         ended.error.__traceback__ = traceback
         task_finished.send_robust(sender, task_result=found)
 
 
 def _attempts(ended: Ended) -> TaskAttempts:
-    """Return the attempts of a task; they are read only for a task that was retried."""
+    """Return the attempts of a task; queries them only for a task that was retried."""
     delivery, outcome = ended.delivery, ended.outcome
     if ended.settled is Settled.DEAD_LETTERED:
         attempts = results.failed_attempts(delivery, None)

@@ -31,7 +31,7 @@ from django_mq.values import When
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: A text, or a function from the task's arguments to a text; None means no key, or no id.
+#: A text, or a function from the task's arguments to a text; None means no key or id.
 Named = str | Callable[..., str | None]
 
 
@@ -67,7 +67,7 @@ class MessageTask(GenericTask[P, R], Generic[P, R]):
     - `timeout`: seconds or a timedelta.
     - `key`: tasks of one function with the same key run one at a time, in order.
     - `unique_id`: while a task of this function with this id waits or runs, enqueueing another
-      returns the result of the first. `on_duplicate` and `unique_for` are those of `broadcast()`.
+      returns the result of the first. `on_duplicate` and `unique_for` work as in `broadcast()`.
     - `expires`: seconds, a timedelta or an aware datetime; no attempt starts later.
     - `atomic`: whether the task's writes and its end are one transaction; default True, but
       coroutines never are.
@@ -108,8 +108,8 @@ def task(
 ) -> Any:
     """Make a function a task; Django's decorator with the options of `MessageTask`.
 
-    Django's own are `priority`, `queue_name`, `backend` and `takes_context`.
-    Django 6.0's own decorator takes no further options; that of 6.1 and the backport's do.
+    Django's own options are `priority`, `queue_name`, `backend` and `takes_context`. The decorator
+    of Django 6.0 takes no others; those of 6.1 and of the backport do.
     """
     given = {**_DEFAULTS, **_given(options, TaskOptions.__optional_keys__)}
 

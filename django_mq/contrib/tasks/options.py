@@ -35,7 +35,7 @@ from django_mq.store.kept_results import OPTIONS
 from django_mq.values import as_seconds, checked_when, short_repr
 
 NEVER = RetryPolicy.never()
-#: The `on_duplicate` options that a task may have.
+#: The values of `on_duplicate` that a task may have.
 DUPLICATE_OPTIONS = ("skip", "raise", "update", "debounce", "replace")
 
 
@@ -81,14 +81,14 @@ def backend_options(alias: str, raw: object) -> tuple[BackendOptions, list[Setti
 
 
 def option(task: Task[..., Any], name: str) -> Any:
-    """Return an option of a MessageTask; None for a task that another backend's class made."""
+    """Return an option of a MessageTask; None for a task that another backend's class created."""
     return getattr(task, name, None)
 
 
 def check_options(task: Task[..., Any], retry: RetryPolicy) -> None:
-    """Raise ValueError, or an MQError, if the task cannot be stored as its options say.
+    """Raise ValueError, or an MQError, if the task cannot be stored with its options.
 
-    `retry` is the policy of its backend.
+    `retry` is the policy of the task's backend.
     """
     check_name(TASKS + task.module_path, "the task's path, as a type,")
     check_name(task.queue_name, "queue")
@@ -124,7 +124,7 @@ def _check_times(task: Task[..., Any]) -> None:
             f"run_after ({task.run_after}) cannot be stored: give a time from {FIRST_TIME:%Y} on"
         )
     _check_ahead("run_after", task.run_after, (start - now).total_seconds())
-    # A time that has passed is no mistake of the declaration: enqueue() refuses it.
+    # A time that has passed is not a mistake in the declaration: enqueue() refuses it.
     if ahead is not None and ahead <= (start - now).total_seconds() and start > now:
         raise ValueError(
             f"expires ({expires}) is not later than run_after ({task.run_after}):"
@@ -181,7 +181,7 @@ def policy_of(task: Task[..., Any], default: RetryPolicy) -> RetryPolicy:
 def named(task: Task[..., Any], name: str, args: list[Any], kwargs: dict[str, Any]) -> str | None:
     """Return the task's `key` or `unique_id`: the text, or the function's result.
 
-    Raises InvalidTask for a result that is no text for it.
+    Raises InvalidTask if the result is not a text that can be used.
     """
     value: Named | None = option(task, name)
     if not callable(value):
@@ -202,7 +202,7 @@ def named(task: Task[..., Any], name: str, args: list[Any], kwargs: dict[str, An
 class StoredOptions:
     """The options of a task that its message carries in its metadata.
 
-    `timeout` and `atomic` are None if the task's own apply, `retention` if the setting applies.
+    `timeout` and `atomic` are None if those of the task apply, `retention` if the setting applies.
     """
 
     backend: str = DEFAULT_TASK_BACKEND_ALIAS
@@ -233,7 +233,7 @@ class StoredOptions:
 def stored_options(metadata: object) -> StoredOptions:
     """Return the options in the metadata of a message, without values of a wrong type.
 
-    Without the retention, too: only the statements that keep results read it.
+    The retention is left out, since only the statements that keep results read it.
 
     >>> stored_options({"mq.task": {"timeout": 5, "atomic": "no"}}).timeout
     5.0

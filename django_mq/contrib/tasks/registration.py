@@ -39,7 +39,7 @@ class TaskRunner:
         self.task = task
 
     def run(self, delivery: Delivery) -> Any:
-        """Run one attempt; return its value, which is JSON."""
+        """Run one attempt; return its value, which is valid JSON."""
         args, kwargs = self._start(delivery)
         try:
             return normalize_json(self.task.func(*args, **kwargs))
@@ -47,7 +47,7 @@ class TaskRunner:
             raise TaskInterrupted from interrupt
 
     async def arun(self, delivery: Delivery) -> Any:
-        """Run one attempt of a coroutine; return its value, which is JSON."""
+        """Run one attempt of a coroutine; return its value, which is valid JSON."""
         args, kwargs = await sync_to_async(self._start)(delivery)
         try:
             return normalize_json(await self.task.func(*args, **kwargs))
@@ -69,8 +69,9 @@ class TaskRunner:
 def register(task: Task[..., Any], *, timeout: float | None, retry: RetryPolicy) -> Handler:
     """Return the handler of the task's function; register it if that has not been done.
 
-    The options of the first task of a function are those of the handler; a message of another task
-    carries its own. `timeout` is the backend's, in seconds; `retry` is the task's policy.
+    The options of the first task of a function are those of the handler; messages of another task
+    of that function carry their own. `timeout` is the backend's, in seconds; `retry` is the task's
+    policy.
     """
     known = handlers.get(task.module_path)
     if known is not None and (registered := task_of(known)) and registered.func is task.func:

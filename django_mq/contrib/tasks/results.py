@@ -71,7 +71,7 @@ def running(task: Task[..., Any], delivery: Delivery) -> TaskResult[..., Any] | 
     if arguments is None:
         return None
     attempts = failed_attempts(delivery, delivery.attempt - 1)
-    # By the worker's clock, but never before the claim by the database's clock.
+    # By the worker's clock, but not before the claim by the database's clock.
     attempts.add(worker_of(delivery._row.claimed_by), max(delivery._row.claimed, time()))
     return _result(
         _as_enqueued(task, delivery.queue, delivery.priority, stored_options(delivery.metadata)),
@@ -141,7 +141,7 @@ def sender_of(result: TaskResult[..., Any], registered: Task[..., Any]) -> type:
     """Return the sender of the signals about a result: the class of its backend."""
     try:
         return type(task_backends[result.backend])
-    except ImproperlyConfigured:  # enqueued under an alias that is not in TASKS here
+    except ImproperlyConfigured:  # enqueued under an alias that is not in this process's TASKS
         return type(registered.get_backend())
 
 
@@ -192,7 +192,7 @@ def _result(
 def _as_enqueued(
     task: Task[..., Any], queue: str, priority: int, options: StoredOptions
 ) -> Task[..., Any]:
-    """Return the registered task as it was enqueued, not validated again: settings change."""
+    """Return the registered task as it was enqueued, without validating it: settings may change."""
     changes = {
         "queue_name": queue,
         "priority": priority,
@@ -225,7 +225,7 @@ def _connection(delivery: Delivery) -> BaseDatabaseWrapper:
 
 
 def _attempts_of(text: str, count: int | None) -> TaskAttempts:
-    """Read the last `count` attempts, or all; an attempt whose record is gone has no worker."""
+    """Read the last `count` attempts, or all; an attempt without a record has no worker."""
     attempts = TaskAttempts()
     records = [each for each in _read(text) if isinstance(each, dict)]
     if count is not None:
