@@ -49,7 +49,7 @@ def request(
     """Store a message and keep its handler's return value; the options are those of `broadcast()`.
 
     Inside `atomic()` the message is part of that transaction, and you can wait for its reply after
-    the commit; elsewhere it is committed when this returns. While autocommit is off it needs
+    the commit; elsewhere it is committed when this returns. With autocommit off it needs
     `atomic()`, like `broadcast()`. Give `expires`, so that a request does not run after its caller
     has stopped waiting.
 
@@ -117,7 +117,7 @@ def gather(
 ) -> list[Any]:
     """Return all replies in order; `timeout` (seconds or timedelta) covers all of them together.
 
-    The first error or timeout is raised, and you can wait for the other replies again; with
+    The first error or timeout is raised, after which you can still wait for the other replies; with
     `return_exceptions`, each RemoteError and ReplyTimeout is returned in place of its reply.
     """
     return collect(_checked(pendings), timeout, return_exceptions=return_exceptions)

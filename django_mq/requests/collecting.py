@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from django_mq.exceptions import ReplyTimeout
     from django_mq.store.results import ReplyState
 
-#: Seconds to wait for a reply by default.
+#: The default number of seconds to wait for a reply.
 TIMEOUT = 10.0
 
 
@@ -98,11 +98,11 @@ def seconds_of(timeout: float | timedelta | None) -> float | None:
 def _futures(
     pendings: Sequence[AwaitedReply], is_here: Callable[[AwaitedReply], bool]
 ) -> Iterator[list[Future[ReplyState] | None]]:
-    """Yield a future for each reply, or None for one that this thread queries itself.
+    """Yield a future for each reply, or None for a reply that this thread queries itself.
 
-    The waiter looks for all of them until the block ends. Raises CannotWait.
+    The waiter queries for all futures until the block ends. Raises CannotWait.
     """
-    from django_mq.requests.waiter import waiter_of  # imports the driver, which is not needed yet
+    from django_mq.requests.waiter import waiter_of  # imports the driver, not needed earlier
 
     for pending in pendings:
         pending._refuse()

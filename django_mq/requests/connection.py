@@ -23,11 +23,11 @@ from django_mq.store.limits import Limits, set_for_session
 from django_mq.store.results import ReplyState
 from django_mq.store.session_facts import is_pooled
 
-#: The server's limits of a query. With STALL_MARGIN they are below the default timeout of `ask()`,
-#: so that a reply still arrives in time when the connection stalls.
+#: The server's limits for a query. With STALL_MARGIN they stay below the default timeout of
+#: `ask()`, so that a reply still arrives in time if the connection stalls.
 LIMITS = Limits(statement=5.0, lock=5.0)
-#: Seconds until LISTEN is tried again after it failed, and between two LISTENs on a connection that
-#: has no other use: each shows whether the connection still answers.
+#: Seconds until LISTEN is tried again after it failed, and between two LISTENs on a connection
+#: without other use: each shows whether the connection still answers.
 LISTEN_INTERVAL = 10.0
 
 
@@ -40,7 +40,7 @@ class SleepBreaker:
         self.receiver.setblocking(False)
 
     def __call__(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: earlier pokes are unread
+        with contextlib.suppress(BlockingIOError):  # full: earlier pokes have not been read yet
             self._sender.send(b"\0")
 
     def clear(self) -> None:
@@ -52,10 +52,10 @@ class SleepBreaker:
 class ServerLink:
     """A waiter's link to the server, for one thread.
 
-    Any method may raise an error in LOST; call `close()` then, unless the server refused the
-    query. One connection queries and listens, unless WAKEUP names another alias to listen on. If
-    that is lost, or WAKEUP is "poll", the link only queries. No method waits for the server without
-    a bound.
+    Any method may raise an error in LOST; call `close()` then, unless the server refused the query.
+    One connection queries and listens, unless WAKEUP names another alias to listen on. If the
+    listening connection is lost, or WAKEUP is "poll", the link only queries. Every wait for the
+    server is bounded.
     """
 
     def __init__(self, alias: str, poke: SleepBreaker) -> None:
@@ -68,7 +68,7 @@ class ServerLink:
         self._tried_at = float("-inf")
 
     def query(self, ids: Sequence[int]) -> list[ReplyState]:
-        """Return the states of the requests `ids`; LISTEN comes first, so no reply is missed."""
+        """Return the states of the requests `ids`; listens first, so that no reply is missed."""
         if self._cursor is None:
             self._cursor = self._connect()
         listens_apart = self._listen_connection is not self._query_connection
@@ -110,8 +110,9 @@ class ServerLink:
     def _connect(self) -> RepeatingCursor:
         link = TimedLink(LIMITS.statement + STALL_MARGIN)
         self._query_connection = connection = _connect(self._alias, link)
-        # Through a pooler the limits go along with each query, which takes 0.6 ms instead of 0.2:
-        # the session may be the application's, too. An alias does not always say so.
+        # Through a pooler the limits are sent with each query, which takes 0.6 ms instead of 0.2:
+        # the application may use the session, too. The settings of an alias do not always show a
+        # pooler.
         pooled = is_pooled(connection)
         if not pooled:
             version = connection.info.server_version
@@ -153,7 +154,7 @@ def _listen_link() -> Link:
 def _connect(alias: str, link: Link) -> psycopg.Connection[Any]:
     """Return a plain connection in autocommit mode; `link` bounds its waits.
 
-    Receivers of `connection_created` are not called: one that fails would fail all waits.
+    Receivers of `connection_created` are not called: a failing one would fail all waits.
     """
     wrapper = plain_connection(alias, link)
     params = {**wrapper.get_connection_params(), "autocommit": True}

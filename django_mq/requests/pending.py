@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 
-#: Functions that run messages, called before each query: those of open blocks of `answering()`.
+#: Functions that run messages, called before each query: one per open block of `answering()`.
 test_runners: list[Callable[[], object]] = []
 
 
 class PendingReply:
     """The reply to one request, which may not have arrived yet.
 
-    `id` is the id of the message; `PendingReply(id)` in another process, or a pickled copy, is the
-    same reply. A reply is kept for RESULT_RETENTION and can be read repeatedly. Ids can be
+    `id` is the id of the message; `PendingReply(id)` in another process, or a pickled copy, stands
+    for the same reply. A reply is kept for RESULT_RETENTION and can be read repeatedly. Ids can be
     guessed: check the owner before you show a reply to a user. Raises InvalidOption for an
     impossible id, such as one that a user typed.
     """
@@ -173,7 +173,7 @@ class PendingReply:
         )
 
     def _late(self, seconds: float | None) -> ReplyTimeout:
-        """Return the timeout error; `seconds` is None in a TestCase, where waiting is futile."""
+        """Return the timeout error; `seconds` is None in a TestCase, where waiting is pointless."""
         what = f"message {self.id} ({self._type})" if self._type else f"message {self.id}"
         if seconds is None and test_runners:
             text = (
@@ -218,7 +218,7 @@ class _Origin:
     def is_open(self) -> bool:
         """Return whether the transaction is known to be open.
 
-        In a TestCase hooks stay registered for ever, so the atomic block counts as well.
+        In a TestCase hooks stay registered for ever, so the atomic block is checked, too.
         """
         connection = self._connection()
         return (

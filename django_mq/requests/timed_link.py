@@ -1,4 +1,4 @@
-"""A link that ends its own waits, for a thread that no watchdog looks after."""
+"""A link that ends its own waits, for a thread that no watchdog watches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_mq.executor.watchdog import Link
 class TimedLink(Link):
     """A link whose waits end after `seconds`, or `max_wait`, without a watchdog.
 
-    A watchdog would be a second thread in each process that asks.
+    A watchdog would be a second thread in each process that makes requests.
     """
 
     def attach(self, driver: psycopg.Connection[Any]) -> None:
@@ -29,8 +29,8 @@ class TimedLink(Link):
     def _timed(self, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
         """Yield the events that `generator` waits for; shut the link once it has waited too long.
 
-        The driver resumes a generator at least every 0.1 s. The value that it sends does not tell
-        whether an event came: before psycopg 3.2.11 its C code always says so.
+        The driver resumes a generator at least every 0.1 s. The value that it sends does not show
+        whether an event came: before psycopg 3.2.11, its C code always claims that one did.
         """
         ends_at = monotonic() + min(self.seconds, self.max_wait)
         try:
@@ -40,6 +40,6 @@ class TimedLink(Link):
                 # First: an answer that came while the process was frozen is not late.
                 event = generator.send(ready)
                 if monotonic() >= ends_at:
-                    self.shut()  # now the socket is readable, and its end is an error
+                    self.shut()  # the socket is now readable, and reading its end raises an error
         except StopIteration as end:
             return end.value

@@ -27,11 +27,11 @@ logger = logging.getLogger("django_mq")
 #: Seconds between two queries for one reply: first and maximum. With LISTEN, always the maximum.
 QUERY_INTERVAL, MAX_QUERY_INTERVAL = 0.02, 0.25
 GROWTH = 1.5
-#: The minimum of seconds between two queries, since any login may send notifications.
+#: The minimum number of seconds between two queries, since any login may send notifications.
 MIN_QUERY_INTERVAL = 0.005
 #: Seconds that an idle thread keeps its connection.
 IDLE_SECONDS = 30.0
-#: Seconds between two tries to reach a lost database: first and maximum.
+#: Seconds between two attempts to reach a lost database: first and maximum.
 RECONNECT_WAIT, MAX_RECONNECT_WAIT = 0.02, 5.0
 
 
@@ -58,14 +58,15 @@ class Waiter:
 
     @contextmanager
     def waiting_for(self, id: int) -> Iterator[Future[ReplyState]]:
-        """Yield a future for the reply to message `id`, or for the answer that none can come.
+        """Yield a future for the reply to message `id`, or for the state that none can come.
 
         The wait lasts until the block ends. The future fails if the database refuses the query.
         """
         future: Future[ReplyState] = Future()
         with self._lock:
             if not self._running:
-                # Starting a thread may fail. It blocks on the lock until the future is registered.
+                # Starting a thread may fail. The thread blocks on the lock until the future is
+                # registered.
                 threading.Thread(target=self._run, name="mq-replies", daemon=True).start()
                 self._running = True
             self._pending.setdefault(id, _PendingQuery()).futures.append(future)
@@ -112,7 +113,7 @@ class Waiter:
     def _ends(self, idle_since: float) -> bool:
         """Return whether the thread has been idle for long; the next wait then starts a new one."""
         # In tests, an open connection would keep the test database from being dropped. `outbox` is
-        # the mark that Django's test runners, and pytest-django, leave in any process.
+        # the mark that Django's test runners, and pytest-django, leave in every process.
         keep = 0.0 if hasattr(mail, "outbox") else IDLE_SECONDS
         with self._lock:
             if self._pending or monotonic() - idle_since < keep:
@@ -176,13 +177,13 @@ def waiter_of(alias: str) -> Waiter:
     """Return this process's waiter for the database of `alias`."""
     with _lock:
         waiter = _waiters.get(alias)
-        if waiter is None:  # a waiter has a pair of sockets
+        if waiter is None:  # only now, since a waiter has a pair of sockets
             waiter = _waiters[alias] = Waiter(alias)
         return waiter
 
 
 def _begin_anew() -> None:
-    """Reset a forked child: it has no waiter threads, and the connections are the parent's."""
+    """Reset a forked child: it has no waiter threads, and the connections belong to the parent."""
     global _lock
     _lock = threading.Lock()
     _waiters.clear()
