@@ -1,1 +1,1 @@
-"""Schedules: store those that the code declares, broadcast those that are due. No thread here."""
+"""Schedules: store those that the code declares, broadcast those that are due. Starts no thread."""

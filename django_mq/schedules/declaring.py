@@ -25,15 +25,15 @@ logger = logging.getLogger("django_mq")
 #: process has declared is disabled.
 REDECLARE_INTERVAL, RETIRE_AFTER = 3600.0, 86400.0
 
-#: Opens a transaction, or a savepoint in one, and gives its cursor.
+#: Opens a transaction, or a savepoint within one, and yields its cursor.
 Block = Callable[[], AbstractContextManager[Cursor]]
 
 
 def declare_all(block: Block, settings: Settings) -> None:
     """Store the schedules that this process declares, each in a transaction of its own.
 
-    Logs those that cannot run. Raises OperationalError if the database is lost or, once the others
-    are stored, if another session has locked the row of a schedule.
+    Logs those that cannot run. Raises OperationalError if the database is lost. Also raises it,
+    once the others are stored, if another session has locked the row of a schedule.
     """
     _declare_each(block, _declared().values(), settings)
 
@@ -54,8 +54,8 @@ def retire(block: Block) -> None:
 def keep_declared(block: Block, settings: Settings) -> None:
     """Declare the schedules of this process again.
 
-    This does not overwrite the newer declaration of another process: of two versions of the code,
-    the one that started last decides. Raises the same errors as `declare_all()`.
+    This does not overwrite a newer declaration by another process: of two versions of the code, the
+    one that started last decides. Raises the same errors as `declare_all()`.
     """
     declared = _declared()
     with block() as cursor:

@@ -27,7 +27,7 @@ from django_mq.store.schedules import ScheduleRow
 
 logger = logging.getLogger("django_mq")
 
-#: Broadcasts per transaction: each has a savepoint, and PostgreSQL keeps 64 per transaction in
+#: Broadcasts per transaction: each has a savepoint, and PostgreSQL keeps only 64 per transaction in
 #: shared memory.
 MAX_PER_TRANSACTION = 50
 #: The reserved metadata of a schedule's messages.
@@ -47,9 +47,9 @@ class FireResult(NamedTuple):
 def fire_due(cursor: Cursor, alias: str, *, after: store.Position = store.FIRST) -> FireResult:
     """Broadcast schedules due after position `after`; call it in a transaction of its own.
 
-    A schedule that another session has locked is skipped, as is one with a cron expression if
-    `cronsim` is missing. One whose broadcast fails moves on, with `last_error`; one whose queue is
-    full stays due, and so does one whose time zone this host does not know.
+    A schedule that another session has locked is skipped, and so is one with a cron expression if
+    `cronsim` is missing. A schedule whose broadcast fails moves on, with `last_error`. A schedule
+    whose queue is full stays due, and so does one whose time zone this host does not know.
     """
     rows = store.take_due(cursor, limit=MAX_PER_TRANSACTION, after=after, cron=can_read_cron())
     tried = broadcasts = 0
@@ -64,14 +64,14 @@ def fire_due(cursor: Cursor, alias: str, *, after: store.Position = store.FIRST)
 
 
 def _fire(cursor: Cursor, alias: str, row: ScheduleRow, *, maximum: int) -> _Outcome:
-    """Broadcast at most `maximum` times of a schedule that is due, and move it on."""
+    """Broadcast at most `maximum` times of a due schedule, and move the schedule on."""
     try:
         found = _due(row)
     except UnknownZone as error:  # it stays due, for a host that knows its zone
         _report_once(row, error)
         store.move(cursor, row.name, next_at=row.next_at, last_error=_text(error))
         return _Outcome(row.next_at)
-    except Exception as error:  # written by others
+    except Exception as error:  # another program wrote bad values
         _report(row, error)
         store.move(cursor, row.name, next_at=None, last_error=_text(error))
         return _Outcome(None)
@@ -111,7 +111,7 @@ class _Outcome:
 def _broadcast_each(
     row: ScheduleRow, times: Sequence[datetime], next_at: datetime | None, alias: str
 ) -> _Outcome:
-    """Broadcast these times in order; a time for which the queue has no room stays the next."""
+    """Broadcast these times in order; if the queue has no room for one, it stays the next time."""
     outcome = _Outcome(next_at)
     for at in times:
         outcome.tried += 1
@@ -142,7 +142,7 @@ def _broadcast_each(
 def broadcast_at(row: ScheduleRow, at: datetime, *, alias: str) -> Receipt:
     """Broadcast a schedule's message for the time `at`, in a savepoint.
 
-    The receipt is false if `overlap="skip"` stored nothing. Raises what `broadcast()` raises.
+    The receipt is false if `overlap="skip"` stored nothing. Raises the errors of `broadcast()`.
     """
     skips = row.overlap == "skip"
     message = Message(
@@ -159,7 +159,7 @@ def broadcast_at(row: ScheduleRow, at: datetime, *, alias: str) -> Receipt:
 
 
 def fire_now(cursor: Cursor, alias: str, row: ScheduleRow) -> Receipt:
-    """Broadcast a schedule's message at once; its next time stays. Raises as `broadcast()`."""
+    """Broadcast a schedule's message at once; its next time stays. Raises like `broadcast()`."""
     receipt = broadcast_at(row, row.now, alias=alias)
     if receipt:
         store.move(
@@ -175,7 +175,7 @@ def fire_now(cursor: Cursor, alias: str, row: ScheduleRow) -> Receipt:
 def fire_until(cursor: Cursor, alias: str, until: datetime) -> int:
     """Broadcast each time up to `until`, in order, as if it had come; return how many messages.
 
-    For tests. Raises what `broadcast()` raises.
+    For tests. Raises the errors of `broadcast()`.
     """
     count = 0
     while rows := store.take_due(cursor, limit=1, until=until):
@@ -211,7 +211,7 @@ def _unique_id(name: str) -> str:
 
 
 def _text(error: Exception) -> str:
-    """Return the error's class and the first line of its text: PostgreSQL's others quote rows."""
+    """Return the error's class and its first line: the other lines of PostgreSQL quote rows."""
     found = describe(error)
     return one_line(": ".join([found.error_class, *found.text.splitlines()[:1]]))
 
@@ -221,7 +221,7 @@ def _report(row: ScheduleRow, error: Exception) -> None:
 
 
 def _report_once(row: ScheduleRow, error: Exception) -> None:
-    """Report why a schedule stays due, but not at each try."""
+    """Report why a schedule stays due, but not at each attempt."""
     if _text(error) != row.last_error:
         _report(row, error)
 
