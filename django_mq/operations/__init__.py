@@ -1,1 +1,1 @@
-"""Carry out operations: the changes of messages, and the steps in which workers make them."""
+"""Carry out operations: the changes to messages, and the steps in which workers make them."""

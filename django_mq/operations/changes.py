@@ -1,7 +1,7 @@
 """The changes that operators make to messages, in the caller's transaction.
 
-Each returns the ids that it changed: messages in flight, or locked by another session, stay. The
-workers are rung after the commit where a message may now run.
+Each returns the ids that it changed: messages in flight, or locked by another session, stay. If a
+message may now run, the workers are rung after the commit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def requeue(cursor: CursorWrapper, ids: Sequence[int], *, attempts: int = 1) -> 
 
 
 def run_now(cursor: CursorWrapper, ids: Sequence[int]) -> list[int]:
-    """Make messages that wait for a time due."""
+    """Make messages due that wait for a time."""
     return _made_due(cursor, store.run_now(cursor, ids=ids))
 
 

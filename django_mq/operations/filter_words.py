@@ -1,4 +1,4 @@
-"""The stored filter of an operation, as people read it."""
+"""The stored filter of an operation, in words for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads: the first messages of lines, which the others of their line wait behind."""
+"""Heads: the first messages of lines, behind which the others of their line wait."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from django_mq.conf import get_settings
 from django_mq.store import operations as store
 from django_mq.store.waiting_behind import standings
 
-#: The actions on heads: only a dead one waits for an operator.
+#: The actions on heads: only a dead head waits for an operator.
 HEAD_ACTIONS = ("requeue", "discard")
 
 
 def dead_heads(cursor: CursorWrapper, ids: Sequence[int], operation: int) -> list[int]:
-    """Return the dead heads of the lines of messages; one that is in no line is its own head.
+    """Return the dead heads of the lines of messages; a message in no line is its own head.
 
-    Only those that were dead when the operation was requested: a head that was requeued in an
+    Only heads that were dead when the operation was requested: a head that was requeued in an
     earlier step, and has died again since, is left alone.
     """
     found = standings(

@@ -1,4 +1,4 @@
-"""The entry in the admin's log for an operation that ended."""
+"""The entry in the admin's log for an operation that has ended."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ REMOVING_ACTIONS = ("cancel", "discard")
 
 
 def log_end(id: int, action: str, user_id: str, text: str, alias: str) -> None:
-    """Write the entry for the user who requested it; nothing without a user, or if it is gone.
+    """Write the entry for the user who requested it; nothing if there is no user, or not any more.
 
-    A project without the admin has no log. The operation goes on even if the database refuses the
+    A project without the admin has no log. The operation continues even if the database refuses the
     entry or cannot be reached.
     """
     if not user_id or not apps.is_installed("django.contrib.admin"):
@@ -23,7 +23,7 @@ def log_end(id: int, action: str, user_id: str, text: str, alias: str) -> None:
     from django.contrib.admin.models import CHANGE, DELETION, LogEntry
     from django.contrib.contenttypes.models import ContentType
 
-    # Imported late, since a worker is imported before the models are.
+    # Imported here, since a worker is imported before the models are.
     from django_mq.models import Operation
 
     log_alias = router.db_for_write(LogEntry)

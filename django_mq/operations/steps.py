@@ -20,7 +20,7 @@ from django_mq.store.operations import OperationRow, Progress
 
 logger = logging.getLogger("django_mq")
 
-#: Messages of one transaction, which keeps their locks short.
+#: Messages per transaction, which keeps their locks short.
 CHUNK = 1000
 
 
@@ -43,15 +43,15 @@ class StepRefused(Exception):
 def take_step(cursor: CursorWrapper) -> OperationStep | None:
     """Carry out a step of the oldest operation that no other worker has; None if there is none.
 
-    The caller's transaction is that of the step. Each message is acted on at most once: the next
-    step begins behind the last id of this one. Raises StepRefused from a database error.
+    The step runs in the caller's transaction. Each message is acted on at most once: the next step
+    begins behind the last id of this one. Raises StepRefused from a database error.
     """
     row = store.take(cursor)
     if row is None:
         return None
     try:
         wanted = MessageFilter.from_json(json.loads(row.filter))
-    except Exception as error:  # else this operation, the oldest, would block all the others
+    except Exception as error:  # otherwise this operation, the oldest, would block all the others
         end(cursor, row, "failed", error=f"its filter cannot be read: {error}")
         return OperationStep(0, may_run=False)
     try:
@@ -73,7 +73,7 @@ def take_step(cursor: CursorWrapper) -> OperationStep | None:
 def fail_step(cursor: CursorWrapper, id: int, error: DatabaseError) -> None:
     """End an operation whose step the database refused, unless another worker has it."""
     if row := store.take(cursor, id):
-        text = f"{type(error).__name__}: {error}".splitlines()[0]  # the others quote rows
+        text = f"{type(error).__name__}: {error}".splitlines()[0]  # the other lines quote rows
         end(cursor, row, "failed", error=text)
 
 
@@ -86,7 +86,7 @@ def end(
     skipped: int = 0,
     error: str = "",
 ) -> None:
-    """End a locked operation and log it, here and in the admin's log for the user who asked."""
+    """End a locked operation and log it, here and in the admin's log for the requesting user."""
     progress = store.advance(
         cursor,
         row.id,
