@@ -18,7 +18,7 @@ from django_mq.values import as_seconds
 
 
 def wrong_arguments(text: str) -> CommandError:
-    """Return the error for arguments that do not go together: exit code 2, as of argparse.
+    """Return the error for arguments that do not go together: exit code 2, like argparse's.
 
     Not a subclass: Django prints the name of a subclass before the text.
     """
@@ -105,9 +105,9 @@ def moment(text: str) -> datetime:
 
 
 def moment_or_ago(text: str) -> datetime:
-    """Read a moment, or a duration with its unit that is counted back from now."""
+    """Read a moment, or a duration with its unit, counted back from now."""
     if re.fullmatch(r"[\d.]+[smhd]", text.strip()):
-        now = utc_now()  # no row is older than the first time of the columns
+        now = utc_now()  # no row is older than the first time that the columns accept
         return now - timedelta(seconds=min(duration(text), (now - FIRST_TIME).total_seconds()))
     try:
         return moment(text)
@@ -116,7 +116,7 @@ def moment_or_ago(text: str) -> datetime:
 
 
 def past_moment_or_ago(text: str) -> datetime:
-    """Read a moment that has passed, or a duration that is counted back from now."""
+    """Read a moment that has passed, or a duration counted back from now."""
     found = moment_or_ago(text)
     if found > utc_now():
         raise ArgumentTypeError(f"{one_line(text)!r} is in the future")
@@ -124,7 +124,7 @@ def past_moment_or_ago(text: str) -> datetime:
 
 
 def login() -> str:
-    """Return the name of the operator's login; empty if it has none, as in a container."""
+    """Return the name of the operator's login; empty if there is none, as in a container."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

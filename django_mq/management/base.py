@@ -29,18 +29,18 @@ from django_mq.queues import Changed
 from django_mq.queues.doctor.schema import unapplied_migrations
 from django_mq.supervisor.output import discard
 
-#: Other errors of a database that cannot be used. Django reads an alias when it first connects.
+#: Other errors of an unusable database. Django reads an alias when it first connects.
 UNUSABLE = (InterfaceError, ImproperlyConfigured)
 
 
 class Declined(Exception):
-    """A question at the terminal was answered with no."""
+    """The operator answered a question at the terminal with no."""
 
 
 class OperatorCommand(BaseCommand):
     """A command that calls `django_mq.queues`; subclasses write `operate`.
 
-    Wrong arguments become a CommandError with exit code 2, errors of the database one with 1.
+    Wrong arguments become a CommandError with exit code 2, database errors one with 1.
     """
 
     #: Whether the command concerns one queue.
@@ -70,7 +70,7 @@ class OperatorCommand(BaseCommand):
         try:
             try:
                 return super().execute(*args, **options)
-            finally:  # also before an exit code: the interpreter's own flush would change it to 120
+            finally:  # before an exit code, too: the interpreter's flush would change it to 120
                 if sys.stdout is not None:
                     sys.stdout.flush()
         except BrokenPipeError:
@@ -136,12 +136,12 @@ class OperatorCommand(BaseCommand):
         self.note(filter(None, warnings))
 
     def note(self, texts: Iterable[str]) -> None:
-        """Print remarks beside the answer."""
+        """Print remarks in addition to the answer."""
         for text in texts:
             self.stderr.write(self.style.WARNING(f"Note: {text}"))
 
     def agree(self, question: str, *, yes: bool, json: bool, **options: Any) -> None:
-        """Ask for confirmation of an action that can be undone, at a terminal only.
+        """Ask for confirmation of an action that can be undone, but only at a terminal.
 
         Raises Declined.
         """
@@ -160,7 +160,7 @@ class OperatorCommand(BaseCommand):
     ) -> None:
         """Ask before changing a queue that is unknown here: its name may be misspelled.
 
-        Without a terminal it raises CommandError; with `force` it does nothing.
+        Without a terminal this raises CommandError; with `force` it does nothing.
         """
         if force or queue in (known := queues.names(using=database)):
             return
@@ -195,7 +195,7 @@ class OperatorCommand(BaseCommand):
     ) -> None:
         """Ask the `question`, if there is one, then `act()`; print how many messages were changed.
 
-        `found` are the messages that `act` would try. `do` and `done` are forms of the verb.
+        `found` has the messages that `act` would try. `do` and `done` are forms of the verb.
         """
         if options["dry_run"]:
             self.report(f"Would {do}", found, **options)
@@ -208,9 +208,10 @@ class OperatorCommand(BaseCommand):
 
 
 def _typed(question: str) -> str:
-    """Return what is typed at the terminal; Ctrl-D answers nothing.
+    """Return what the operator types at the terminal; Ctrl-D counts as no answer.
 
-    If the output goes elsewhere, the question goes to stderr: a question in a file is not seen.
+    If the output goes elsewhere, the question goes to stderr, since nobody sees a question in a
+    file.
     """
     with nullcontext() if sys.stdout.isatty() else redirect_stdout(sys.stderr):
         try:
@@ -221,9 +222,9 @@ def _typed(question: str) -> str:
 
 
 def chosen_database(alias: str | None) -> str:
-    """Return the alias of the messages' database; `alias` is the option, if it was given.
+    """Return the alias of the messages' database; `alias` is the option, if given.
 
-    Raises CommandError if the alias does not exist, is not PostgreSQL, or is without autocommit.
+    Raises CommandError if the alias does not exist, is not PostgreSQL, or has no autocommit.
     """
     alias = alias_of(None) if alias is None else alias
     if alias not in connections:
@@ -265,7 +266,7 @@ def count(n: int) -> str:
 
 
 def add_queue(parser: CommandParser) -> None:
-    """Add the two spellings of a queue's name; `handle` makes them one option."""
+    """Add the two spellings of a queue's name; `handle` merges them into one option."""
     parser.add_argument("queue", metavar="QUEUE", nargs="?", help="name of the queue")
     parser.add_argument("--queue", metavar="QUEUE", dest="named_queue", help="the same as QUEUE")
 

@@ -1,4 +1,4 @@
-"""Refuse a worker that asks for more than this machine or the server can give."""
+"""Refuse a worker that asks for more than this machine or the server can provide."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from django_mq.supervisor.process_slot import MEGABYTE, resident_bytes
 
 logger = logging.getLogger("django_mq")
 
-#: Connections without which a process runs nothing: to claim, to renew its leases, and to run
-#: handlers.
+#: The minimum number of connections of a process that runs anything: to claim, to renew its leases,
+#: and to run handlers.
 MIN_CONNECTIONS = 3
 
 
 def process_count(option: int | None, settings: Settings) -> int:
-    """Return the number of processes; raise ValueError for one that no host can run."""
+    """Return the number of processes; raise ValueError for a number that no host can run."""
     if option is None:
         return settings.processes
     try:
@@ -34,7 +34,7 @@ def process_count(option: int | None, settings: Settings) -> int:
 
 
 def check_connections(driver: psycopg.Connection[Any], *, processes: int, threads: int) -> None:
-    """Raise CommandError if the login may open too few connections; warn if only at times."""
+    """Raise CommandError if the login may open too few connections; warn if only sometimes."""
     allowed = session_facts.login_limits(driver).connections
     if allowed is None:
         return
@@ -58,7 +58,7 @@ def check_connections(driver: psycopg.Connection[Any], *, processes: int, thread
 
 
 def check_max_rss(max_rss: int | None) -> None:
-    """Raise CommandError for a limit that each new process would exceed at once."""
+    """Raise CommandError for a limit that every new process would exceed at once."""
     rss = resident_bytes(os.getpid()) // MEGABYTE
     if max_rss is not None and rss >= max_rss:
         raise CommandError(

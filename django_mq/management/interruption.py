@@ -1,4 +1,4 @@
-"""End a command by a signal, after the action it carries out has logged what it changed."""
+"""End a command by a signal, after its action has logged what it changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from django_mq.supervisor import output
 from django_mq.supervisor.stop_signals import leave_by
 
-#: With Ctrl-C, the signals that end a command: of `kill`, and of a terminal that is closed.
+#: The signals that end a command besides Ctrl-C: from `kill`, and from a terminal that closes.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -21,9 +21,9 @@ class Interruption(KeyboardInterrupt):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within the block, `SIGNALS` raise as Ctrl-C does; then the process ends by the signal.
+    """Within the block, `SIGNALS` raise as Ctrl-C does; then the signal ends the process.
 
-    Only in the main thread, and only of a process that is the command.
+    Only in the main thread, and only if the process is the command.
     """
     for number in SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP

@@ -13,7 +13,7 @@ from django_mq.policy import durations
 from django_mq.policy.error_text import one_line
 from django_mq.queues import Head, WorkerProcess
 
-#: Table cells are cut here; names have at most 128 characters.
+#: Table cells are cut to this width; names have at most 128 characters.
 MAX_CELL_WIDTH = 200
 WORKER_HEADERS = (
     "worker",
@@ -58,7 +58,7 @@ def as_json(value: object) -> str:
 
 
 def span(duration: timedelta | None) -> str:
-    """Return a duration as the pages show it, `-` for None.
+    """Return a duration in the form of the pages, `-` for None.
 
     >>> span(timedelta(seconds=93.7)), span(None)
     ('1 min 33 s', '-')
@@ -67,7 +67,7 @@ def span(duration: timedelta | None) -> str:
 
 
 def heads_table(heads: Iterable[Head]) -> str:
-    """Return a table of the messages that others wait behind."""
+    """Return a table of the messages behind which others wait."""
     headers = ("first", "queue", "key", "handler", "type", "state", "attempts", "at", "behind")
     return table(
         headers,

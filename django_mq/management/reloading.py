@@ -1,4 +1,4 @@
-"""`mq_worker --reload`: start again when code changes, also after code that does not load."""
+"""`mq_worker --reload`: start again when code changes, even after code that does not load."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _handle_stop_signals(handle: Callable[[int, object], None]) -> None:
 
 
 def _leave(number: int, frame: object) -> None:
-    """Begin to end this process; only another Ctrl-C cuts its drain short."""
+    """Begin to end this process; after that, only Ctrl-C cuts its drain short."""
     _handle_stop_signals(_leave_at_once)
     sys.exit(0)
 
@@ -67,7 +67,7 @@ def _leave_at_once(number: int, frame: object) -> None:
 
 
 class _Reloader:
-    """Starts children until one ends well, or a signal comes: the first drains the child."""
+    """Starts children until one ends well, or a signal comes: the first one drains the child."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
@@ -77,7 +77,8 @@ class _Reloader:
         """Return the exit code of the last child."""
         environment = {**os.environ, DJANGO_AUTORELOAD_ENV: "true"}
         while True:
-            # Before the child reads them: what changes while it fails is not missed.
+            # Taken before the child reads the files, so that no change made while it fails is
+            # missed.
             before = _files()
             self._child = subprocess.Popen(get_child_arguments(), env=environment, close_fds=False)
             code = self._child.wait()
@@ -92,12 +93,12 @@ class _Reloader:
                 sleep(INTERVAL)
 
     def stop(self, number: int, frame: object) -> None:
-        """Pass the signal on; it may have reached the child, too, as Ctrl-C does."""
+        """Pass the signal on; the child may have received it already, as with Ctrl-C."""
         if self._child is None:
             sys.exit(0)
         if not self._stopping:
             self._child.terminate()
-        elif number != signal.SIGHUP:  # a terminal that closes sends it twice
+        elif number != signal.SIGHUP:  # a closing terminal sends it twice
             self._child.kill()
         self._stopping = True
 
@@ -109,7 +110,7 @@ def _files() -> Files:
         for path in folder.glob("*.py"):
             try:
                 found[path] = path.stat().st_mtime
-            except OSError:  # removed meanwhile
+            except OSError:  # removed in the meantime
                 continue
     return found
 

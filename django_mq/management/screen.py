@@ -28,9 +28,9 @@ class Line(NamedTuple):
 class Section:
     """A table or a text with its title; a small terminal hides rows of it.
 
-    `name` is what one row is. Sections of the lowest `rank` keep their rows the longest. `urgent`
-    are the rows in the order of a table that hides some, the most urgent first; without it they
-    keep their order.
+    `name` says what one row is. Sections of the lowest `rank` keep their rows the longest. `urgent`
+    has the rows in the order in which a shortened table shows them, the most urgent first; without
+    it they keep their order.
     """
 
     rows: Sequence[str]
@@ -61,7 +61,7 @@ class Section:
         return cls(rows, above, [note] if note else [], name, rank, urgent)
 
     def lines(self, shown: int) -> Iterator[Line]:
-        """Yield the lines with `shown` of the rows; none if all rows are hidden."""
+        """Yield the lines with `shown` of the rows; yield nothing if all rows are hidden."""
         hidden = len(self.rows) - shown
         if hidden and not shown:
             return
@@ -83,14 +83,15 @@ def fitted(title: str, sections: Sequence[Section], size: os.terminal_size) -> s
     """Return a title and the sections, each ended by a line break, in at most `size.lines` - 1.
 
     The last line stays free for the cursor. Sections of rank 0 grow to half of the screen; then all
-    share what is left, by rank. The title says how many rows are hidden, and a last line names the
-    tables that are hidden as a whole.
+    sections share the rest, by rank. The title says how many rows are hidden, and a last line names
+    the tables that are hidden as a whole.
     """
     rows = sum(len(each.rows) for each in sections)
     lines, hidden = _laid_out(title, sections, size, rows)
     if hidden:
         text = f"{title}, {{}} of {rows:,} rows hidden: the terminal has {size.lines} lines"
-        # Its longest form is as long as this, so the lines below it fit under the real one.
+        # The longest form of the title is as long as this, so the lines below it fit under the real
+        # one.
         lines, hidden = _laid_out(text.format(f"{rows:,}"), sections, size, rows)
         lines[:1] = [text.format(f"{hidden:,}")] if lines else []
     return "".join(f"{line}\n" for line in lines)
@@ -109,7 +110,7 @@ def _laid_out(
 
 
 def _lines(title: str, sections: Sequence[Section], shown: Sequence[int]) -> list[Line]:
-    """Return the title and the sections, each with as many rows as `shown` has at its place."""
+    """Return the title and the sections, each with its number of rows in `shown`."""
     lines, hidden = [Line(title)], []
     for section, count in zip(sections, shown, strict=True):
         if found := list(section.lines(count)):
@@ -121,7 +122,7 @@ def _lines(title: str, sections: Sequence[Section], shown: Sequence[int]) -> lis
 
 
 def _shares(title: str, sections: Sequence[Section], room: int, columns: int) -> list[int]:
-    """Return how many rows of each section are shown: those of one rank grow in turns."""
+    """Return how many rows of each section to show: sections of one rank grow in turns."""
     shown = [0] * len(sections)
 
     def fits(lines: int) -> bool:
@@ -139,12 +140,12 @@ def _shares(title: str, sections: Sequence[Section], room: int, columns: int) ->
 
 
 def erased(size: os.terminal_size) -> str:
-    """Return what empties a terminal line by line, so that it keeps nothing to scroll back."""
+    """Return text that empties a terminal line by line, so that it keeps nothing to scroll back."""
     return HOME + "\n".join([ERASE] * size.lines) + HOME
 
 
 def size_of(output: TextIOBase) -> os.terminal_size | None:
-    """Return the size of the terminal that `output` is; None if it is none, or tells no size."""
+    """Return the size of the terminal `output`; None if it is none, or does not report one."""
     if not output.isatty():
         return None
     try:

@@ -1,4 +1,4 @@
-"""The options that select messages, and remarks on the ids that were given."""
+"""The options that select messages, and remarks on the given ids."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from django_mq.models import QueuedMessage
 from django_mq.queues import Changed
 from django_mq.states import MessageState
 
-#: The most ids whose state is told.
+#: The maximum number of ids whose state is reported.
 NOTED = 10
 #: The options of `add_selection` that select messages by a shared property.
 SELECTION = ("queue", "type", "handler", "key", "fingerprint")
 
 
 def add_common_selection(parser: CommandParser) -> None:
-    """Add the options that select messages, stored or handled, and those of the confirmation."""
+    """Add the options that select stored or handled messages, and those for the confirmation."""
     parser.add_argument(
         "--id",
         type=message_id,
@@ -61,12 +61,12 @@ def check_selection(chosen: Iterable[object], everything: bool) -> None:
 
 
 def notes_on_others(ids: Iterable[int], found: Changed, database: str | None) -> Iterator[str]:
-    """Say what those `ids` are that are not among the dead letters `found`; at most ten."""
+    """Say what the `ids` are that are not among the dead letters `found`; at most ten."""
     others = sorted(set(ids).difference(found.ids))[:NOTED]
     rows = QueuedMessage.objects.using(alias_of(database)).with_state().only("pk")
     states = {each.pk: each.state for each in rows.filter(pk__in=others)}
     for id in others:
         state = states.get(id)
-        if state != MessageState.DEAD:  # else it has died since
+        if state != MessageState.DEAD:  # otherwise it has died since
             what = f"{state}, not dead" if state else "not stored"
             yield f"message {id} is {what}: see mq_why {id}"

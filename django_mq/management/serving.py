@@ -73,7 +73,7 @@ def unmatched(pattern: str, known: Collection[str]) -> str:
 
 
 def separated(options: Iterable[str]) -> str:
-    """Return a hint if an option lists several queues, as other packages' workers take them.
+    """Return a hint if an option lists several queues, as workers of other packages take them.
 
     >>> separated(["work,mail.*"]), separated(["work"])
     ("; repeat the option: --queue work --queue 'mail.*'", '')

@@ -33,7 +33,7 @@ class Command(OperatorCommand):
         )
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command; failed system checks are errors, too."""
+        """Run the command; failed system checks count as errors, too."""
         try:
             return super().execute(*args, **options)
         except CommandError as error:

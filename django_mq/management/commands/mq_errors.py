@@ -17,7 +17,7 @@ from django_mq.management.screen import size_of
 from django_mq.models import FailedAttempt
 from django_mq.policy.error_text import one_line
 
-#: With names of errors and handlers, too, a row would not fit 80 columns.
+#: With the names of errors and handlers, a row would not fit into 80 columns.
 HEADERS = ("fingerprint", "count", "dead", "waiting", "last", "message")
 INDENT = "    "
 
@@ -55,7 +55,7 @@ class Command(OperatorCommand):
             self._show(found, database)
 
     def _show(self, found: Sequence[queues.ErrorGroup], database: str | None) -> None:
-        """Print a table; below each row the error, and the first line of its newest text."""
+        """Print a table; below each row, the error and the first line of its newest text."""
         newest = [each.attempt_id for each in found]
         attempts = FailedAttempt.objects.using(alias_of(database)).filter(pk__in=newest)
         texts = dict(attempts.values_list("pk", "error_text"))

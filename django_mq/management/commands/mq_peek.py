@@ -20,7 +20,7 @@ from django_mq.models.columns import Unreadable
 from django_mq.policy.error_text import one_line
 from django_mq.queues.stalled import standings
 
-#: The bytes of a payload that are shown; --json shows all of it.
+#: The bytes of a payload that are shown; --json shows the whole payload.
 PAYLOAD_BYTES = 2000
 
 
@@ -116,7 +116,7 @@ def _by_id(found: dict[str, list[QueuedMessage]]) -> list[QueuedMessage]:
 
 
 def _nothing(queue: str | None, options: dict[str, Any], database: str | None) -> str:
-    """Return a text that says that there is nothing to show, and where messages are."""
+    """Return a text for when there is nothing to show, which names where messages are."""
     counted = queues.counts(using=database)
     text = f"No messages in queue {queue}." if queue else "No messages."
     if queue and (warning := unknown_queue_warning(queue, counted)):

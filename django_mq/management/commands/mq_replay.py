@@ -60,7 +60,7 @@ class Command(OperatorCommand):
         question = f"Broadcast {count(len(found.ids))} again{where}?"
 
         def act() -> Changed:
-            # The ids that the question counted: more messages may have been handled since.
+            # The ids counted in the question: more messages may have been handled since.
             done = queues.replay(ids=found.ids, to=chosen["to"], using=database)
             return Changed(done.ids, found.skipped + done.skipped)
 

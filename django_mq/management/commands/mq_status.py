@@ -96,7 +96,7 @@ class Command(OperatorCommand):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One look: what the command shows, of one `queue` or of all."""
+    """One look: what the command shows of one `queue`, or of all queues."""
 
     queue: str | None
     counted: Sequence[queues.QueueCounts]
@@ -167,7 +167,7 @@ def _queues(counted: Sequence[queues.QueueCounts]) -> Section:
 
 
 def _urgency(queue: queues.QueueCounts) -> tuple[bool, bool, timedelta, str]:
-    """Return what sorts queues: first those that stand still, by their oldest due message."""
+    """Return the sort key of queues: first those that stand still, by their oldest due message."""
     stopped = queue.dead_head is not None or queue.held or queue.backoff_level or queue.paused
     waits = queue.blocked or (queue.ordered and queue.head is not None)
     has_any = queue.depth or queue.dead

@@ -114,7 +114,7 @@ class Command(BaseCommand):
             raise SystemExit(code)
 
     def _show(self, text: str) -> None:
-        """Print `text` if the output is still open: a worker does not depend on its output."""
+        """Print `text` if the output is still open: a worker must not depend on its output."""
         if sys.stdout is not None:
             with suppress(OSError):
                 self.stdout.write(text)
@@ -177,7 +177,7 @@ class Command(BaseCommand):
     def _check_database(self, worker: Worker, processes: int, *, named: bool) -> list[str]:
         """Raise CommandError if the database is not usable; leave no connection or pool open.
 
-        Returns the names of the known queues, if queues are named.
+        Returns the names of the known queues, if the options name queues.
         """
         alias = worker.alias
         try:
@@ -252,7 +252,7 @@ def _check_reloadable(options: dict[str, Any]) -> None:
 
 
 def _run_reloadable(worker: Worker) -> None:
-    """Run one process without a supervisor; the reloader ends it when code changes."""
+    """Run one process without a supervisor; the reloader ends the process when code changes."""
     atexit.register(_end_for_reload, worker)
     worker.run()
 
@@ -283,7 +283,7 @@ def _shares(messages: int | None, processes: int) -> list[int | None]:
 
 
 def _endpoint(what: str, where: int | tuple[int, str] | None) -> Endpoint | None:
-    """Listen on a port and an address; settings and `call_command()` may have the port alone."""
+    """Listen on a port and an address; settings and `call_command()` may give only the port."""
     if not where:
         return None
     port, address = (where, "127.0.0.1") if isinstance(where, int) else where
