@@ -46,15 +46,16 @@ def deliver(
 ) -> Any:
     """Call one handler as a worker does.
 
-    The payload goes through JSON, and an atomic handler runs in a block. An instance of a
-    `@message` class as payload brings its type and version along. Otherwise `type` is by default
-    the one that the handler names without wildcards, if it names one, else `test.message`.
+    The payload goes through JSON, and an atomic handler runs in an `atomic()` block. If the payload
+    is an instance of a `@message` class, it brings its type and version along. Otherwise the
+    default `type` is the handler's only type without wildcards, if it has one, else `test.message`.
     `handler` is the function or its name; a batch handler gets a list of one delivery. No message
     is stored. Returns the handler's return value, or raises its error, undoing an atomic handler's
     writes; an answer, such as `delivery.reject()` in a batch, is raised as the exception that it
     stands for. Raises InvalidPayload if `payload` could not be broadcast, InvalidName for a bad
     `type`, `queue` or `key`, InvalidOption if `attempt` or `max_attempts` is below 1, and
-    LookupError if there is no such handler, or if a function is several: give the name of one.
+    LookupError if there is no such handler, or if a function is several handlers: pass the name of
+    one.
     """
     settings = get_settings()
     connection = queue_connection(using)
@@ -170,7 +171,7 @@ def _handler(handler: Callable[..., Any] | str) -> Handler:
 
 
 def _type_of(handler: Handler) -> str:
-    """Return the only plain type of a handler; of several, or none, nothing says which."""
+    """Return the only plain type of a handler; with several, or none, `test.message`."""
     plain = plain_types(handler.patterns)
     return plain[0] if len(plain) == 1 else "test.message"
 

@@ -62,7 +62,7 @@ class CapturedBroadcasts(Sequence[Broadcast]):
     _captured: list[_Captured] = field(default_factory=list)
 
     def _kept(self, alias: str | None = None) -> list[Broadcast]:
-        """Return those that are kept, on this alias if one is given."""
+        """Return the broadcasts that are kept, on this alias if one is given."""
         return [
             each.broadcast
             for each in self._captured
@@ -142,10 +142,11 @@ def assert_broadcast(
 ) -> None:
     """Assert that a message was broadcast at least once, or exactly `times`.
 
-    It has this `type`, and this `payload` if one is given; `type` may also be an instance of a
-    `@message` class. A message with several handlers counts once. Inside `capture_broadcasts()` the
-    captured messages count, drained or not, of all aliases or of `using`; elsewhere those in the
-    table now, which `drain()` removes. The AssertionError lists the messages found.
+    The message has this `type`, and this `payload` if one is given; `type` may also be an instance
+    of a `@message` class. A message with several handlers counts once. Inside
+    `capture_broadcasts()`, captured messages of all aliases or of `using` count, whether drained or
+    not; elsewhere, the messages now in the table count, from which `drain()` removes them. The
+    AssertionError lists the messages found.
     """
     if not isinstance(type, str):
         expected_message = Message(type, None if payload is _ANY else payload)
@@ -180,7 +181,7 @@ def _seen(using: str | None) -> Counter[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    # As jsonb stores it: it reads 1e16 as a whole number.
+    # As jsonb stores it: jsonb returns 1e16 as an integer.
     return json.dumps(json.loads(json.dumps(value), parse_float=_number), sort_keys=True)
 
 

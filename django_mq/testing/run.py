@@ -50,11 +50,11 @@ def drain(
 def drain(
     queue: str | None = None, *, errors: Errors = "raise", using: str | None = None
 ) -> int | HandlerErrors:
-    """Run every due message, in `queue` or in all queues, and the messages that those broadcast.
+    """Run every due message, in `queue` or in all queues, and the messages broadcast by these.
 
     Handlers run here, on this connection, through the worker's own code: failed messages are
-    retried or dead-lettered, and `FailedAttempt` rows are written. Messages that are delayed or
-    back off stay: see `due()`. Timeouts are not enforced.
+    retried or dead-lettered, and `FailedAttempt` rows are written. Delayed and retrying messages
+    stay: see `due()`. Timeouts are not enforced.
 
     Returns the number of deliveries. If handlers failed, it raises the first error once nothing
     more is due, with a note that names the message, handler and attempt. With `errors="keep"` it
@@ -90,8 +90,8 @@ def answering(*, errors: Errors = "raise", using: str | None = None) -> Iterator
 
     The requesting code sees a handler's error as its RemoteError. Other errors, because the message
     is retried or its result was not requested, are collected: the first is raised at the end of the
-    block, as `drain()` does. If the block itself raises, its exception gets a note for each. With
-    `errors="keep"` they are only in the list that `as` binds.
+    block, as in `drain()`. If the block itself raises, its exception gets a note for each collected
+    error. With `errors="keep"` they are only in the list that `as` binds.
     """
     _check_errors(errors)
     seen = HandlerErrors()
@@ -124,7 +124,7 @@ def answering(*, errors: Errors = "raise", using: str | None = None) -> Iterator
 
 def _inline_run(using: str | None, queue: str | None) -> InlineRun:
     connection = queue_connection(using)
-    # Inside a handler that a drain runs, another drain raises an error of its own.
+    # If a handler is running in a drain, another drain raises an error of its own.
     if in_own_atomic(connection) and not is_watched(connection):
         raise RuntimeError(IN_ATOMIC.format(alias=connection.alias))
     return InlineRun(connection, queue=queue)
@@ -148,9 +148,10 @@ def due(queue: str | None = None, *, until: When | None = None, using: str | Non
     """Make delayed, retrying and held messages due now, as if time had passed; return how many.
 
     With `until` (seconds or a timedelta from now, or an aware datetime), only messages due by then.
-    Schedules move too: declarations of `periodic()` are stored as by a worker, and each time up to
-    `until` is broadcast, regardless of `queue`; those messages count. Then call `drain()`. Raises
-    the errors of such a broadcast, InvalidName for a bad `queue`, and ValueError for a bad `until`.
+    Schedules move, too: declarations of `periodic()` are stored as a worker stores them, and each
+    time up to `until` is broadcast, regardless of `queue`; those messages count. Then call
+    `drain()`. Raises the errors of such a broadcast, InvalidName for a bad `queue`, and ValueError
+    for a bad `until`.
 
         due(until=timedelta(days=1))
     """
