@@ -1,7 +1,7 @@
 """System checks: find wrong or unwise settings before a worker starts.
 
-All run with `manage.py check --database ALIAS`; those that need no connection also run with
-`--tag django_mq`.
+All run with `manage.py check --database ALIAS`; checks that need no connection also run with `--tag
+django_mq`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from django_mq.store.session_facts import is_pooled
 MIN_SERVER_VERSION = 15
 #: Older versions lose a NOTIFY that arrives while another statement runs on the connection.
 MIN_DRIVER_VERSION = (3, 2, 6)
-#: A lease is renewed after a third of it; a slice that lasts longer misses a renewal.
+#: A lease is renewed after a third of its length; a slice that lasts longer misses a renewal.
 RENEWALS = 3
 
 
@@ -88,7 +88,7 @@ def check_versions(settings: Settings, databases: Collection[str]) -> CheckMessa
 
 @check(TAG)
 def check_autocommit(settings: Settings, databases: Collection[str]) -> CheckMessages:
-    """E013: nobody would commit what a worker writes between its transactions."""
+    """E013: without autocommit, nobody commits what a worker writes between transactions."""
     alias = alias_of()
     if is_postgresql(alias) and not connections[alias].settings_dict["AUTOCOMMIT"]:
         yield checks.Error(
@@ -140,7 +140,7 @@ def check_schedules(settings: Settings, databases: Collection[str]) -> CheckMess
 
 @check(TAG)
 def check_outbox_alias(settings: Settings, databases: Collection[str]) -> CheckMessages:
-    """W001: messages are in another database than the data they concern."""
+    """W001: messages are in another database than the data that they concern."""
     alias = alias_of()
     if alias != "default":
         yield checks.Warning(
@@ -156,7 +156,7 @@ def check_outbox_alias(settings: Settings, databases: Collection[str]) -> CheckM
 def check_wakeup(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """W002: LISTEN through a pooler. I001: no NOTIFY.
 
-    Django's own pool is no sign of one: workers and waiters LISTEN on plain connections.
+    Django's own pool does not count as one: workers and waiters LISTEN on plain connections.
     """
     if settings.wakeup == "poll":
         yield checks.Info(
@@ -179,7 +179,7 @@ def check_wakeup(settings: Settings, databases: Collection[str]) -> CheckMessage
 
 @check(checks.Tags.database)
 def check_pooler(settings: Settings, databases: Collection[str]) -> CheckMessages:
-    """W007: a pooler without its settings. Runs only with `--database`."""
+    """W007: the settings for a pooler are missing. Runs only with `--database`."""
     alias = alias_of()
     if alias not in databases or not is_postgresql(alias) or not may_prepare(connections[alias]):
         return
@@ -210,7 +210,7 @@ def check_handlers(settings: Settings, databases: Collection[str]) -> CheckMessa
     names: dict[str, dict[bool, list[str]]] = defaultdict(lambda: {True: [], False: []})
     for handler in all_handlers():
         if not handler.patterns:
-            continue  # a task: whoever enqueues it chooses the queue
+            continue  # a task: the code that enqueues it chooses the queue
         for queue in allowed_queues(handler, settings):
             names[queue][handler.atomic].append(handler.name)
     for queue, by_mode in sorted(names.items()):
@@ -260,7 +260,7 @@ def check_slice(settings: Settings, databases: Collection[str]) -> CheckMessages
 
 
 def _unfit(alias: str) -> str:
-    """Say why no messages can be in the database of `alias`; empty if they can."""
+    """Say why the database of `alias` cannot have messages; empty if it can."""
     try:
         vendor = connections[alias].vendor
     except ImproperlyConfigured as error:  # Django imports the backend only now

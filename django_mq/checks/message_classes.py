@@ -45,7 +45,7 @@ def check_message_classes(settings: Settings, databases: Collection[str]) -> Che
 
 @check(TAG)
 def check_versions(settings: Settings, databases: Collection[str]) -> CheckMessages:
-    """W010: a handler without the message class of a type holds the version that it has now."""
+    """W010: a handler without the message class of a type holds its current version."""
     valid = [handler for handler in all_handlers() if not any(annotation_errors(handler))]
     for each in message_classes():
         name = each.cls.__qualname__

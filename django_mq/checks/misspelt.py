@@ -1,6 +1,6 @@
-"""Names that are like one that a handler of this project has, and that no handler has.
+"""Names that no handler has, but that resemble the name of a handler in this project.
 
-Other projects may share the tables, so a name that is merely unknown here is no mistake.
+Other projects may share the tables, so a name that is merely unknown here is not a mistake.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SILENCE_HINT = "If another project uses the name as it is, silence this check."
 def check_queue_names(settings: Settings, databases: Collection[str]) -> CheckMessages:
     """W008: QUEUES has options for a queue whose name is probably misspelt."""
     if any(each.any_queue for each in all_handlers()):
-        return  # any name may be that of a queue which only tasks use
+        return  # any name may be that of a queue that only tasks use
     used = {queue for each in all_handlers() for queue in allowed_queues(each, settings)}
     scheduled = {each.queue for each in all_schedules()}
     for name in sorted(settings.queues.keys() - used - scheduled - {settings.default_queue}):
-        # A queue that has options of its own is not the one that these were meant for.
+        # These options were not meant for a queue that has options of its own.
         if found := similar(name, used - settings.queues.keys()):
             yield checks.Warning(
                 f"QUEUES has options for {name!r}, a queue that no handler here uses.",
