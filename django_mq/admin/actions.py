@@ -1,7 +1,7 @@
 """The actions on messages: requeue, run now, cancel, discard.
 
-The functions of `queues` decide which messages are changed. This module checks permissions,
-reports the result, and logs the user in the same transaction as the change.
+The functions of `queues` decide which messages are changed. This module checks permissions, reports
+the result, and logs the user in the same transaction as the change.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from django_mq.states import MessageState
 
 #: The maximum number of messages in one action.
 MAX_MESSAGES = 1000
-#: The stock admin's parameter for the filters of the list that a page was opened from.
+#: The stock admin's parameter for the filters of the list from which a page was opened.
 FILTERS = "_changelist_filters"
 
 
@@ -94,7 +94,7 @@ class MessageActionsAdmin(EverythingAdmin):
     @own_page(QueuedMessage, "action", "actions/<str:name>/")
     @gives_up
     def action_view(self, request: HttpRequest, name: str) -> HttpResponse:
-        """Perform the action `name` on the posted `ids`; one that removes needs confirmation."""
+        """Perform the action `name` on the posted `ids`; removing needs confirmation."""
         action = MESSAGE_ACTIONS.get(name)
         if action is None:
             raise Http404
@@ -111,7 +111,7 @@ class MessageActionsAdmin(EverythingAdmin):
         return HttpResponseRedirect(self._return_url(request, ids if action.removes else ()))
 
     def _return_url(self, request: HttpRequest, removed: Sequence[int] = ()) -> str:
-        """Return the page that the form was posted from: a message's, a queue's, or the list."""
+        """Return the page from which the form was posted: a message's, a queue's, or the list."""
         if queue := request.POST.get("queue"):
             return self.url(QueueState, "change", queue)
         if page := request.POST.get("page"):
@@ -133,7 +133,7 @@ class MessageActionsAdmin(EverythingAdmin):
         """Apply `action` to the selected messages; with `heads`, to the heads of their lines."""
         if not self.may(request, action):
             raise PermissionDenied
-        # Everything that matches: an operation has no cap.
+        # Everything that matches: an operation has no maximum.
         across = request.POST.get("select_across") == "1"
         with limited_statements(self.alias):
             ids = list(queryset.order_by("pk").values_list("pk", flat=True)[: MAX_MESSAGES + 1])
@@ -141,7 +141,7 @@ class MessageActionsAdmin(EverythingAdmin):
             if not across:
                 raise BadRequest(f"Select at most {MAX_MESSAGES:,} messages for one action.")
             return HttpResponseRedirect(self.everything_url(action, request.GET, heads=heads))
-        # Selected, but no longer in the list: gone, or past its filter.
+        # Selected, but no longer in the list: gone, or excluded by its filter.
         chosen = () if across else request.POST.getlist(ACTION_CHECKBOX_NAME)
         absent = len({*ids_of(chosen)}.difference(ids))
         if heads:
@@ -192,7 +192,7 @@ class MessageActionsAdmin(EverythingAdmin):
         )
 
     def _behind(self, ids: Sequence[int]) -> str:
-        """Return how many messages wait behind the heads among `ids`; empty for none."""
+        """Return how many messages wait behind the heads among `ids`; empty if none do."""
         found = standings(ids, maximum=MAX_MESSAGES, using=self.alias).values()
         count = sum(each.behind for each in found if each.head is None)
         more = any(each.behind == MAX_MESSAGES for each in found)
@@ -201,9 +201,9 @@ class MessageActionsAdmin(EverythingAdmin):
     def _perform(
         self, request: HttpRequest, action: MessageAction, ids: Sequence[int], *, absent: int = 0
     ) -> None:
-        """Apply `action` to those of `ids` that the user may see, log it, and report it.
+        """Apply `action` to the messages of `ids` that the user may see, log it, and report it.
 
-        `absent` more were selected that are no longer in the list.
+        A further `absent` messages were selected, but are no longer in the list.
         """
         alias = self.alias
         visible = self.scoped(request, QueuedMessage.objects.using(alias))

@@ -46,7 +46,7 @@ else:
 
 
 def own_page(model: type[Model] | None, page: str, route: str) -> Callable[[View], View]:
-    """Give a view its route beside the stock pages of `model`, by default that of its class.
+    """Give a view a route beside the stock pages of `model`, by default the model of its class.
 
     `ReadOnlyAdmin.url()` finds the page by its name.
     """
@@ -59,7 +59,7 @@ def own_page(model: type[Model] | None, page: str, route: str) -> Callable[[View
 
 
 def ids_of(texts: Sequence[str]) -> list[int]:
-    """Return ids sorted and without repeats; raises BadRequest for a text that is no id."""
+    """Return ids sorted and without duplicates; raises BadRequest for a text that is not an id."""
     found = {id_of(text) for text in texts}
     ids = sorted(id for id in found if id is not None)
     if len(ids) < len(found):
@@ -79,10 +79,10 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
     show_full_result_count = False
     sortable_by = ()
 
-    #: Columns that the URL may filter by exact value. The stock admin would answer
+    #: Columns by whose exact value the URL may filter. The stock admin would answer
     #: `?payload__password__startswith=a`, which reveals a payload letter by letter.
     exact_lookups: tuple[str, ...] = ()
-    #: Columns that a search compares with its text, and with its number.
+    #: Columns whose values a search compares with its text, and with its number.
     searched_texts: tuple[str, ...] = ()
     searched_ids: tuple[str, ...] = ("pk",)
 
@@ -116,7 +116,7 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         return queryset.filter(wanted), False
 
     def stored_json(self, row: Model, column: str) -> str:
-        """Return a JSON column as text: the driver cannot decode every stored document."""
+        """Return a JSON column as text, since the driver cannot decode every stored document."""
         rows = type(row)._default_manager.using(self.alias).filter(pk=row.pk)
         text: str | None = rows.values_list(Cast(column, TextField()), flat=True).first()
         return text or "null"
@@ -138,7 +138,7 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         return lookup.removesuffix("__exact") in (*self.exact_lookups, *offered)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Return all fields of the page."""
+        """Return all fields of the page, which are all read-only."""
         return [
             name for _, options in self.get_fieldsets(request, obj) for name in options["fields"]
         ]
@@ -252,7 +252,7 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
     def url(self, model: type[Model], page: str, *args: object, **query: object) -> str:
         """Return the URL of a page of `model`, empty if this site has no such page."""
         name = f"{self.admin_site.name}:{model._meta.app_label}_{model._meta.model_name}_{page}"
-        is_stock = page in ("change", "history")  # these unquote the key of a row
+        is_stock = page in ("change", "history")  # these views unquote the key of a row
         try:
             address = reverse(name, args=[quote(str(each)) if is_stock else each for each in args])
         except NoReverseMatch:  # the site has no admin for the model, or one of the project's own

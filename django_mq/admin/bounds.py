@@ -1,4 +1,4 @@
-"""Lists that stay fast with millions of rows: counts, pages and statement times are bounded."""
+"""Lists that stay fast with millions of rows: counts, pages and statement times are limited."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOCKED = "Another session holds a lock. Try again in a moment."
 
 
 class TookTooLong(OperationalError):
-    """A statement, or a wait for a lock, ran into its time limit."""
+    """A statement, or a wait for a lock, exceeded its time limit."""
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def reporting_timeouts() -> Iterator[None]:
 
 @contextmanager
 def limited_statements(alias: str) -> Iterator[None]:
-    """Raise TookTooLong for a statement after `STATEMENT_SECONDS`, for a lock after one second."""
+    """Raise TookTooLong if a statement takes `STATEMENT_SECONDS`, or a lock one second."""
     with reporting_timeouts(), transaction.atomic(using=alias):
         with connections[alias].cursor() as cursor:
             limits.apply(cursor, limits.Limits(STATEMENT_SECONDS, 1.0))
@@ -63,13 +63,13 @@ def limited_statements(alias: str) -> Iterator[None]:
 
 @contextmanager
 def writing(alias: str) -> Iterator[CursorWrapper]:
-    """As `transactions.writing()`; raises TookTooLong if a lock is held for more than a second."""
+    """Like `transactions.writing()`; raises TookTooLong if a lock is held for over a second."""
     with reporting_timeouts(), transactions.writing(alias) as cursor:
         yield cursor
 
 
 def gives_up(view: View) -> View:
-    """Let a view whose statement runs out of time redirect as `ReadOnlyAdmin.give_up()` says."""
+    """Let a view whose statement runs out of time redirect with `ReadOnlyAdmin.give_up()`."""
 
     @wraps(view)
     def bounded(page: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -95,7 +95,7 @@ def limited(view: View) -> View:
                 try:
                     return view(page, request, *args, **kwargs)
                 except (Http404, PermissionDenied) as error:
-                    refused = error  # what a project's hook recorded of it is committed
+                    refused = error  # whatever a project's hook has recorded about it is committed
         except TookTooLong:
             return page.show_busy(request)
         raise refused
@@ -104,7 +104,7 @@ def limited(view: View) -> View:
 
 
 def limit_rendering(page: Any, request: HttpRequest, response: Any) -> Any:
-    """Return `response`, whose template reads rows, so that rendering it is limited too.
+    """Return `response`, whose template reads rows, with limits for its rendering, too.
 
     Django renders it after the view, so a subclass may still change its context.
     """
@@ -171,7 +171,7 @@ class BoundedChangeList(ChangeList):
 
     @property
     def boxes(self) -> list[tuple[str, list[tuple[str, str]]]]:
-        """The forms of filters that are typed: the id of each, and the parameters that it keeps."""
+        """The forms of filters with text boxes: the id of each, and the parameters it keeps."""
         return [
             (f"mq-filter-{own[0]}", [each for each in self.params.items() if each[0] not in own])
             for own in (getattr(spec, "typed", ()) for spec in self.filter_specs)

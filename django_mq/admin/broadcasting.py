@@ -101,7 +101,7 @@ class BroadcastingAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(self.url(QueuedMessage, *page))
 
     def _types(self, request: HttpRequest) -> list[str]:
-        """Return the types that are suggested: known ones, and those of message classes."""
+        """Return the suggested types: known types, and the types of message classes."""
         found = queues.topology(only=self.get_queues(request), using=self.alias)
         classes = () if self.get_queues(request) is not None else message_classes()
         return sorted({each.type for each in found.types} | {each.type for each in classes})

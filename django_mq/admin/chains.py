@@ -24,7 +24,7 @@ class ChainsAdmin(ReadOnlyAdmin):
     """Pages that show the chain of a message."""
 
     def page_extras(self, request: HttpRequest, message: Any) -> dict[str, Any]:
-        """Return what the page of `message` shows besides its fields."""
+        """Return what the page of `message` shows in addition to its fields."""
         return self.chain_context(request, message.pk)
 
     @limited
@@ -72,7 +72,7 @@ class ChainsAdmin(ReadOnlyAdmin):
             url = self.message_url(request, link.id)
         return {
             "id": link.id,
-            "indent": range(min(link.depth, MAX_INDENT)),  # an item per level
+            "indent": range(min(link.depth, MAX_INDENT)),  # one item per level
             "type": breakable(link.type),
             "handler": breakable(link.handler),
             "queue": link.queue,

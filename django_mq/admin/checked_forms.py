@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def checked(check: Callable[[], T]) -> T:
-    """Return the result of `check()`; an error of the package becomes one of the field."""
+    """Return the result of `check()`; an error of the package becomes an error of the field."""
     try:
         return check()
     except MQError as error:
@@ -37,17 +37,17 @@ def _decoded(decode: Callable[[], T]) -> T:
 class CheckedForm(forms.Form):
     """A form for one call of the package, whose error is shown at its field."""
 
-    #: The field of each class of error; the first that fits.
+    #: The field for each class of error; the first class that fits counts.
     error_fields: ClassVar[dict[type[MQError], str]] = {}
 
     def refuse(self, error: MQError) -> None:
-        """Put an error of the call at its field."""
+        """Show an error of the call at its field."""
         fields = (name for kind, name in self.error_fields.items() if isinstance(error, kind))
         self.add_error(next(fields, None), str(error))
 
 
 class CheckedTextField(forms.CharField):
-    """A text that `check` of the package accepts as `what`; empty text is None."""
+    """A text that the package's `check` accepts as `what`; empty text is None."""
 
     def __init__(self, check: Callable[[str, str], str], what: str, **options: Any) -> None:
         super().__init__(max_length=MAX_NAME, empty_value=None, **options)
@@ -61,8 +61,8 @@ class CheckedTextField(forms.CharField):
 class JSONModelField(forms.JSONField):
     """The stock field of a JSON column, for which any bad text is an error of the field.
 
-    The stock one raises for long integers and deep documents, and cannot show lone surrogates
-    again: this one shows the text as it was typed.
+    The stock field raises for long integers and deep documents, and cannot show lone surrogates
+    again: this field shows the text as it was typed.
     """
 
     def to_python(self, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The years, months and days by which a list of messages is browsed, without reading the messages.
+"""The years, months and days by which users browse a list of messages, without reading messages.
 
 A period is offered if it lies between the oldest and the newest message, even if it is empty.
 """
@@ -13,7 +13,7 @@ from itertools import islice
 FROM, TO = "created_at_from", "created_at_to"
 #: The maximum number of periods that are offered.
 MAX_PERIODS = 40
-#: The longest spans, in days, that are offered as days and as months; longer ones are years.
+#: The longest spans, in days, for which days and months are offered; for longer ones, years.
 DAYS, MONTHS = 31, 366
 
 

@@ -1,6 +1,7 @@
 """The forms that change a queue: pause, resume, limit, end a backoff. Each logs the user.
 
-A queue that is unknown here may be misspelled, or has just become empty: the first post asks.
+A queue that is unknown here may be misspelled, or has just become empty: the first post asks for
+confirmation.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _resume(form: QueryDict, queue: str, alias: str) -> Decision:
 
 
 def _limit(form: QueryDict, queue: str, alias: str) -> Decision:
-    """Set the limit; an empty one restores that of the settings."""
+    """Set the limit; an empty value restores the limit of the settings."""
     text = form.get("max_in_flight", "").strip()
     if text and not (text.isascii() and text.isdecimal() and len(text) < 11):
         raise BadRequest("A limit must be a whole number, or empty.")
@@ -82,26 +83,26 @@ def _end_backoff(form: QueryDict, queue: str, alias: str) -> Decision:
 
 
 DECISIONS = {"pause": _pause, "resume": _resume, "limit": _limit, "end_backoff": _end_backoff}
-#: The buttons of the page that asks.
+#: The buttons of the page that asks for confirmation.
 LABELS = {
     "pause": "Pause",
     "resume": "Resume",
     "limit": "Limit",
     "end_backoff": "End the backoff",
 }
-#: The fields of the forms, which that page posts again.
+#: The fields of the forms, which the page that asks for confirmation posts again.
 FIELDS = ("queue", "seconds", "max_in_flight", "page")
 
 
 class QueueDecisionsAdmin(QueueRowsAdmin):
-    """The views that the forms post to; each checks permissions and logs the user."""
+    """The views to which the forms post; each checks permissions and logs the user."""
 
     def may_change(self, request: HttpRequest) -> bool:
         """Return whether the user may see and change queues."""
         return self.has_view_permission(request) and self._has_right(request, "change_queue")
 
     def get_urls(self) -> list[Any]:
-        """Add the URLs that the forms post to."""
+        """Add the URLs to which the forms post."""
         urls = []
         for name in DECISIONS:
             view = partial(self.decision_view, name=name)
@@ -155,7 +156,7 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
         return HttpResponseRedirect(self.url(QueueState, *page))
 
     def may_name(self, request: HttpRequest, queue: str) -> bool:
-        """Return whether `queue` is a name, and one of a queue that the user may see."""
+        """Return whether `queue` is a name, and the name of a queue that the user may see."""
         try:
             return self.may_see(request, check_name(queue, "queue"))
         except InvalidName:

@@ -28,9 +28,9 @@ from django_mq.policy.column_bounds import MAX_PRIORITY, MIN_PRIORITY
 
 
 class DueField(forms.DateTimeField):
-    """A moment; in the hour that the end of summer time repeats, the first of the two.
+    """A moment; in the hour that is repeated at the end of summer time, the first of the two.
 
-    The stock field refuses both, so that a message that is due then could not be edited at all.
+    The stock field refuses both, so a message that is due at that time could not be edited at all.
     """
 
     def to_python(self, value: Any) -> datetime | None:
@@ -47,7 +47,7 @@ class DueField(forms.DateTimeField):
 
 
 class EditForm(CheckedForm):
-    """The editable fields of a waiting message. `digest` is that of the payload shown."""
+    """The editable fields of a waiting message. `digest` is the digest of the payload shown."""
 
     error_fields = {InvalidPayload: "payload", InvalidOption: "due"}
     payload = JSONTextField(rows=14, help_text="JSON. It replaces the whole payload.")
@@ -150,7 +150,7 @@ class EditingAdmin(ReadOnlyAdmin):
 
 
 def _waits(message: QueuedMessage) -> bool:
-    """Return whether no worker has the message, and it is not dead."""
+    """Return whether no worker has the message and it is not dead."""
     return message.leased_until is None and message.dead_at is None
 
 

@@ -34,7 +34,7 @@ class ErrorsAdmin(ReadOnlyAdmin):
     @own_page(FailedAttempt, "errors", "errors/")
     @gives_up
     def errors_view(self, request: HttpRequest) -> HttpResponse:
-        """Show a page of the groups, the one that failed last first."""
+        """Show a page of the groups, the most recent failure first."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         chosen = request.GET.get("since", "")
@@ -71,7 +71,7 @@ class ErrorsAdmin(ReadOnlyAdmin):
     def _row(
         self, request: HttpRequest, group: queues.ErrorGroup, sample: FailedAttempt
     ) -> dict[str, Any]:
-        """Return a group as the page shows it; texts only for users who may see payloads."""
+        """Return a group as the page shows it, with texts only for users who may see payloads."""
         private = self.may_see_payloads(request)
         now = sample.now  # type: ignore[attr-defined]
         messages = {"fingerprint": group.fingerprint}

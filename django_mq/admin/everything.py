@@ -23,7 +23,7 @@ from django_mq.policy.message_filter import MessageFilter
 from django_mq.states import MessageState
 from django_mq.store import message_filters as filters
 
-#: The ids of one page, and the number of pages, that are counted if the whole count takes too long.
+#: If the whole count takes too long: the ids of a page, and the number of pages, that are counted.
 COUNTED, PAGES = MAX_COUNT + 1, 20
 
 
@@ -35,7 +35,7 @@ class EverythingAdmin(HeadsAdmin):
     ) -> str:
         """Return the URL of the page that requests `action` on the messages that the query shows.
 
-        With `heads`, on the first messages of their lines.
+        With `heads`, the action is on the first messages of their lines.
         """
         query = query.copy()
         if heads:
@@ -43,9 +43,9 @@ class EverythingAdmin(HeadsAdmin):
         return f"{self.url(QueuedMessage, 'everything', action.name)}?{query.urlencode()}"
 
     def offered_for_all(self, request: HttpRequest) -> list[tuple[str, str]]:
-        """Return the actions on all listed messages, if the list shows one state: text, URL.
+        """Return the actions on all listed messages, if the list shows a single state: text, URL.
 
-        Blocked messages are freed by an action on the heads that they wait behind.
+        An action on the heads that blocked messages wait behind frees these.
         """
         state = request.GET.get("state")
         found = [
@@ -103,7 +103,7 @@ class EverythingAdmin(HeadsAdmin):
             wanted,
             by=operator(request),
             user_id=request.user.pk,
-            # The number of lines of the matching messages is not known.
+            # The number of lines of the matching messages is unknown.
             matched=None if wanted.heads else id_of(request.POST.get("matched", "")),
             using=self.alias,
         )

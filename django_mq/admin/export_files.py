@@ -1,4 +1,4 @@
-"""Rows as the text of a CSV or JSON file, with secrets hidden and formulas disarmed."""
+"""Rows as the text of a CSV or JSON file, with secrets hidden and formulas defused."""
 
 from __future__ import annotations
 

@@ -24,18 +24,18 @@ from django_mq.admin.export_files import DOCUMENTS, TYPES, as_csv, as_json, docu
 from django_mq.admin.windows import AFTER_PARAMETER
 from django_mq.conf.local_time import local, utc_now
 
-#: The number of keys that one statement compares with the filters, and of rows that one reads in
-#: full: a payload may have a megabyte.
+#: The number of keys that one statement compares with the filters, and the number of rows that one
+#: statement reads in full: a payload may have a megabyte.
 SCANNED, READ = 20_000, 50
 
 
 class ExportAdmin(ReadOnlyAdmin):
-    """Adds the view that exports all rows that match, beyond the part that the list shows."""
+    """Adds the view that exports all matching rows, beyond the part that the list shows."""
 
-    #: Columns of the file, and those for users who may see payloads.
+    #: Columns of the file, and further columns for users who may see payloads.
     exported: tuple[str, ...] = ()
     exported_privately: tuple[str, ...] = DOCUMENTS
-    #: Columns that together are unique and have an index: the newest row has the largest values.
+    #: Columns that are unique together and have an index: the newest row has the largest values.
     exported_by: tuple[str, ...] = ("pk",)
 
     def may_export(self, request: HttpRequest) -> bool:
@@ -89,7 +89,7 @@ class ExportAdmin(ReadOnlyAdmin):
         )
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        """Return the list; for an export, one that applies the filters and reads nothing."""
+        """Return the list; for an export, a list that applies the filters and reads nothing."""
         found = super().get_changelist(request, **kwargs)
         if not getattr(request, "mq_export", False):
             return found
@@ -97,7 +97,7 @@ class ExportAdmin(ReadOnlyAdmin):
         return type("ExportedList", (found,), more)
 
     def _matching(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return all rows that match, not only one page; raises BadRequest for a bad filter."""
+        """Return all matching rows, not only one page; raises BadRequest for a bad filter."""
         request.mq_export = True  # type: ignore[attr-defined]
         try:
             found: QuerySet[Any] = self.get_changelist_instance(request).queryset
@@ -152,7 +152,7 @@ def _read(
 def _compared(key: Sequence[str], values: Sequence[Any], way: Literal["lt", "gte"]) -> Q:
     """Return the condition on the rows after the one with these values, in descending order.
 
-    With `gte`, on that row and those before it.
+    With `gte`, on that row and the rows before it.
     """
     name, value = key[0], values[0]
     if len(key) == 1:

@@ -21,7 +21,7 @@ from django_mq.policy.column_bounds import MAX_NAME
 from django_mq.policy.message_filter import FINGERPRINT
 from django_mq.store import find_messages
 
-#: The number of choices that a filter lists as links, and of those that its text box suggests.
+#: The number of choices up to which a filter lists links, and of those that its text box suggests.
 MAX_LINKS, MAX_SUGGESTIONS = 8, 200
 
 # Every message satisfies one of these, and each is the condition of a partial index that begins
@@ -44,7 +44,7 @@ def of_queues(condition: Q, rows: QuerySet[Any]) -> QuerySet[Any]:
 
 
 class BoxFilter(ExactFilter):
-    """By the text in a box; if there are few choices, they are links."""
+    """By the text in a box; if there are few choices, they are shown as links."""
 
     template = "admin/django_mq/filter_box.html"
     hint: Any = ""
@@ -61,7 +61,7 @@ class BoxFilter(ExactFilter):
         return (str(self.parameter_name),)
 
     def choices(self, changelist: Any) -> Iterator[Any]:
-        """Return the box with its suggestions, then links if there are few."""
+        """Return the box with its suggestions, and links if there are few choices."""
         name, value = str(self.parameter_name), self.value()
         texts = [str(text) for text, _label in self.lookup_choices]
         yield {
@@ -112,7 +112,7 @@ class HandlerFilter(BoxFilter):
 
 
 class TypeFilter(BoxFilter):
-    """By type, or by the beginning of it."""
+    """By type, or by the beginning of a type."""
 
     title = "type"
     parameter_name = "type"
@@ -125,7 +125,7 @@ class TypeFilter(BoxFilter):
 
 
 def read_priority(text: str) -> int:
-    """Return the priority in `text`; raises ValueError for anything but a short whole number."""
+    """Return the priority in `text`; raises ValueError for anything but a short integer."""
     if re.fullmatch(r"-?[0-9]{1,3}", text) is None:
         raise ValueError(f"{text!r} is not a priority")
     return int(text)
@@ -158,7 +158,7 @@ class KeyFilter(BoxFilter):
         self.is_of_queue = bool(request.GET.get("queue"))
 
     def narrow(self, rows: QuerySet[Any]) -> QuerySet[Any]:
-        """Find the key in every queue, unless the list is of one queue: then the index is its."""
+        """Find the key in every queue; in a list of one queue, that queue's index is used."""
         key = str(self.value())
         if self.is_of_queue or len(key) > MAX_NAME or "\x00" in key:
             return rows.filter(key=key)
@@ -215,7 +215,7 @@ class FingerprintFilter(BoxFilter):
 class LastErrorFilter(BoxFilter):
     """By the class of the last error, among those of the newest failed attempts.
 
-    Only a whole class name is compared: a prefix would reveal the text letter by letter to users
+    Only whole class names are compared: a prefix would reveal the text letter by letter to users
     who may not see it.
     """
 

@@ -21,7 +21,7 @@ from django_mq.store import table_extent
 
 _AGO = re.compile(r"(\d{1,6})(m|h|d)")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
-#: Transactions of up to this length may create rows in another order than that of their ids.
+#: Within this time, transactions may create rows in an order other than that of their ids.
 MAX_ID_SKEW = timedelta(hours=1)
 
 Preset = tuple[Any, dict[str, str]]
@@ -36,8 +36,8 @@ PAST_PRESETS: tuple[Preset, ...] = (
 def read_moment(text: str, now: datetime) -> datetime:
     """Return an ISO 8601 date or time, or a moment relative to `now`: `30m`, `24h`, `7d` ago.
 
-    A time without an offset is in the current time zone. One that no row can have becomes the
-    nearest that a row can have, so it can be shown in any zone. Raises ValueError for anything
+    A time without an offset is in the current time zone. A time that no row can have becomes the
+    nearest that a row can have, so that it can be shown in any zone. Raises ValueError for anything
     else.
     """
     if ago := _AGO.fullmatch(text):
@@ -57,7 +57,7 @@ class MomentFilter(admin.ListFilter):
     template = "admin/django_mq/filter_moments.html"
     column = ""
     presets: Sequence[Preset] = PAST_PRESETS
-    #: A condition that is true of every row with this time.
+    #: A condition that is true for every row with this time.
     implied = Q()
     is_indexed = False
 
@@ -113,7 +113,7 @@ class MomentFilter(admin.ListFilter):
         return tuple(self.parameter_names)
 
     def choices(self, changelist: Any) -> Iterator[Any]:
-        """Return the form, then the presets."""
+        """Return the form, followed by the presets."""
         begins, ends = self.parameter_names
         mine = {name: text for name, text in self.used_parameters.items() if text}
         yield {

@@ -60,7 +60,7 @@ class StateFilter(admin.SimpleListFilter):
         return self.value() == IN_FLIGHT or self.value() in INDEXED
 
     def narrow(self, rows: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the messages among which an index finds those of the chosen state; else all."""
+        """Return the messages among which an index finds those in the chosen state; else all."""
         if not self.is_indexed:
             return rows
         value = self.value()
@@ -93,14 +93,14 @@ class StateFilter(admin.SimpleListFilter):
         if value not in MessageState:
             raise IncorrectLookupParameters
         if value == MessageState.DEAD:
-            # Exact as it is: no state comes before it. The planner believes that hardly a row has
+            # Exact as it is: no state takes precedence. The planner expects that hardly any row has
             # a computed state, so it would read and sort all dead letters instead of the newest.
             return messages.dead()
         return messages.in_state(value).filter(INDEX_CONDITIONS[MessageState(value)])
 
 
 class ExactFilter(admin.SimpleListFilter):
-    """By the exact value of a column; the URL may hold a value that is not offered."""
+    """By the exact value of a column; the URL may contain a value that is not offered."""
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any] | None:
         value = self.value()

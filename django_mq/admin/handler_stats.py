@@ -31,7 +31,7 @@ def timing_rows(
 
 
 def _shown(found: Durations | None) -> dict[str, str] | None:
-    """Return the median, the 99th percentile, and a summary of the others."""
+    """Return the median, the 99th percentile, and a summary of the other statistics."""
     if found is None:
         return None
     summary = (

@@ -1,4 +1,4 @@
-"""Heads, the messages that others wait behind, with the actions offered on them."""
+"""Heads, the messages behind which others wait, with the actions offered on them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class HeadsAdmin(ReadOnlyAdmin):
         ]
 
     def head_rows(self, request: HttpRequest, found: Iterable[queues.Head]) -> list[dict[str, Any]]:
-        """Return heads as a page shows them; URLs are empty for what the user may not see."""
+        """Return heads as a page shows them; URLs are empty where the user lacks a permission."""
         linked = self.may_see_messages(request)
         return [
             {
@@ -53,7 +53,7 @@ class HeadsAdmin(ReadOnlyAdmin):
         ]
 
     def line_url(self, queue: str, handler: str, key: str | None) -> str:
-        """Return the URL of the list of a line's messages."""
+        """Return the URL of the list of messages in a line."""
         query = {"queue": queue, "handler": handler, "key": key} if key else {"queue": queue}
         query = {name: value for name, value in query.items() if value}
         return self.url(QueuedMessage, "changelist", **query)

@@ -30,7 +30,7 @@ from django_mq.queues.history import CONTENT
 
 
 class HandledMessageAdmin(ExportAdmin, ReplayingAdmin):
-    """Handled messages, the last to end first; the list shows no payload."""
+    """Handled messages, the one that ended last first; the list shows no payload."""
 
     change_form_template = "admin/django_mq/handled.html"
     change_list_template = "admin/django_mq/handled_list.html"
@@ -49,7 +49,7 @@ class HandledMessageAdmin(ExportAdmin, ReplayingAdmin):
     list_filter = (EndedFilter, QueueFilter, TypeFilter, HandlerFilter)
     ordering = ("-ended_at", "-pk")  # type: ignore[assignment]
     search_fields = ("pk",)
-    # Each has an index, and a type has none.
+    # Only columns with an index; a type has none.
     searched_texts = ("key", "correlation_id")
     search_help_text = "Exact id, order key or correlation id."
 
@@ -64,7 +64,7 @@ class HandledMessageAdmin(ExportAdmin, ReplayingAdmin):
         return super().changelist_view(request, context)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the last one to end: after a reset of the sequence, two messages share an id."""
+        """Return the message that ended last: after a reset of the sequence, two share an id."""
         try:
             id = int(object_id) if len(object_id) <= 20 else 0
         except ValueError:
@@ -133,7 +133,7 @@ class HandledMessageAdmin(ExportAdmin, ReplayingAdmin):
         return self._document(message, "metadata")
 
     def _document(self, message: HandledMessage, column: str) -> Any:
-        """Show a document with secrets hidden, or that it was not kept."""
+        """Show a document with secrets hidden, or a note that it was not kept."""
         rows = HandledMessage.objects.using(self.alias).filter(pk=message.pk)
         if not rows.filter(**{f"{column}__isnull": False}).exists():
             return "Not kept: set history_payload for the queue or the handler."

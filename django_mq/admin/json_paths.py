@@ -14,7 +14,7 @@ from django.db.models.lookups import Exact
 from django_mq.policy.column_bounds import MAX_NAME
 from django_mq.queues.redaction import REDACTED, redacted
 
-#: The maximum number of offered paths, and of keys in one.
+#: The maximum number of paths that are offered, and of keys in a path.
 MAX_PATHS, MAX_PATH_KEYS = 50, 5
 _KEY = re.compile(r"[^.:\x00-\x1f\x7f-\x9f]{1,64}")
 _FORM = re.compile(r"(payload|metadata)\.([^:]{1,512}):(.{0,512})", re.DOTALL)
@@ -22,7 +22,7 @@ _FORM = re.compile(r"(payload|metadata)\.([^:]{1,512}):(.{0,512})", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class JSONPath:
-    """A value, as text, that a document has at a path of keys and positions in lists."""
+    """A value, as text, that a document has at a path of keys and list positions."""
 
     column: str
     path: tuple[str, ...]
@@ -30,12 +30,12 @@ class JSONPath:
 
     @property
     def is_secret(self) -> bool:
-        """Whether a key of the path is one whose values are hidden."""
+        """Whether any key of the path is one whose values are hidden."""
         return any(redacted({key: ""})[key] == REDACTED for key in self.path)
 
     @property
     def condition(self) -> Q:
-        """The condition on the messages. Text is compared: `7` finds the number and the string."""
+        """The condition on the messages. It compares text: `7` finds the number and the string."""
         found = Func(
             F(self.column),
             *map(Value, self.path),
@@ -46,7 +46,7 @@ class JSONPath:
 
 
 def read_path(term: str) -> JSONPath | None:
-    """Return the path and the value in a search term, None if it has another form.
+    """Return the path and the value in a search term, None if the term has another form.
 
     >>> read_path("payload.user.id:7")
     JSONPath(column='payload', path=('user', 'id'), value='7')
@@ -65,7 +65,8 @@ def read_path(term: str) -> JSONPath | None:
 def paths_in(document: Any, column: str) -> Iterator[str]:
     """Return the paths to the values of a document, without those under a secret key.
 
-    Positions in lists are left out: a search needs the right one, and the next row has another.
+    Positions in lists are left out: a search needs the right position, which differs in the next
+    row.
 
     >>> list(paths_in({"user": {"id": 7, "api_token": "x"}, "odd.key": 1, "lines": [1]}, "payload"))
     ['payload.user.id']
@@ -85,5 +86,5 @@ def paths_in(document: Any, column: str) -> Iterator[str]:
 
 
 def most_seen(paths: Iterator[str]) -> list[str]:
-    """Return the `MAX_PATHS` most frequent paths, by name, as the beginning of a search."""
+    """Return the `MAX_PATHS` most frequent paths, by name, as the beginnings of searches."""
     return sorted(f"{path}:" for path, _times in Counter(paths).most_common(MAX_PATHS))

@@ -22,7 +22,7 @@ class MessageAction:
     question: str
     #: For the admin log.
     past: str
-    #: It cannot be undone, so it needs confirmation.
+    #: The action cannot be undone, so it needs confirmation.
     removes: bool = False
 
 

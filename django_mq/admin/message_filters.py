@@ -34,7 +34,7 @@ MOMENTS = {
     "dead_at_from": "dead_since",
     "dead_at_to": "dead_until",
 }
-#: The parameter of an action on the heads of the listed messages.
+#: The parameter for an action on the heads of the listed messages.
 HEADS_PARAMETER = "heads"
 #: Parameters that choose a page or an order, not messages.
 NON_FILTER_PARAMETERS = frozenset(
@@ -45,8 +45,8 @@ NON_FILTER_PARAMETERS = frozenset(
 def filter_of(query: QueryDict, allowed: Collection[str] | None, *, private: bool) -> MessageFilter:
     """Return the filter of a list's URL; only messages of the `allowed` queues, None for all.
 
-    `private` allows conditions on payload and metadata. Raises ValueError for a parameter that it
-    does not know, since the operation would act on more than the list shows.
+    `private` allows conditions on payload and metadata. Raises ValueError for an unknown parameter,
+    since the operation would act on more messages than the list shows.
     """
     found: dict[str, Any] = {}
     now = utc_now()

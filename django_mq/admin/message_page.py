@@ -32,7 +32,7 @@ class MessagePageAdmin(
     change_form_template = "admin/django_mq/message.html"
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
-        """Return the message with its position in its line; a request reads it once."""
+        """Return the message with its position in its line; reads it once per request."""
         read: dict[str, Any] = request.__dict__.setdefault("mq_messages", {})
         if object_id not in read:
             found = super().get_object(request, object_id, from_field)
@@ -98,7 +98,7 @@ class MessagePageAdmin(
     def _documents(self, message: QueuedMessage) -> list[tuple[Any, str]]:
         """Return payload and metadata as text: the driver cannot decode every stored document."""
         columns = {"payload": "Payload", "metadata": "Metadata"}
-        # The field with the retry policy shows it: one statement reads all three.
+        # The form field of the retry policy shows it, so one statement reads all three.
         found = (
             QueuedMessage.objects.using(self.alias)
             .filter(pk=message.pk)

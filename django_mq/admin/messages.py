@@ -185,7 +185,7 @@ class QueuedMessageAdmin(
     def _get_obj_does_not_exist_redirect(
         self, request: HttpRequest, opts: Any, object_id: str
     ) -> HttpResponseRedirect:
-        """Report the fate of a message whose row is gone."""
+        """Report what became of a message whose row is gone."""
         wanted = id_of(object_id)
         if target := self._handled_url(request, wanted):
             text = f"Message {wanted} was acked: this is its page in the history."
@@ -204,7 +204,7 @@ class QueuedMessageAdmin(
         return HttpResponseRedirect(target or self.url(QueuedMessage, "changelist"))
 
     def _point_to_history(self, request: HttpRequest) -> None:
-        """Link the page of a handled message whose id is searched for among the stored ones."""
+        """If the search is for the id of a handled message, link to the page of that message."""
         wanted = id_of(request.GET.get(SEARCH_VAR, "").strip().removeprefix("#"))
         if wanted is None or not (target := self._handled_url(request, wanted)):
             return

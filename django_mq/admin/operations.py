@@ -1,4 +1,4 @@
-"""Operations: the request, the user and the progress; and the button that cancels."""
+"""Operations: the request, the user and the progress; and the button that cancels them."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class OperationAdmin(ReadOnlyAdmin):
         return took(row.started_at, row.ended_at) if row.ended_at else None
 
     def _button(self, row: Operation) -> Any:
-        """Return the button that cancels, while there is something to cancel."""
+        """Return the button that cancels the operation, while it can be cancelled."""
         if not getattr(row, "is_cancellable", False):
             return ""
         return format_html(

@@ -33,7 +33,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One count, linked to the list of its messages unless it is "0"."""
+    """One count, with a link to its messages unless it is "0"."""
 
     name: str
     label: str
@@ -51,7 +51,7 @@ class QueueRow:
     url: str
     cells: Sequence[Cell]
     workers: Sequence[queues.WorkerProcess]
-    #: The page of the message that the oldest blocked one waits behind.
+    #: The page of the message behind which the oldest blocked one waits.
     head_url: str = ""
     #: The blocking message that an operator should know about, and its page.
     first: int | None = None
@@ -65,7 +65,7 @@ class QueueRow:
 
     @property
     def needs_operator(self) -> bool:
-        """Return whether messages wait behind a dead one: they proceed only when it is settled."""
+        """Return whether messages wait behind a dead one, until an operator settles that."""
         return self.first is not None and self.first == self.counts.dead_head
 
     @property

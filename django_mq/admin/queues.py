@@ -44,7 +44,7 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
     ) -> HttpResponse:
         """Show one row per queue, page by page; only the queues of the page are counted.
 
-        A search finds queues by a part of their names.
+        A search finds queues by any part of their names.
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
@@ -120,7 +120,7 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
         )
 
     def _has_row(self, request: HttpRequest, queue: str) -> bool:
-        """Return whether a row says that the queue was once decided about."""
+        """Return whether a row records a decision about the queue."""
         return (
             self.may_name(request, queue) and self.get_queryset(request).filter(pk=queue).exists()
         )

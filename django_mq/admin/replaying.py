@@ -117,7 +117,7 @@ class ReplayingAdmin(ChainsAdmin):
         )
 
     def _perform(self, request: HttpRequest, ids: Sequence[int], to: str | None) -> None:
-        """Replay those of `ids` that the user may see, log it, and report it."""
+        """Replay the messages of `ids` that the user may see, log it, and report it."""
         with writing(self.alias):
             rows = {row.pk: row for row in self._visible(request, ids).only("pk", "type")}
             if rows:

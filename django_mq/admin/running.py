@@ -24,12 +24,12 @@ class RunningAdmin(ReadOnlyAdmin):
     """The panel of a running message: its time, its worker and its actions."""
 
     def may_ask(self, request: HttpRequest, name: str) -> bool:
-        """Return whether the user may stop messages, or see stacks."""
+        """Return whether the user may stop messages, or may see stacks."""
         return self.may_see_messages(request) and self._has_right(request, RIGHTS[name])
 
     @own_page(QueuedMessage, "running", "running/<int:id>/<str:name>/")
     def running_view(self, request: HttpRequest, id: int, name: str) -> HttpResponse:
-        """Ask the worker of message `id` to stop it, once that is confirmed, or for its stack."""
+        """Ask the worker of message `id` to stop it, after confirmation, or for its stack."""
         if name not in RIGHTS:
             raise Http404
         page = HttpResponseRedirect(self.url(QueuedMessage, "change", id))
@@ -71,7 +71,7 @@ class RunningAdmin(ReadOnlyAdmin):
         )
 
     def running_context(self, request: HttpRequest, message: QueuedMessage) -> dict[str, Any]:
-        """Return where `message` runs, the commands allowed to its worker, and its answers."""
+        """Return where `message` runs, the commands that are allowed, and the worker's answers."""
         if message.leased_until is None:
             return {}
         now = message.now  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ else:
     StockForm = forms.ModelForm
 
 CONTENT = ("payload", "metadata")
-#: A change of one of these recomputes the next time.
+#: A change to one of these recomputes the next time.
 TIMING = ("cron", "every", "tz", "enabled")
 EDITABLE = (
     *("name", "type", *CONTENT, "queue", "cron", "every", "tz", "catch_up", "overlap"),
@@ -33,7 +33,7 @@ EDITABLE = (
 
 
 class ScheduleForm(StockForm):
-    """Checks as `periodic()` does, and that the user may see the queue."""
+    """Checks values as `periodic()` does, and that the user may see the queue."""
 
     #: The queues that the user may choose; None: any queue, or no queue.
     allowed_queues: ClassVar[Collection[str] | None] = None
@@ -46,8 +46,8 @@ class ScheduleForm(StockForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Send the values of an edited schedule along with the form.
 
-        Then a field that the user did not touch is unchanged, even if another user or a worker has
-        changed it since.
+        Then a field that the user did not touch counts as unchanged, even if another user or a
+        worker has changed it since.
         """
         super().__init__(*args, **kwargs)
         if not self.instance._state.adding:

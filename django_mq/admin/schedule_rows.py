@@ -65,7 +65,7 @@ class ScheduleRowsAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state")
     def condition_full(self, row: Schedule) -> Any:
-        """Show the same, with the reason that a schedule is disabled."""
+        """Show the same, with the reason why a schedule is disabled."""
         if row.enabled:
             return self.condition(row)
         decided = row.decision is False

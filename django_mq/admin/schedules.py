@@ -1,4 +1,4 @@
-"""Schedules: the next time of each, the outcome of its last; run, enable, disable, add."""
+"""Schedules: the next time of each, and the outcome of its last; run, enable, disable, add."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from django_mq.models import Schedule
 from django_mq.models.columns import Unreadable
 from django_mq.queues.scheduling import restart_schedule
 
-#: The fields of every schedule's page, and those of a page that the user cannot edit.
+#: The fields of every schedule's page, and the fields of a page that the user cannot edit.
 COMMON_FIELDS = ("condition_full", "timing", "last_full", "next_full", "source")
 READ_ONLY_FIELDS = ("what_full", "queue", "catch_up", "overlap", "lifetime")
 
@@ -34,7 +34,7 @@ TAKEN_TEXT = "Not added: another session has just added a schedule of this name.
 
 
 class Overtaken(Exception):
-    """Another session deleted the schedule, or added one of its name, during the request."""
+    """During the request, another session deleted the schedule, or added one with its name."""
 
 
 def _run(name: str, alias: str) -> tuple[str, str]:
@@ -85,7 +85,7 @@ class ScheduleAdmin(ScheduleRowsAdmin):
         return self.may_change(request)
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may edit this schedule: not one of the code."""
+        """Return whether the user may edit this schedule: not if the code declares it."""
         return self.may_change(request) and (obj is None or obj.source == "admin")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -121,7 +121,7 @@ class ScheduleAdmin(ScheduleRowsAdmin):
     def get_form(
         self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any
     ) -> Any:
-        """Return a form that knows the queues that the user may choose."""
+        """Return a form that knows which queues the user may choose."""
         form = super().get_form(request, obj, change, **kwargs)
         return type(form.__name__, (form,), {"allowed_queues": self.get_queues(request)})
 
@@ -158,7 +158,7 @@ class ScheduleAdmin(ScheduleRowsAdmin):
             raise
 
     def _lock(self, name: str) -> Schedule:
-        """Lock the row until the end of the transaction; raises Overtaken if it is gone."""
+        """Lock the row until the end of the transaction; raises Overtaken if the row is gone."""
         rows = Schedule.objects.using(self.alias).select_for_update(no_key=True)
         found = rows.only("enabled").filter(pk=name).first()
         if found is None:
@@ -171,11 +171,11 @@ class ScheduleAdmin(ScheduleRowsAdmin):
             obj.delete(using=self.alias)
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        """Show or save a schedule; a row that another session has locked ends in a notice."""
+        """Show or save a schedule; if another session has locked the row, show a notice."""
         return self._unless_locked(request, super().changeform_view, *args, **kwargs)
 
     def delete_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        """Delete a schedule; a row that another session has locked ends in a notice."""
+        """Delete a schedule; if another session has locked the row, show a notice."""
         return self._unless_locked(request, super().delete_view, *args, **kwargs)
 
     def _unless_locked(

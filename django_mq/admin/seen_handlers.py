@@ -12,8 +12,8 @@ from django_mq.handlers.nearest import probable_types
 def seen_handlers(allowed: Collection[str] | None) -> list[Handler]:
     """Return the handlers that take from one of the `allowed` queues, None for all.
 
-    One that takes from any queue counts only if a queue that it names is allowed: its numbers are
-    those of all queues.
+    A handler that takes from any queue counts only if a queue that it names is allowed, since its
+    numbers are those of all queues.
     """
     if allowed is None:
         return list(all_handlers())
@@ -26,9 +26,9 @@ def seen_handlers(allowed: Collection[str] | None) -> list[Handler]:
 
 
 def did_you_mean(type: str, allowed: Collection[str] | None) -> str:
-    """Return a question, empty if a handler here takes `type` or no type is like it.
+    """Return a question, empty if a handler here takes `type` or no known type resembles it.
 
-    It names only types that the user may see: those of a handler with an `allowed` queue.
+    It names only types that the user may see: those of handlers with an `allowed` queue.
     """
     seen = seen_handlers(allowed)
     found = [

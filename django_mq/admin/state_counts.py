@@ -17,7 +17,7 @@ from django_mq.states import MessageState
 
 #: The maximum number of queues that a page counts.
 MAX_QUEUES = 200
-#: The share of the usual time for counts: the page also has its rows to read.
+#: The share of the usual time for counts: the page also has rows to read.
 TIME_SHARE = 0.2
 #: Messages in these states are shown as paused while their queue is paused or backs off.
 _PAUSED_INSTEAD = ("processable", "delayed", "retrying")

@@ -18,8 +18,8 @@ from django_mq.admin.bounds import TookTooLong, limited_statements
 from django_mq.admin.json_paths import most_seen, paths_in
 from django_mq.models import QueuedMessage
 
-#: The number of newest messages that are examined, and the characters from which a document is too
-#: large.
+#: The number of newest messages that are examined, and the number of characters from which a
+#: document is too large.
 NEWEST, MAX_DOCUMENT_CHARS = 200, 8192
 
 
@@ -61,7 +61,7 @@ class SuggestingAdmin(ReadOnlyAdmin):
 
 
 def _is_small(column: str) -> Q:
-    """Return the condition that the text of a document is short; large ones are not unpacked."""
+    """Return the condition that a document is short as text; does not decompress large ones."""
     stored = Func(F(column), function="pg_column_size", output_field=IntegerField())
     length = Length(Cast(column, TextField()))
     small = Case(

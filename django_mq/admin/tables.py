@@ -23,14 +23,14 @@ class TableAdmin(ReadOnlyAdmin):
 
     #: Lookups of the URL that an index serves.
     indexed_lookups: tuple[str, ...] = ("id", "pk")
-    #: An index finds the rows of a queue.
+    #: Whether an index finds the rows of a queue.
     queue_is_indexed = False
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return WindowChangeList
 
     def indexed_rows(self, request: HttpRequest) -> QuerySet[Any]:
-        """Return the rows that the user may see, if an index finds them; else all."""
+        """Return the rows that the user may see, if an index finds them; otherwise all rows."""
         if self.queue_is_indexed:
             return self.get_queryset(request)
         rows: QuerySet[Any] = self.model._default_manager.using(self.alias)
@@ -68,7 +68,7 @@ class TableAdmin(ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Find rows by index, and by their texts among those of the window."""
+        """Find rows by index, and by their texts among the rows of the window."""
         term = search_term.strip()
         if not term:
             return queryset, False

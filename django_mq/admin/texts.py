@@ -24,8 +24,8 @@ MAX_TEXT, MAX_JSON = 50_000, 4 * 1024 * 1024
 #: The maximum number of bytes of an error in a list.
 EXCERPT = 120
 
-# Invisible characters, and those that reverse the direction of text: escaping keeps them, and they
-# can make one text look like another.
+# Invisible characters, and characters that reverse the direction of text: escaping keeps them, and
+# they can make one text look like another.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 
 
@@ -49,7 +49,7 @@ def excerpt(text: str) -> str:
 def pretty(text: str, *, times: Collection[str] = ()) -> str:
     """Return stored JSON indented, with the values of secret keys hidden; never raises.
 
-    In an object, the seconds since 1970 under the keys `times` are shown as a date and time.
+    In an object, numbers under the key `times` (seconds since 1970) are shown as date and time.
 
     >>> print(pretty('{"order": {"id": 7, "api_token": "abc"}}'))
     {
@@ -72,7 +72,7 @@ def pretty(text: str, *, times: Collection[str] = ()) -> str:
 
 
 def _dated(seconds: Any) -> Any:
-    """Return seconds since 1970 as a date and time; another client may have written anything."""
+    """Return seconds since 1970 as a date and time; another client may have written any value."""
     if type(seconds) not in (int, float):
         return seconds
     try:
@@ -82,14 +82,14 @@ def _dated(seconds: Any) -> Any:
 
 
 def took(start: datetime | None, end: datetime) -> str:
-    """Return a duration as text, empty if its start is not known."""
+    """Return a duration as text, empty if its start is unknown."""
     if start is None:
         return ""
     return precise_span((end - start).total_seconds())
 
 
 def moment_text(at: datetime) -> str:
-    """Return a moment to the second, in the current time zone, which it does not name."""
+    """Return a moment to the second, in the current time zone; the text does not name the zone."""
     return f"{local(at):%Y-%m-%d %H:%M:%S}"
 
 
@@ -142,7 +142,7 @@ def moment_column(
 
 @admin.display(description="id", ordering="pk")
 def number(row: Any) -> str:
-    """Return the id of a message as people copy it: without a thousands separator."""
+    """Return the id of a message as people copy it: without thousands separators."""
     return str(row.pk)
 
 
@@ -189,7 +189,7 @@ def _cut(text: str) -> str:
 
 
 def batch_note(count: int) -> str:
-    """Return the end of a log entry of one of `count` messages; empty for a message alone.
+    """Return the end of a log entry for one of `count` messages; empty for a message alone.
 
     >>> batch_note(2), batch_note(1)
     (', one of 2 messages', '')
@@ -198,5 +198,5 @@ def batch_note(count: int) -> str:
 
 
 def operator(request: HttpRequest) -> str:
-    """Return the name of the user; that of a custom user model may be a number or an object."""
+    """Return the name of the user, which in a custom user model may be a number or an object."""
     return str(request.user.get_username())

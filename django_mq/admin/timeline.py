@@ -1,4 +1,4 @@
-"""The timeline of a message: how long it waited before each attempt, and how long that ran."""
+"""The timeline of a message: how long it waited before each attempt, and how long these ran."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Event = tuple[str, str, str]
 def timeline(message: QueuedMessage, attempts: Iterable[FailedAttempt]) -> list[Event]:
     """Return the events of a message, the first one first, with its latest failed `attempts`.
 
-    An attempt waits from the end of the one before it; of an older one that is not among
-    `attempts`, that is not known.
+    An attempt waits from the end of the one before it. If that one is not among `attempts`, the
+    wait is unknown.
     """
     now = message.now  # type: ignore[attr-defined]
     events: list[Event] = [("Broadcast", full(message.created_at, now), "")]

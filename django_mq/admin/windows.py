@@ -1,7 +1,8 @@
 """Lists of tables with millions of rows: each page looks at a bounded part, and names that part.
 
-A page shows at most `MAX_COUNT` rows of a window, and links to the next one. Where no index serves
-a filter or a search, the window ends after `MAX_SCANNED_ROWS` rows, whether they match or not.
+A page shows at most `MAX_COUNT` rows of a window, and links to the next window. Where no index
+serves a filter or a search, the window ends after `MAX_SCANNED_ROWS` rows, whether or not they
+match.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from django_mq.policy.column_bounds import id_of
 #: The number of rows to which a condition without an index is applied. A hundred thousand messages
 #: take about 0.1 s, with payloads 0.3 s.
 MAX_SCANNED_ROWS = 100_000
-#: The parameter of the URL with the id that a window begins after.
+#: The parameter of the URL with the id after which a window begins.
 AFTER_PARAMETER = "after"
 
 
@@ -35,7 +36,7 @@ class Window:
     after: int | None = None
     #: The last row that is examined, matching or not; None for all rows.
     last: int | None = None
-    #: A part of the table that holds every match.
+    #: A part of the table that contains every match.
     bounds: Q = field(default_factory=Q)
     ascending: bool = False
 
@@ -55,7 +56,7 @@ class Window:
         return self.bounds & end
 
     def step(self, rows: QuerySet[Any], maximum: int) -> int | None:
-        """Return the key of the row after `maximum` ones, in the list's order; None without one."""
+        """Return the key of the `maximum`-th row, in the list's order; None if there are fewer."""
         keys = rows.order_by("pk" if self.ascending else "-pk").values_list("pk", flat=True)
         found: int | None = next(iter(keys[maximum - 1 : maximum]), None)
         return found
@@ -98,7 +99,7 @@ class WindowChangeList(BoundedChangeList):
         """Return the rows of the window that match."""
         found: QuerySet[Any] = super().get_queryset(request, exclude_parameters)
         found = found.filter(self.window.beyond)
-        # A search finds rows by index as well: it applies the window to the other conditions.
+        # A search also finds rows by index: it applies the window only to the other conditions.
         return found if self.query else found.filter(self.window.looked_at)
 
     def get_results(self, request: HttpRequest) -> None:
@@ -108,7 +109,7 @@ class WindowChangeList(BoundedChangeList):
             self.next_after = self.paginator.ids[MAX_COUNT - 1]
         else:
             self.next_after = self.window.last
-        # Rows that were looked at, as opposed to found: the page must say so.
+        # Whether rows were examined rather than found by index: the page must say so.
         self.searched = (
             MAX_SCANNED_ROWS if self.result_count <= MAX_COUNT and self.window.last else 0
         )
@@ -148,7 +149,7 @@ class WindowChangeList(BoundedChangeList):
         return Estimate(estimate) if estimate and estimate > MAX_COUNT else count
 
     def _looks(self, request: HttpRequest, specs: Iterable[Any], others: dict[str, Any]) -> bool:
-        """Return whether a condition of this list has no index."""
+        """Return whether any condition of this list has no index."""
         admin = self.model_admin
         return (
             (bool(self.query) and admin.search_looks(self.query))

@@ -18,7 +18,7 @@ from django_mq.models import WorkerCommand, WorkerHeartbeat
 
 
 class WorkerOrder(NamedTuple):
-    """An order: its function, its button, the entry of the log, and the question, if it asks."""
+    """An order: its function, its button, the entry of the log, and the question, if any."""
 
     give: Callable[..., tuple[str, ...]]
     label: str
@@ -35,23 +35,24 @@ ORDERS = {
         queues.stop_workers, "Stop", "Told to drain and stop.", "Stop this worker?"
     ),
 }
-#: The labels of the actions that orders are stored as.
+#: The labels of the actions under which orders are stored.
 STORED_LABELS = {
     WorkerCommand.CommandAction.QUIET.value: ORDERS["quiet"].label,
     WorkerCommand.CommandAction.RESUME.value: ORDERS["resume"].label,
     WorkerCommand.CommandAction.LEAVE.value: ORDERS["stop"].label,
 }
-#: Queues that the confirmation names because no other worker claims from them.
+#: The number of queues that the confirmation names because no other worker claims from them.
 MAX_QUEUES = 10
 
 
 class WorkerOrdersAdmin(ReadOnlyAdmin):
-    """The view that the buttons of the list and of a worker's page post to."""
+    """The view to which the buttons of the list and of a worker's page post."""
 
     def may_order(self, request: HttpRequest, worker: queues.WorkerProcess) -> bool:
         """Return whether the user may give orders to this worker.
 
-        A user restricted to some queues may if the worker serves only these, each by its name.
+        A user restricted to some queues may do so if the worker serves only these, each by its
+        name.
         """
         if not (self.has_view_permission(request) and self._has_right(request, "stop_worker")):
             return False

@@ -35,7 +35,7 @@ class WorkerRow:
     worker: queues.WorkerProcess
     url: str
     queues: tuple[str, ...]
-    #: Running messages; the type of one that has ended since is empty.
+    #: Running messages; the type is empty if the message has ended since.
     running: list[dict[str, Any]]
     more: int
     orders: tuple[tuple[str, str, str], ...] = ()

@@ -16,9 +16,9 @@ from django_mq.policy.durations import precise_span
 from django_mq.policy.figures import Counted, Latency
 from django_mq.queues import Figures
 
-#: The units of the drawing, which stretches.
+#: The size of the drawing in its own units; it stretches.
 WIDTH, HEIGHT = 600.0, 120.0
-#: The share of a step that its bar fills.
+#: The share of a step's width that its bar fills.
 FILLED = 0.82
 
 Values = Sequence[float | None]
@@ -170,7 +170,7 @@ def _bar_path(values: Values, below: Sequence[float], top: float) -> str:
     parts = []
     for n, value in enumerate(values):
         if value:
-            # A single failure among many messages must stay visible.
+            # Even a single failure among many messages must stay visible.
             height = max(HEIGHT * value / top, 1.5)
             y = HEIGHT * (1 - below[n] / top)
             x, width = n * step + step * (1 - FILLED) / 2, step * FILLED
@@ -179,7 +179,7 @@ def _bar_path(values: Values, below: Sequence[float], top: float) -> str:
 
 
 def _line_path(values: Values, position: Callable[[float], float]) -> str:
-    """Return steps: each value as wide as its step, joined to the next one unless it is missing."""
+    """Return steps: each value as wide as its step, joined to the next unless that is missing."""
     step = WIDTH / len(values)
     parts = []
     before: float | None = None
@@ -195,7 +195,7 @@ def _line_path(values: Values, position: Callable[[float], float]) -> str:
 def _hits(
     figures: Figures, series: Sequence[Series], show: Callable[[float], str]
 ) -> list[dict[str, Any]]:
-    """Return the steps under the pointer, each with its text."""
+    """Return the steps as areas under the pointer, each with its text."""
     width = WIDTH / len(figures.steps)
     found = []
     for n, at in enumerate(figures.steps):

@@ -53,7 +53,7 @@ class OverviewAdmin(QueueRowsAdmin):
     """The overview, for users who may see the queues."""
 
     def get_urls(self) -> list[Any]:
-        """Return the address of the page: its model has no rows to show."""
+        """Return only the address of the page, since its model has no rows to show."""
         return [self.page(self.model, "changelist", "", self.changelist_view)]
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -195,14 +195,14 @@ def _span(request: HttpRequest) -> Span:
 
 
 def _listed(rows: Sequence[OverviewRow], known: int) -> dict[str, Any]:
-    """Return the queues that are listed, the idle ones apart, and how many others are known."""
+    """Return the queues that are listed, the idle ones apart, and the number of other queues."""
     busy = [row for row in rows if not row.is_idle][:LISTED]
     idle = [row for row in rows if row.is_idle][:LISTED]
     return {"busy": busy, "idle": idle, "more_queues": known - len(busy) - len(idle)}
 
 
 def _shown(figures: queues.Figures) -> dict[str, Any]:
-    """Return the charts, the same as a table, and the handlers."""
+    """Return the charts, the same data as a table, and the handlers."""
     handlers, more_handlers = handler_rows(figures, HANDLERS)
     return {
         "span": figures.span,

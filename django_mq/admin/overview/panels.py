@@ -26,7 +26,7 @@ class OverviewRow:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is empty, not paused, backing off or limited to 0, and had no recent flow."""
+        """Whether it is empty, without recent flow, and not paused, backing off or limited to 0."""
         counts, rate = self.row.counts, self.rate
         stopped = counts.paused or counts.backoff_level or counts.max_in_flight == 0
         return not (counts.depth or counts.dead or rate.incoming or rate.outgoing or stopped)
@@ -42,7 +42,7 @@ class OverviewRow:
 
     @property
     def depth(self) -> str:
-        """The depth as text; an estimate is marked as such."""
+        """The depth as text; an estimate is marked as one."""
         count, sign = self._depth
         return f"{sign}{count:,}"
 
@@ -60,7 +60,7 @@ class OverviewRow:
 
     @property
     def empty_in(self) -> str:
-        """When it will be empty at these rates, as exactly as the depth is known."""
+        """When it will be empty at these rates, as precisely as the depth is known."""
         counts, (count, sign) = self.row.counts, self._depth
         if not count:
             return ""
@@ -87,7 +87,7 @@ def overview_rows(rows: Iterable[QueueRow], rates: Mapping[str, queues.Rate]) ->
 def state_tiles(
     found: Collection[queues.QueueCounts], urls: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Return the sum of each state, an estimate where a queue's count was capped."""
+    """Return the sum of each state; an estimate if a queue's count was capped."""
     tiles = []
     for name, label in COLUMNS:
         count = sum(getattr(each, name) for each in found)
@@ -98,11 +98,11 @@ def state_tiles(
 
 
 def handler_rows(figures: queues.Figures, maximum: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the handlers that did most, and how many others there are."""
+    """Return the handlers with the most messages, and how many others there are."""
     counted = (
         (names, each)
         for names, each in figures.handlers.items()
-        # Messages that were split among their handlers have none, and only arrived.
+        # Messages that were split among their handlers have no handler, and only arrived.
         if names[1] or each.acked or each.failed or each.dead
     )
     ordered = sorted(
@@ -126,7 +126,7 @@ STEP_LABELS = ("in", "acked", "retried", "dead")
 
 
 def step_rows(figures: queues.Figures) -> list[dict[str, Any]]:
-    """Return the steps with data, the latest first: the charts as a table."""
+    """Return the steps with data, the latest first: the data of the charts as a table."""
     found = []
     for at, each in reversed(figures.steps.items()):
         counts = (each.broadcast, each.acked, each.retried, each.dead)
@@ -142,7 +142,7 @@ def step_rows(figures: queues.Figures) -> list[dict[str, Any]]:
 
 
 def workers_panel(found: Iterable[queues.WorkerProcess], url: str) -> dict[str, Any]:
-    """Return how many workers live, and the names of those that vanished."""
+    """Return how many workers are alive, and the names of those that vanished."""
     workers = list(found)
     alive = [each for each in workers if each.alive]
     return {
@@ -164,7 +164,7 @@ def _percentiles(found: Latency | None) -> list[str]:
 
 
 def per(rate: float) -> str:
-    """Return messages per second as text, or per minute or hour if they are few.
+    """Return messages per second as text, or per minute or per hour if they are few.
 
     >>> per(1234.5), per(12.34), per(0.5), per(0.001), per(0.0)
     ('1,234/s', '12.3/s', '30/min', '3.6/h', '')
