@@ -29,8 +29,8 @@ class DjangoMQConfig(AppConfig):
 def _task_backends() -> set[Any]:
     """Return the classes in TASKS that store tasks as messages.
 
-    They are found through TASKS, without an import here: the backend is a guest. Backends of other
-    packages are left alone, and Django reports one that cannot be imported.
+    They are found through TASKS, without importing the backend here, since it is optional. Backends
+    of other packages are left alone, and Django reports a backend that cannot be imported.
     """
     paths = [params.get("BACKEND", "") for params in getattr(settings, "TASKS", {}).values()]
     found = set()

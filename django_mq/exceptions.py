@@ -77,11 +77,11 @@ class LeaseLost(MQError):
 
 
 class UnreadablePayload(MQError):
-    """This interpreter cannot decode a stored payload; the message is held, and uses no attempt."""
+    """This interpreter cannot decode a stored payload; the message is held, without an attempt."""
 
 
 class HandlerBrokeTransaction(MQError):
-    """A handler ended or broke the transaction it ran in; its attempt failed."""
+    """A handler ended or broke the transaction in which it ran; its attempt failed."""
 
 
 class RemoteError(MQError):
@@ -133,7 +133,7 @@ class Retry(Exception):
     def __init__(self, after: When | None = None, backoff: bool = False) -> None:
         self.after = None if after is None else checked_when(after)
         self.backoff = bool(backoff)
-        super().__init__(*(() if after is None else (after,)))  # what a copy is made from
+        super().__init__(*(() if after is None else (after,)))  # a copy is made from these
 
     def __str__(self) -> str:
         return f"retry after {self.args[0]}" if self.args else "retry"

@@ -3,10 +3,10 @@
 Workers send the signals of messages after the commit; `sender` is the handler's name. They carry
 `delivery` and, where they apply, `queued_for` (seconds until the first claim; None for later
 attempts), `duration` (seconds that the handler ran), `error` (the exception) and `after` (seconds
-or a datetime). Signals of queues carry `queue`, which is also their `sender`; those of a backoff
-also carry `level` and `until` (the datetime until which nothing is claimed; None once it ended).
-Log records carry the signal's name as `event`, ids and names, and the stack of a failure: never a
-payload, nor the text of an exception, unless LOG_ERROR_TEXTS is on.
+or a datetime). Signals of queues carry `queue`, which is also their `sender`; signals of a backoff
+also carry `level` and `until` (the datetime until which nothing is claimed; None once it has
+ended). Log records carry the signal's name as `event`, ids and names, and the stack of a failure,
+but never a payload; and the text of an exception only if LOG_ERROR_TEXTS is on.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class LoggedSignal(Signal):
         """Do nothing: `_report()` logs it. Django's fails for receivers without `__qualname__`."""
 
     async def send_on_loop(self, sender: str, **data: Any) -> list[tuple[Any, Any]]:
-        """Do as `send_robust()`, which must not be called where an event loop runs.
+        """Like `send_robust()`, which must not be called where an event loop runs.
 
-        Plain receivers are called here, not in another thread, where they might wait for one.
+        Plain receivers are called here, since in another thread they might wait for this one.
         """
         plain, awaited = self._live_receivers(sender)
         answers: list[tuple[Any, Any]] = []
@@ -77,7 +77,7 @@ def is_observed(signal: LoggedSignal) -> bool:
 def named(error: BaseException) -> str:
     """Return how a log line names an exception: its class, and where it was raised.
 
-    Its text may contain data of the payload, so it is included only with LOG_ERROR_TEXTS.
+    The text may contain data of the payload, so it is included only with LOG_ERROR_TEXTS.
     """
     failure = describe(error)
     if get_settings().log_error_texts:
@@ -89,10 +89,10 @@ def named(error: BaseException) -> str:
 def traced(error: BaseException | None, text: str = HIDDEN) -> BaseException | None:
     """Return the `exc_info` of a log line, so that log handlers and error trackers have the stack.
 
-    Without LOG_ERROR_TEXTS it has `text` instead of its own. None for the exceptions that a handler
-    raises on purpose: Retry, Snooze and Reject.
+    Without LOG_ERROR_TEXTS the exception has `text` instead of its own text. None for the
+    exceptions that a handler raises on purpose: Retry, Snooze and Reject.
     """
-    # Not isinstance(): it reads `__class__`, and an exception of a handler's may refuse that.
+    # Not isinstance(): it reads `__class__`, and a handler's exception may refuse that.
     if error is None or issubclass(type(error), Retry | Snooze | Reject):
         return None
     return error if get_settings().log_error_texts else redacted(error, text)
@@ -101,7 +101,7 @@ def traced(error: BaseException | None, text: str = HIDDEN) -> BaseException | N
 def log_failure(
     event: str, error: BaseException, text: str, *args: object, **extra: object
 ) -> None:
-    """Log an error in code of django_mq: `text % args`, and its name and stack."""
+    """Log an error in django_mq's own code: `text % args`, and the name and stack of the error."""
     logger.error(
         f"{text}: %s",
         *args,
@@ -120,7 +120,7 @@ def announce(signal: LoggedSignal, delivery: Delivery, text: str, **data: Any) -
 async def announce_on_loop(
     signal: LoggedSignal, delivery: Delivery, text: str, **data: Any
 ) -> None:
-    """Do as `announce()`, on a thread whose event loop runs."""
+    """Like `announce()`, on a thread that runs an event loop."""
     answers = await signal.send_on_loop(delivery.handler, delivery=delivery, **data)
     _report(signal, answers)
     _log(signal, delivery, text, data)

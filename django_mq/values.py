@@ -50,7 +50,8 @@ def as_seconds(value: object) -> float | None:
 def checked_when(after: When) -> float | datetime:
     """Return `after` as seconds from now, or in UTC if it is an aware datetime.
 
-    Raises ValueError if it is naive, or neither a datetime nor a duration as of `as_seconds()`.
+    Raises ValueError for a naive datetime, and for anything that is neither a datetime nor a
+    duration that `as_seconds()` accepts.
 
     >>> checked_when(timedelta(minutes=2))
     120.0
