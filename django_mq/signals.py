@@ -74,7 +74,7 @@ def is_observed(signal: LoggedSignal) -> bool:
     return bool(signal.receivers) or logger.isEnabledFor(signal.level)
 
 
-def named(error: BaseException) -> str:
+def error_name(error: BaseException) -> str:
     """Return how a log line names an exception: its class, and where it was raised.
 
     The text may contain data of the payload, so it is included only with LOG_ERROR_TEXTS.
@@ -105,7 +105,7 @@ def log_failure(
     logger.error(
         f"{text}: %s",
         *args,
-        named(error),
+        error_name(error),
         exc_info=traced(error, HIDDEN_EVERYWHERE),
         extra={"event": event, **extra},
     )
@@ -187,7 +187,7 @@ def _report(signal: LoggedSignal, answers: Sequence[tuple[Any, Any]]) -> None:
                 "receiver %r of %s raised %s",
                 receiver,
                 signal.name,
-                named(answer),
+                error_name(answer),
                 exc_info=traced(answer),
                 extra={"event": "receiver_failed"},
             )

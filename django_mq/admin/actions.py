@@ -19,7 +19,7 @@ from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 
 from django_mq.admin.base import ids_of, own_page
-from django_mq.admin.bounds import gives_up, limited_statements, writing
+from django_mq.admin.bounds import limited_statements, redirects_on_timeout, writing
 from django_mq.admin.everything import EverythingAdmin
 from django_mq.admin.message_actions import (
     CANCEL,
@@ -92,7 +92,7 @@ class MessageActionsAdmin(EverythingAdmin):
         ids_of(request.POST.getlist(ACTION_CHECKBOX_NAME))
 
     @own_page(QueuedMessage, "action", "actions/<str:name>/")
-    @gives_up
+    @redirects_on_timeout
     def action_view(self, request: HttpRequest, name: str) -> HttpResponse:
         """Perform the action `name` on the posted `ids`; removing needs confirmation."""
         action = MESSAGE_ACTIONS.get(name)

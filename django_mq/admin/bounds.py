@@ -68,7 +68,7 @@ def writing(alias: str) -> Iterator[CursorWrapper]:
         yield cursor
 
 
-def gives_up(view: View) -> View:
+def redirects_on_timeout(view: View) -> View:
     """Let a view whose statement runs out of time redirect with `ReadOnlyAdmin.give_up()`."""
 
     @wraps(view)

@@ -11,7 +11,7 @@ from django.utils.http import urlencode
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin, own_page
-from django_mq.admin.bounds import gives_up, limited_statements
+from django_mq.admin.bounds import limited_statements, redirects_on_timeout
 from django_mq.admin.message_actions import DISCARD, MESSAGE_ACTIONS, REQUEUE, RUN_NOW
 from django_mq.admin.texts import excerpt, plain, when
 from django_mq.models import FailedAttempt, QueuedMessage
@@ -32,7 +32,7 @@ class ErrorsAdmin(ReadOnlyAdmin):
     """Failed attempts in groups by fingerprint."""
 
     @own_page(FailedAttempt, "errors", "errors/")
-    @gives_up
+    @redirects_on_timeout
     def errors_view(self, request: HttpRequest) -> HttpResponse:
         """Show a page of the groups, the most recent failure first."""
         if not self.has_view_permission(request):

@@ -19,7 +19,7 @@ from django.http.response import HttpResponseBase
 from django.utils.text import slugify
 
 from django_mq.admin.base import ReadOnlyAdmin, own_page
-from django_mq.admin.bounds import gives_up, limited_statements
+from django_mq.admin.bounds import limited_statements, redirects_on_timeout
 from django_mq.admin.export_files import DOCUMENTS, TYPES, as_csv, as_json, document
 from django_mq.admin.windows import AFTER_PARAMETER
 from django_mq.conf.local_time import local, utc_now
@@ -53,7 +53,7 @@ class ExportAdmin(ReadOnlyAdmin):
         return [(kind, f"{url}?{query.urlencode()}") for kind, url in urls if url]
 
     @own_page(None, "export", "export/<str:kind>/")
-    @gives_up
+    @redirects_on_timeout
     def export_view(self, request: HttpRequest, kind: str) -> HttpResponseBase:
         """Stream the rows that match the filters of the URL; log the user first."""
         if kind not in TYPES:

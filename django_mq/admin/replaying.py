@@ -17,7 +17,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django_mq import handlers, queues
 from django_mq.admin.actions import MAX_MESSAGES
 from django_mq.admin.base import ids_of, own_page
-from django_mq.admin.bounds import gives_up, limited_statements, writing
+from django_mq.admin.bounds import limited_statements, redirects_on_timeout, writing
 from django_mq.admin.chains import ChainsAdmin
 from django_mq.admin.texts import batch_note
 from django_mq.conf import get_settings
@@ -62,7 +62,7 @@ class ReplayingAdmin(ChainsAdmin):
         return super().changelist_view(request, extra_context)
 
     @own_page(HandledMessage, "replay", "replay/")
-    @gives_up
+    @redirects_on_timeout
     def replay_view(self, request: HttpRequest) -> HttpResponse:
         """Ask for confirmation, or replay the posted `ids` to the posted handler `to`."""
         if request.method != "POST":

@@ -10,8 +10,8 @@ from django.http import HttpRequest
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.bounds import TookTooLong, reporting_timeouts
-from django_mq.policy.estimated import counted
 from django_mq.policy.message_filter import IN_FLIGHT
+from django_mq.policy.rounding import counted
 from django_mq.queues.totals import read_many_counts
 from django_mq.states import MessageState
 

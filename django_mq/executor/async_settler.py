@@ -23,7 +23,7 @@ from django_mq.executor.statements import Statements
 from django_mq.executor.tasks import Task
 from django_mq.executor.watchdog import Link
 from django_mq.messages import Fence
-from django_mq.signals import log_failure, named, traced
+from django_mq.signals import error_name, log_failure, traced
 from django_mq.store import leases
 
 logger = logging.getLogger("django_mq")
@@ -154,7 +154,7 @@ class AsyncSettler(threading.Thread):
                 logger.error(
                     "message %s cannot start: %s",
                     fences[0].id,
-                    named(error),
+                    error_name(error),
                     exc_info=traced(error),
                 )
                 return {}

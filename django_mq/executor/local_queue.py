@@ -138,7 +138,7 @@ class LocalQueue:
             self._notify_when_free = stuck and bool(self._running)
             return self._notify_when_free
 
-    def held_up(self, *, coroutines: bool) -> bool:
+    def waits_for_suspect(self, *, coroutines: bool) -> bool:
         """Return whether a suspect has waited to run alone for so long that nothing else starts.
 
         That takes SUSPECT_WAIT_SECONDS; coroutines are no longer claimed after STUCK_AFTER seconds.

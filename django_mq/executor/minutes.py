@@ -15,7 +15,7 @@ from django_mq.store.figures import ArrivalCount, MinuteRow
 
 MINUTE = 60
 #: How long a message is counted in the minute of its creation. The roll-up waits for an hour.
-LATE = 55 * MINUTE
+ARRIVAL_WINDOW = 55 * MINUTE
 
 
 class FigureSource(NamedTuple):
@@ -87,7 +87,7 @@ class Minutes:
 
     def _arrive(self, source: FigureSource, minute: int, count: int) -> None:
         latest = self.minute()
-        key = MinuteKey(minute if latest - LATE < minute <= latest else latest, source)
+        key = MinuteKey(minute if latest - ARRIVAL_WINDOW < minute <= latest else latest, source)
         self._arrived[key] = self._arrived.get(key, 0) + count
         self._changed.add(key)
 
@@ -121,7 +121,7 @@ class Minutes:
                 total = self._open.pop(key)
                 total.merge(self._past.get(key.source, HandlerTotals()))
                 self._past[key.source] = total
-            for key in [key for key in self._arrived if key.minute <= latest - LATE]:
+            for key in [key for key in self._arrived if key.minute <= latest - ARRIVAL_WINDOW]:
                 if key not in self._changed:
                     del self._arrived[key]
 

@@ -10,7 +10,7 @@ import psycopg
 from django.db.utils import InterfaceError, OperationalError
 
 from django_mq.policy.error_text import one_line
-from django_mq.signals import named
+from django_mq.signals import error_name
 
 logger = logging.getLogger("django_mq")
 
@@ -42,10 +42,10 @@ def was_refused(error: BaseException) -> bool:
 def reason_of(error: BaseException) -> str:
     """Return how a log line describes a lost database: in the words of the server or the driver.
 
-    The text of any other error may quote a row, so `named()` says which it is.
+    The text of any other error may quote a row, so `error_name()` says which it is.
     """
     lost = isinstance(error, LOST)
-    return (lost and one_line(str(error), 200)) or named(error)
+    return (lost and one_line(str(error), 200)) or error_name(error)
 
 
 class Outage:

@@ -155,7 +155,7 @@ def refused(ended: Sequence[Ended], error: BaseException) -> None:
             each.delivery.id,
             each.delivery.queue,
             each.delivery.attempt,
-            signals.named(error),
+            signals.error_name(error),
             extra={
                 "event": "settle_refused",
                 "message_id": each.delivery.id,

@@ -28,13 +28,13 @@ logger = logging.getLogger("django_mq")
 
 # The end of an ordered row changes no other row, but must not be settled by `ack_alone()`: after a
 # lost connection, the transaction's id tells whether it was committed.
-_more = attrgetter("key", "unique_id", "wants_result", "ordered")
-_NOTHING = (None, None, False, False)
+_effect_fields = attrgetter("key", "unique_id", "wants_result", "ordered")
+_NO_EFFECTS = (None, None, False, False)
 
 
 def needing_transaction(ended: Sequence[Ended]) -> list[Ended]:
     """Return the deliveries whose end needs a transaction; most change only their own row."""
-    return [each for each in ended if _more(each.delivery._row) != _NOTHING]
+    return [each for each in ended if _effect_fields(each.delivery._row) != _NO_EFFECTS]
 
 
 def write(cursor: Cursor, ended: Sequence[Ended]) -> None:

@@ -19,7 +19,7 @@ from django.utils.autoreload import (
     start_django,
 )
 
-from django_mq.supervisor.stop_signals import STOP_SIGNALS, hangs_up_unheard, leave_by
+from django_mq.supervisor.stop_signals import STOP_SIGNALS, is_ignored_hangup, leave_by
 
 #: Exit code of Django's reloader when code changed.
 RELOAD_EXIT_CODE = 3
@@ -51,7 +51,7 @@ def run_reloading(run: Callable[..., None], *args: Any) -> None:
 
 def _handle_stop_signals(handle: Callable[[int, object], None]) -> None:
     for number in STOP_SIGNALS:
-        if not hangs_up_unheard(number):
+        if not is_ignored_hangup(number):
             signal.signal(number, handle)
 
 

@@ -14,7 +14,7 @@ from django.db.models.lookups import GreaterThanOrEqual, LessThanOrEqual
 from django_mq.policy.column_bounds import FIRST_TIME, LAST_TIME, MAX_SPAN
 
 
-def times_are_times(name: str, *columns: str) -> CheckConstraint:
+def times_in_range(name: str, *columns: str) -> CheckConstraint:
     """Return a CHECK that each column is null, or between FIRST_TIME and LAST_TIME."""
     if len(columns) == 1:
         return CheckConstraint(name=name, condition=Q(**{f"{columns[0]}__range": _ALL_TIMES}))
@@ -28,7 +28,7 @@ def times_are_times(name: str, *columns: str) -> CheckConstraint:
     )
 
 
-def span_is_a_span(name: str, column: str) -> CheckConstraint:
+def span_in_range(name: str, column: str) -> CheckConstraint:
     """Return a CHECK that a duration is from zero to MAX_SPAN."""
     return CheckConstraint(name=name, condition=Q(**{f"{column}__range": (timedelta(0), MAX_SPAN)}))
 

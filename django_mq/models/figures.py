@@ -10,7 +10,7 @@ from django.db.models.functions import Greatest
 from django.db.models.lookups import LessThanOrEqual
 
 from django_mq.models.columns import JSONColumn
-from django_mq.models.constraints import times_are_times
+from django_mq.models.constraints import times_in_range
 from django_mq.policy.column_bounds import MAX_FIGURE, MAX_NAME, NAME, NAME_OR_EMPTY
 
 _COUNTS = ("acked", "failed", "retried", "dead", "broadcast")
@@ -87,7 +87,7 @@ class MinuteFigures(HandlerFigures):
                     worker__regex=NAME, queue__regex=NAME_OR_EMPTY, handler__regex=NAME_OR_EMPTY
                 ),
             ),
-            times_are_times("mq_minute_times", "minute"),
+            times_in_range("mq_minute_times", "minute"),
             _can_be_added_up("mq_minute_figures"),
         )
 
@@ -111,7 +111,7 @@ class HourFigures(HandlerFigures):
                 name="mq_hour_names",
                 condition=Q(queue__regex=NAME_OR_EMPTY, handler__regex=NAME_OR_EMPTY),
             ),
-            times_are_times("mq_hour_times", "hour"),
+            times_in_range("mq_hour_times", "hour"),
             _can_be_added_up("mq_hour_figures"),
         )
 

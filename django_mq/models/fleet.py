@@ -7,7 +7,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from django_mq.models.columns import JSONColumn
-from django_mq.models.constraints import has_json_type, times_are_times
+from django_mq.models.constraints import has_json_type, times_in_range
 from django_mq.policy.column_bounds import MAX_NAME, NAME
 
 
@@ -47,7 +47,7 @@ class QueueState(models.Model):
                 name="mq_state_queue_name",
                 condition=Q(queue__regex=NAME, owner__regex=NAME, probe_by__regex=NAME),
             ),
-            times_are_times(
+            times_in_range(
                 "mq_state_times",
                 "paused_at",
                 "paused_until",
@@ -108,7 +108,7 @@ class WorkerHeartbeat(models.Model):
         permissions = (("stop_worker", "Can quiet, resume and stop a worker"),)
         constraints = (
             models.CheckConstraint(name="mq_worker_name", condition=Q(id__regex=NAME)),
-            times_are_times("mq_worker_times", "started_at", "last_seen"),
+            times_in_range("mq_worker_times", "started_at", "last_seen"),
             has_json_type(
                 "mq_worker_json",
                 queues="array",
@@ -172,7 +172,7 @@ class WorkerCommand(models.Model):
                     attempt__isnull=True,
                 ),
             ),
-            times_are_times("mq_command_times", "asked_at", "taken_at", "answered_at"),
+            times_in_range("mq_command_times", "asked_at", "taken_at", "answered_at"),
         )
         indexes = (
             models.Index(

@@ -7,7 +7,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from django_mq.models.columns import JSONColumn
-from django_mq.models.constraints import times_are_times
+from django_mq.models.constraints import times_in_range
 from django_mq.policy.column_bounds import KEY, MAX_NAME, NAME, NAME_OR_EMPTY
 
 
@@ -62,7 +62,7 @@ class HandledMessage(models.Model):
                     key__regex=KEY,
                 ),
             ),
-            times_are_times(
+            times_in_range(
                 "mq_handled_times", "created_at", "due_at", "started_at", "ended_at", "keep_until"
             ),
         )

@@ -7,7 +7,7 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from django_mq.models.columns import DurationColumn, JSONColumn
-from django_mq.models.constraints import span_is_a_span, times_are_times
+from django_mq.models.constraints import span_in_range, times_in_range
 from django_mq.policy.column_bounds import (
     KEY,
     MAX_INTEGER,
@@ -123,7 +123,7 @@ class QueuedMessage(models.Model):
             models.CheckConstraint(
                 name="mq_schema_version_positive", condition=Q(schema_version__gte=1)
             ),
-            times_are_times(
+            times_in_range(
                 "mq_times_are_times",
                 "created_at",
                 "processable_after",
@@ -132,7 +132,7 @@ class QueuedMessage(models.Model):
                 "held_since",
                 "dead_at",
             ),
-            span_is_a_span("mq_unique_for_range", "unique_for"),
+            span_in_range("mq_unique_for_range", "unique_for"),
             # So that the claim can always add 1.
             models.CheckConstraint(
                 name="mq_attempts_bounded",

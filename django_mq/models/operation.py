@@ -7,7 +7,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from django_mq.models.columns import JSONColumn
-from django_mq.models.constraints import has_json_type, times_are_times
+from django_mq.models.constraints import has_json_type, times_in_range
 
 ACTION_LABELS = (
     ("requeue", "requeue"),
@@ -67,7 +67,7 @@ class Operation(models.Model):
             models.CheckConstraint(
                 name="mq_operation_counts", condition=Q(done__gte=0, skipped__gte=0)
             ),
-            times_are_times("mq_operation_times", "created_at", "started_at", "ended_at"),
+            times_in_range("mq_operation_times", "created_at", "started_at", "ended_at"),
             has_json_type("mq_operation_filter", filter="object"),
         )
         indexes = (

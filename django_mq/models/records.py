@@ -7,7 +7,7 @@ from django.db.models import Func, Q
 from django.db.models.functions import Now
 
 from django_mq.models.columns import DurationColumn, GeneratedColumn, JSONColumn
-from django_mq.models.constraints import has_json_type, span_is_a_span, times_are_times
+from django_mq.models.constraints import has_json_type, span_in_range, times_in_range
 from django_mq.policy.column_bounds import KEY, MAX_NAME, NAME, NAME_OR_EMPTY
 
 
@@ -66,7 +66,7 @@ class FailedAttempt(models.Model):
                     handler__regex=NAME_OR_EMPTY,
                 ),
             ),
-            times_are_times("mq_attempt_times", "started_at", "ended_at"),
+            times_in_range("mq_attempt_times", "started_at", "ended_at"),
         )
         indexes = (
             models.Index(fields=("message_id", "attempt"), name="mq_attempt_message"),
@@ -114,7 +114,7 @@ class Result(models.Model):
                 name="mq_result_names",
                 condition=Q(handler__regex=NAME_OR_EMPTY, queue__regex=NAME_OR_EMPTY),
             ),
-            times_are_times("mq_result_times", "created_at", "enqueued_at", "keep_until"),
+            times_in_range("mq_result_times", "created_at", "enqueued_at", "keep_until"),
             has_json_type("mq_result_attempts", attempts="array"),
         )
         indexes = (
@@ -188,8 +188,8 @@ class UniqueKey(models.Model):
                     unique_id__regex=KEY,
                 ),
             ),
-            times_are_times("mq_unique_times", "quiet_until"),
-            span_is_a_span("mq_unique_range", "unique_for"),
+            times_in_range("mq_unique_times", "quiet_until"),
+            span_in_range("mq_unique_range", "unique_for"),
             has_json_type("mq_unique_aside_shape", put_aside="object"),
         )
         indexes = (

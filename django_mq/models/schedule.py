@@ -9,7 +9,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from django_mq.models.columns import DurationColumn, JSONColumn
-from django_mq.models.constraints import has_json_type, span_is_a_span, times_are_times
+from django_mq.models.constraints import has_json_type, span_in_range, times_in_range
 from django_mq.policy.column_bounds import MAX_NAME, MAX_SPAN, NAME, NAME_OR_EMPTY
 from django_mq.policy.due_times import CATCH_UP, OVERLAP
 
@@ -127,8 +127,8 @@ class Schedule(models.Model):
                     catch_up__in=CATCH_UP, overlap__in=OVERLAP, source__in=("code", "admin")
                 ),
             ),
-            times_are_times("mq_schedule_times", "declared_at", "last_at", "next_at", "created_at"),
-            span_is_a_span("mq_schedule_expires", "expires"),
+            times_in_range("mq_schedule_times", "declared_at", "last_at", "next_at", "created_at"),
+            span_in_range("mq_schedule_expires", "expires"),
             has_json_type("mq_schedule_json", metadata="object"),
         )
         indexes = (

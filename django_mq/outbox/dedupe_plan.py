@@ -135,7 +135,7 @@ class DedupeCall:
         return UniqueRow(seen.message_id or 0, row, id.unique_id, content.unique_for, seen)
 
 
-def named(ids: Sequence[UniqueId]) -> str:
+def ids_text(ids: Sequence[UniqueId]) -> str:
     """Name the first of the ids, with its type and queue, for an error text."""
     first = ids[0]
     others = f" (or one of {len(ids) - 1:,} others)" if len(ids) > 1 else ""
@@ -148,4 +148,4 @@ def _refusal(id: UniqueId, seen: StoredUniqueId, state: UniqueState) -> str:
         UniqueState.WAITING: f"{holder} waits with it",
         UniqueState.IN_FLIGHT: f"{holder} has it and is in flight",
     }.get(state, f"its message was handled, and it stays taken until {seen.quiet_until}")
-    return f"{named([id])} is taken: {why}"
+    return f"{ids_text([id])} is taken: {why}"

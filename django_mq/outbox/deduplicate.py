@@ -15,7 +15,7 @@ from psycopg.errors import DeadlockDetected, LockNotAvailable
 
 from django_mq.exceptions import BroadcastBusy
 from django_mq.messages import CopyReceipt
-from django_mq.outbox.dedupe_plan import Candidate, DedupeCall, PlannedWrites, named
+from django_mq.outbox.dedupe_plan import Candidate, DedupeCall, PlannedWrites, ids_text
 from django_mq.store import free_unique_ids, operators, put_aside, unique_ids
 from django_mq.store.insert import draw
 from django_mq.store.rows import NewRow
@@ -72,7 +72,7 @@ def store(
                 raise
         if monotonic() >= deadline:
             raise BroadcastBusy(
-                f"{named(call.ids)} is locked by another transaction, which is still open after"
+                f"{ids_text(call.ids)} is locked by another transaction, which is still open after"
                 f" {MAX_WAIT_SECONDS:g} s. Try again later, and broadcast near the end of a"
                 " transaction"
             )

@@ -18,7 +18,7 @@ OVERLAP: tuple[Overlap, ...] = ("allow", "skip")
 #: The maximum number of missed times (the newest) that `catch_up="all"` broadcasts later.
 MAX_MISSED = 1000
 #: How late a time may be without counting as missed, in addition to the fleet's own delay.
-PUNCTUAL = timedelta(minutes=1)
+GRACE = timedelta(minutes=1)
 #: How far back the first search for missed times goes; each further search goes twice as far.
 FIRST_SEARCH = timedelta(minutes=1)
 

@@ -19,7 +19,7 @@ from django_mq.conf import alias_of, get_settings
 from django_mq.handlers.cron import in_words, times_of
 from django_mq.messages import Receipt
 from django_mq.models import Schedule
-from django_mq.policy.due_times import PUNCTUAL
+from django_mq.policy.due_times import GRACE
 from django_mq.policy.names import check_name
 from django_mq.queues.arguments import whole_number
 from django_mq.queues.transactions import writing
@@ -85,7 +85,7 @@ def overdue(schedule: Schedule) -> timedelta:
     if schedule.next_at is None:
         return timedelta(0)
     late: timedelta = schedule.now - schedule.next_at  # type: ignore[attr-defined]
-    missed = PUNCTUAL + timedelta(seconds=get_settings().poll_interval)
+    missed = GRACE + timedelta(seconds=get_settings().poll_interval)
     return late if late > missed else timedelta(0)
 
 

@@ -12,8 +12,8 @@ from django.db import connections
 from django_mq import handlers
 from django_mq.conf import alias_of, get_settings
 from django_mq.operations.heads import ordered_queues, skipping_queues
-from django_mq.policy.estimated import counted
 from django_mq.policy.names import check_name
+from django_mq.policy.rounding import counted
 from django_mq.queues.decisions import effective_limit
 from django_mq.queues.transactions import reading
 from django_mq.states import GONE_AFTER

@@ -19,7 +19,7 @@ from django_mq.handlers.cron import UnknownZone, can_read_cron, times_of
 from django_mq.messages import Message, Receipt
 from django_mq.outbox.send import send
 from django_mq.policy.column_bounds import MAX_NAME
-from django_mq.policy.due_times import PUNCTUAL, DueTimes, due
+from django_mq.policy.due_times import GRACE, DueTimes, due
 from django_mq.policy.error_text import describe, one_line
 from django_mq.store import Cursor
 from django_mq.store import schedules as store
@@ -90,7 +90,7 @@ def _fire(cursor: Cursor, alias: str, row: ScheduleRow, *, maximum: int) -> _Out
 
 def _due(row: ScheduleRow) -> DueTimes:
     times = times_of(row.cron, row.every, row.tz, start=row.due_at)
-    late = PUNCTUAL + timedelta(seconds=get_settings().poll_interval)
+    late = GRACE + timedelta(seconds=get_settings().poll_interval)
     only_one = row.overlap == "skip" and row.catch_up == "all"
     catch_up = "once" if only_one else row.catch_up
     return due(times, next_at=row.due_at, now=row.now, catch_up=catch_up, late=late)

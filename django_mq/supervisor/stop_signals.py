@@ -34,7 +34,7 @@ class StopSignals:
         self._before = {
             number: signal.signal(number, _ignore)
             for number in (*STOP_SIGNALS, *self._extra)
-            if not hangs_up_unheard(number)
+            if not is_ignored_hangup(number)
         }
 
     def __exit__(
@@ -63,7 +63,7 @@ class StopSignals:
         return []
 
 
-def hangs_up_unheard(number: int) -> bool:
+def is_ignored_hangup(number: int) -> bool:
     """Return whether `number` is the hangup of a terminal, which `nohup` makes a process ignore."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 

@@ -16,7 +16,7 @@ import psycopg
 from django_mq.conf import Settings
 from django_mq.executor.outage import LOST
 from django_mq.executor.statements import within_transaction
-from django_mq.signals import announce_queue, log_failure, named, queue_deep
+from django_mq.signals import announce_queue, error_name, log_failure, queue_deep
 from django_mq.store import (
     Cursor,
     chores,
@@ -140,7 +140,9 @@ def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position
         except LOST:
             raise
         except psycopg.Error as error:
-            logger.debug("what waits behind message %s cannot be freed: %s", blocker, named(error))
+            logger.debug(
+                "what waits behind message %s cannot be freed: %s", blocker, error_name(error)
+            )
         after = blocker
     return after
 
@@ -173,7 +175,7 @@ def _promote(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
                 ids[0].unique_id,
                 ids[0].type,
                 ids[0].queue,
-                named(error),
+                error_name(error),
                 extra={"event": "chore_failed", "queue": ids[0].queue},
             )
 

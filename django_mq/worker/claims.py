@@ -61,7 +61,7 @@ class ClaimRouter:
         self._stopped = stopped
         self.facts = QueueFacts()
         # How many messages of the last claim's average size fit into `batch_bytes`.
-        self._fits = 0
+        self._rows_per_batch_bytes = 0
         self.refused = RefusedRows()
 
     def statement_group(self, queue: str, options: ClaimOptions) -> str:
@@ -83,7 +83,9 @@ class ClaimRouter:
             return options.batch_size
         # The statement reads all rows before `batch_bytes` cuts them, so claim no more than
         # recently fitted.
-        return max(options.batch_size, min(MAX_BATCHES * options.batch_size, self._fits))
+        return max(
+            options.batch_size, min(MAX_BATCHES * options.batch_size, self._rows_per_batch_bytes)
+        )
 
     def claim(
         self,
@@ -111,7 +113,7 @@ class ClaimRouter:
             admitted=self.facts.is_gated(lanes[0].queue, options),
         )
         take = partial(self._claim, cursor, lanes, options, limit, with_marks)
-        return self.refused.go_on_without(cursor, take, waiting)
+        return self.refused.claim_without_refused(cursor, take, waiting)
 
     def _claim(
         self,
@@ -131,7 +133,7 @@ class ClaimRouter:
             arguments = self._arguments(options, self._claimer(), limit)
             more = [self._claimer() for _ in range((limit - 1) // options.batch_size)]
             taken = self._claim_lanes(cursor, lanes, options, arguments, more, with_marks)
-            return self._weighed(options, taken)
+            return self._measured(options, taken)
 
     def take_over(
         self,
@@ -154,7 +156,7 @@ class ClaimRouter:
         maximum = max(limit, options.batch_size, claim_keyed.WINDOW)
         rows = partial(refused_rows.lapsed, cursor, queues=queues, limit=maximum)
         take = partial(self._take_over, cursor, queues, options, limit, marks)
-        found = self.refused.go_on_without(cursor, take, rows)
+        found = self.refused.claim_without_refused(cursor, take, rows)
         announce_dead(found)
         return found
 
@@ -193,11 +195,11 @@ class ClaimRouter:
             "excluded": self.refused.ids(),
         }
 
-    def _weighed(self, options: ClaimOptions, taken: Claim) -> ClaimResult:
+    def _measured(self, options: ClaimOptions, taken: Claim) -> ClaimResult:
         """Record from `taken` how large messages are."""
         size = sum(map(len, map(attrgetter("payload"), taken.rows)))
         if size:
-            self._fits = options.batch_bytes * len(taken.rows) // size
+            self._rows_per_batch_bytes = options.batch_bytes * len(taken.rows) // size
         return ClaimResult(taken, size=size)
 
     def _claim_gated(
@@ -216,13 +218,13 @@ class ClaimRouter:
             arguments = self._arguments(options, claimer, limit, admitted=True)
             taken = self._claim_lanes(cursor, lanes, options, arguments)
             full = len(taken.rows) == gate.room
-            return self._weighed(options, taken)._replace(at_limit=full)
+            return self._measured(options, taken)._replace(at_limit=full)
         if not queue_backoff.start_probe(cursor, queue=queue, claimer=claimer, lease=options.lease):
             return ClaimResult(NOTHING)
         arguments = self._arguments(options, claimer, 1, admitted=True)
         taken = self._claim_lanes(cursor, lanes, options, arguments)
         self._end_probe_claim(cursor, queue, claimer, found=bool(taken.rows))
-        return self._weighed(options, taken)
+        return self._measured(options, taken)
 
     def _take_over_gated(
         self,

@@ -13,7 +13,7 @@ from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.outage import LOST
 from django_mq.executor.statements import within_transaction
 from django_mq.messages import Delivery
-from django_mq.signals import log_failure, named
+from django_mq.signals import error_name, log_failure
 from django_mq.store import Cursor, expiry, notify
 
 logger = logging.getLogger("django_mq")
@@ -53,7 +53,7 @@ def _expire_singly(cursor: Cursor, after: str) -> str | None:
         except LOST:
             raise
         except psycopg.Error as error:
-            logger.debug("a message cannot expire: %s", named(error))
+            logger.debug("a message cannot expire: %s", error_name(error))
         with within_transaction(cursor):
             at = expiry.expiry_walked(cursor, after=at or after, window=1)
         if at is None:

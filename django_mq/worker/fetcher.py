@@ -58,7 +58,7 @@ class Fetcher:
         self._more_lapsed = self._lapsed_behind = False
         self._repoll_at = float("inf")
         self._due_at = float("inf")
-        self._held_up = False
+        self._was_limited = False
         self.empty = False
         #: Queues in which something was due at the last poll.
         self.due_queues: set[str] = set()
@@ -148,7 +148,7 @@ class Fetcher:
     def _claim_round(self, cursor: Cursor, full: bool) -> ClaimRound:
         """Claim once from each group of lanes, the most preferred first."""
         claimed = ClaimRound()
-        self._held_up = False
+        self._was_limited = False
         # Read once: a full scan of one group of lanes must not postpone that of the next group.
         from_front_of = {"": full, "keyed": self._keyed_marks.full_is_due()}
         for (options, group), lanes in self._lanes.groups(self._group):
@@ -164,7 +164,7 @@ class Fetcher:
             result = self._claim_from(cursor, lanes, options, room, group=group, full=from_front)
             rows = result.claim.rows
             claimed.count += len(rows)
-            self._held_up |= result.at_limit or result.contended
+            self._was_limited |= result.at_limit or result.contended
             claimed.unfinished |= result.claim.unfinished
             claimed.contended |= result.contended
             if len(rows) == room or result.size > options.batch_bytes // 2:
@@ -195,7 +195,7 @@ class Fetcher:
         else:  # neither a full scan that was due, nor a regular one
             own.advance(result.claim.marks)
         if group and has_marks and len(result.claim.rows) < room // 2:
-            own.found_little()
+            own.record_sparse_scan()
             result = result._replace(claim=result.claim._replace(unfinished=True))
         if result.claim.rows:
             self._lanes.pass_turn(lanes, {(row.queue, row.priority) for row in result.claim.rows})
@@ -263,7 +263,9 @@ class Fetcher:
             if self._poll(cursor) or not before.issuperset(self._lanes.known):
                 self._may_be_due = True  # committed since the claim, or in a lane unknown to it
                 return 0.0
-        self.empty = not (self._may_be_due or self._more_lapsed or self._must_poll or self._held_up)
+        self.empty = not (
+            self._may_be_due or self._more_lapsed or self._must_poll or self._was_limited
+        )
         return self._until_next()
 
     def _until_next(self) -> float:

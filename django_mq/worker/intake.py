@@ -56,7 +56,7 @@ class Intake:
     def stuck(self, kind: str) -> bool:
         """Return whether messages for executors of `kind` would only wait here: none can start."""
         local_queue = self._local_queue
-        if local_queue.suspended or local_queue.held_up(coroutines=kind != "sync"):
+        if local_queue.suspended or local_queue.waits_for_suspect(coroutines=kind != "sync"):
             return True
         if local_queue.stuck() and (kind != "async" or local_queue.exclusive()):
             return True

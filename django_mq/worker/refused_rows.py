@@ -17,7 +17,7 @@ import psycopg
 from django_mq.executor.connections import is_idle
 from django_mq.executor.outage import LOST
 from django_mq.executor.statements import within_transaction
-from django_mq.signals import named, traced
+from django_mq.signals import error_name, traced
 from django_mq.store import Cursor, refused_rows
 
 logger = logging.getLogger("django_mq")
@@ -62,7 +62,7 @@ class RefusedRows:
         """Return the queues with a row that is left out."""
         return {queue for queue, _ in self._rows.values()}
 
-    def go_on_without(
+    def claim_without_refused(
         self, cursor: Cursor, claim: Callable[[], Taken], candidates: Candidates
     ) -> Taken:
         """Return the result of `claim()`, which leaves out rows that the database refuses.
@@ -110,7 +110,7 @@ class RefusedRows:
             " on without it, and workers try it again every %.0f s",
             id,
             queue,
-            named(error),
+            error_name(error),
             LEAVE_OUT_SECONDS,
             exc_info=traced(error),
             extra={"event": "claim_refused", "message_id": id, "queue": queue},

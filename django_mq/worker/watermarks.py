@@ -44,7 +44,7 @@ class Watermarks(Generic[Name]):
         wanted = self._full_requested or now - self._last_full >= self._full_every
         return now < self._few_until or (wanted and now >= self._allowed_at)
 
-    def found_little(self) -> None:
+    def record_sparse_scan(self) -> None:
         """Note that little lies behind the marks: scans are full for FULL_SCANS_FOR seconds.
 
         With order keys, a message that is freed when the one before it ends lies before the marks;

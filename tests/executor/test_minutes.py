@@ -109,14 +109,14 @@ def test_messages_arrive_when_they_were_created(these: WorkerTotals, clock: Cloc
     _, arrived = take(these)
     assert {each.minute: each.messages for each in arrived} == {FIRST - 60: 1, FIRST - 120: 2}
     clock.seconds += 600
-    these.add([ended(age=70), ended(age=minutes.LATE + 60)])
+    these.add([ended(age=70), ended(age=minutes.ARRIVAL_WINDOW + 60)])
     _, arrived = take(these)
     assert {each.minute: each.messages for each in arrived} == {FIRST - 120: 3, FIRST + 600: 1}
-    clock.seconds += minutes.LATE
+    clock.seconds += minutes.ARRIVAL_WINDOW
     take(these)
     these.add([ended(age=70)])  # too late for its minute, whose count is forgotten
     _, [last] = take(these)
-    assert (last.minute, last.messages) == (FIRST + 600 + minutes.LATE, 1)
+    assert (last.minute, last.messages) == (FIRST + 600 + minutes.ARRIVAL_WINDOW, 1)
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,10 @@ def test_a_row_is_left_out_for_a_while_and_named_once(
             return "claimed"
 
         for _ in range(3):
-            assert rows.go_on_without(cursor, claim, lambda *, excluded: {id: "mail"}) == "claimed"
+            assert (
+                rows.claim_without_refused(cursor, claim, lambda *, excluded: {id: "mail"})
+                == "claimed"
+            )
             assert rows.ids() == [id]
             assert rows.queues() == {"mail"}
             now += LEAVE_OUT_SECONDS

@@ -13,8 +13,8 @@ from django_mq.admin.queue_rows import COLUMNS, QueueRow
 from django_mq.admin.state_counts import summed
 from django_mq.admin.texts import excerpt
 from django_mq.policy.durations import precise_span, span
-from django_mq.policy.estimated import round_estimate
 from django_mq.policy.figures import Latency
+from django_mq.policy.rounding import round_estimate
 
 
 @dataclass(frozen=True, slots=True)

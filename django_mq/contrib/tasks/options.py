@@ -178,7 +178,9 @@ def policy_of(task: Task[..., Any], default: RetryPolicy) -> RetryPolicy:
     return policy
 
 
-def named(task: Task[..., Any], name: str, args: list[Any], kwargs: dict[str, Any]) -> str | None:
+def key_or_unique_id(
+    task: Task[..., Any], name: str, args: list[Any], kwargs: dict[str, Any]
+) -> str | None:
     """Return the task's `key` or `unique_id`: the text, or the function's result.
 
     Raises InvalidTask if the result is not a text that can be used.

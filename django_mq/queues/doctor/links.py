@@ -21,7 +21,7 @@ RING_SECONDS = 3.0
 SKEW = 1.0
 #: Connections of one worker process besides those of its threads, including those for chores and
 #: schedules.
-BESIDE_THREADS = 5
+EXTRA_CONNECTIONS = 5
 
 
 def clock(alias: str) -> Iterator[Finding]:
@@ -129,4 +129,4 @@ def connections_needed(processes: int, threads: int) -> int:
     >>> connections_needed(2, 4)
     18
     """
-    return processes * (threads + BESIDE_THREADS)
+    return processes * (threads + EXTRA_CONNECTIONS)

@@ -17,7 +17,7 @@ from django_mq.store import server_facts
 
 ALL = ("select", "insert", "update", "delete")
 #: The tables on which workers need fewer rights, like the role in docs/roles.md.
-LESS: dict[type[Model], tuple[str, ...]] = {
+NARROWER_RIGHTS: dict[type[Model], tuple[str, ...]] = {
     FailedAttempt: ("select", "insert", "delete"),
     HandledMessage: ("select", "insert", "delete"),
     Operation: ("select", "insert", "update"),
@@ -84,7 +84,7 @@ def _declared_indexes() -> dict[str, str]:
 def rights(alias: str) -> Iterator[Finding]:
     """D004: this login lacks rights that a worker needs."""
     models = list(apps.get_app_config("django_mq").get_models())
-    needed = {model._meta.db_table: LESS.get(model, ALL) for model in models}
+    needed = {model._meta.db_table: NARROWER_RIGHTS.get(model, ALL) for model in models}
     needed[MigrationRecorder.Migration._meta.db_table] = ("select",)
     with short_cursor(alias) as cursor:
         missing = server_facts.missing_rights(

@@ -10,7 +10,7 @@ from django_mq import handlers
 from django_mq.conf import get_settings
 from django_mq.handlers.nearest import probable_types
 from django_mq.models import Operation, Schedule
-from django_mq.policy.estimated import counted
+from django_mq.policy.rounding import counted
 from django_mq.queues.doctor.findings import Finding, short_cursor
 from django_mq.queues.fleet import workers
 from django_mq.queues.topology import held_types

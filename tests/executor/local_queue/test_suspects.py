@@ -120,9 +120,9 @@ def test_a_suspect_that_waits_holds_up_coroutines_first(
     """They are not claimed from the start of its wait, others may start for ten more seconds."""
     local_queue.put([task(9, "coroutine")])
     monkeypatch.setattr(local_queue_module, "STUCK_AFTER", -1.0)
-    assert not local_queue.held_up(coroutines=True)
+    assert not local_queue.waits_for_suspect(coroutines=True)
     local_queue.put([task(1, suspect=True)])
-    assert local_queue.held_up(coroutines=True)
-    assert not local_queue.held_up(coroutines=False)
+    assert local_queue.waits_for_suspect(coroutines=True)
+    assert not local_queue.waits_for_suspect(coroutines=False)
     monkeypatch.setattr(local_queue_module, "SUSPECT_WAIT_SECONDS", -1.0)
-    assert local_queue.held_up(coroutines=False)
+    assert local_queue.waits_for_suspect(coroutines=False)

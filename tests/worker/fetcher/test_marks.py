@@ -54,7 +54,7 @@ def test_scans_that_find_little_behind_the_marks_are_full_whatever_they_take(
     own, clock = marks
     own.record_scan({}, 50.0, full=True)
     assert not own.full_is_due()
-    own.found_little()
+    own.record_sparse_scan()
     own.record_scan({}, 50.0, full=True)
     assert own.full_is_due()
     clock.now += 1.1
