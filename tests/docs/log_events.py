@@ -1,0 +1,255 @@
+"""Find each `event` that the package logs, and its levels, in the source.
+
+A record's event is a constant, or made of parameters, attributes and tables of constants. Each
+value that such an expression may have is found together with the choices that lead to it, so that
+the level and the event of one call are those of the same branch and the same caller.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+#: Which branch of a condition, or which caller of a function, a value is of.
+Choices = dict[str, str]
+Values = list[tuple[str, Choices]]
+
+METHODS = ("debug", "info", "warning", "error", "critical")
+#: The class whose `name` and `level` a log call takes: they are the arguments of its calls.
+SIGNAL = "LoggedSignal"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an expression is: its module, and the functions and classes around it."""
+
+    module: Path
+    tree: ast.Module
+    around: tuple[ast.AST, ...] = ()
+
+    @property
+    def function(self) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        return next((each for each in reversed(self.around) if isinstance(each, functions)), None)
+
+    @property
+    def class_(self) -> ast.ClassDef | None:
+        found = (each for each in reversed(self.around) if isinstance(each, ast.ClassDef))
+        return next(found, None)
+
+
+class Source:
+    """The calls of a package, by the name of what they call."""
+
+    def __init__(self, folder: Path) -> None:
+        self.calls: dict[str, list[tuple[ast.Call, Place]]] = defaultdict(list)
+        #: Every dict with the key "event"; `records()` removes those that it has understood.
+        self.unread: set[ast.expr] = set()
+        for path in sorted(folder.rglob("*.py")):
+            tree = ast.parse(path.read_text())
+            self._walk(tree, Place(path, tree))
+
+    def _walk(self, node: ast.AST, place: Place) -> None:
+        if isinstance(node, ast.Dict) and _item(node, "event") is not None:
+            self.unread.add(node)
+        if isinstance(node, ast.Call):
+            self.calls[_name_of(node.func, place)].append((node, place))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            place = Place(place.module, place.tree, (*place.around, node))
+        for child in ast.iter_child_nodes(node):
+            self._walk(child, place)
+
+    def records(self) -> Iterator[tuple[str, str]]:
+        """Yield the event and the level of each log call that has an event."""
+        for method in (*METHODS, "log"):
+            for call, place in self.calls[method]:
+                extra = next((each.value for each in call.keywords if each.arg == "extra"), None)
+                if isinstance(extra, ast.Name):
+                    extra = _assigned(extra.id, place)
+                if extra is None:
+                    continue
+                self.unread.discard(extra)
+                level = call.args[0] if method == "log" else ast.Constant(method.upper())
+                both = ast.Tuple([_item(extra, "event") or extra, level], ast.Load())
+                for text, _ in self.values(both, place):
+                    event, name = text.split()
+                    yield event, name
+
+    def values(self, node: ast.expr | None, place: Place) -> Values:
+        """Return the texts that `node` may be; those of a tuple are joined by spaces."""
+        match node:
+            case ast.Constant(str(text)):
+                return [(text, {})]
+            case ast.Tuple(elements):
+                return self._joined(elements, place, " ")
+            case ast.JoinedStr(parts):
+                return self._joined(parts, place, "")
+            case ast.FormattedValue(value):
+                return self.values(value, place)
+            case ast.IfExp(test, yes, no):
+                key = f"{place.module}: {ast.dump(test)}"
+                return _chosen(
+                    (key, name, self.values(each, place))
+                    for name, each in (("yes", yes), ("no", no))
+                )
+            case ast.Attribute(ast.Name("logging"), level):
+                return [(level, {})]
+            case ast.Attribute(ast.Name("signal"), "name" | "level" as part):
+                return _chosen(
+                    (SIGNAL, str(call.lineno), self._of_signal(call, part, where))
+                    for call, where in self.calls[SIGNAL]
+                )
+            case ast.Attribute(ast.Name("self"), name):
+                return self._attribute(name, place)
+            case ast.Subscript(ast.Name(table), key):
+                found = _constants(place.tree)[table]
+                return [
+                    each
+                    for text, choices in self.values(key, place)
+                    for value, more in self.values(_item(found, text), place)
+                    for each in _merged((value, more), choices)
+                ]
+            case ast.Name(name):
+                return self._name(name, place)
+        raise AssertionError(f"{place.module}: {ast.dump(node) if node else 'nothing'}")
+
+    def _joined(self, parts: list[ast.expr], place: Place, between: str) -> Values:
+        found: Values = [("", {})]
+        for n, part in enumerate(parts):
+            found = [
+                each
+                for (text, choices), (more, others) in product(found, self.values(part, place))
+                for each in _merged((f"{text}{between if n else ''}{more}", choices), others)
+            ]
+        return found
+
+    def _of_signal(self, call: ast.Call, part: str, place: Place) -> Values:
+        if part == "level" and len(call.args) == 1:
+            return [("INFO", {})]
+        return self.values(call.args[0 if part == "name" else 1], place)
+
+    def _attribute(self, name: str, place: Place) -> Values:
+        """Return the values of `self.name`, which `__init__` sets to one of its parameters."""
+        class_ = place.class_
+        assert class_ is not None
+        for init in class_.body:
+            if isinstance(init, ast.FunctionDef) and init.name == "__init__":
+                inside = Place(place.module, place.tree, (class_, init))
+                for each in ast.walk(init):
+                    match each:
+                        case ast.Assign([ast.Attribute(ast.Name("self"), target)], value):
+                            if target == name:
+                                return self.values(value, inside)
+        raise AssertionError(f"{place.module}: self.{name}")
+
+    def _name(self, name: str, place: Place) -> Values:
+        function = place.function
+        if function is not None:
+            if (assigned := _assigned(name, place)) is not None:
+                return self.values(assigned, place)
+            names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+            if name in names:
+                return self._argument(function, names, name, place)
+        return self.values(_constants(place.tree)[name], Place(place.module, place.tree))
+
+    def _argument(self, function: ast.AST, names: list[str], name: str, place: Place) -> Values:
+        """Return what callers pass as parameter `name` of a function of this place."""
+        called = function.name  # type: ignore[attr-defined]
+        if called == "__init__":
+            assert place.class_ is not None
+            called = place.class_.name
+        position = names.index(name) - (names[0] == "self")
+        callers = [
+            (call, where)
+            for call, where in self.calls[called]
+            if not called.startswith("_") or where.module == place.module
+        ]
+        assert callers, f"nothing calls {called}()"
+        return _chosen(
+            (
+                f"{place.module}: {called}",
+                f"{where.module}:{call.lineno}",
+                self.values(_passed(call, position, name), where),
+            )
+            for call, where in callers
+        )
+
+
+def logged_events(folder: Path) -> set[tuple[str, str]]:
+    """Return each event that the package in `folder` logs, with each of its levels.
+
+    Fails for an event that it cannot find out.
+    """
+    source = Source(folder)
+    found = set(source.records())
+    assert not source.unread, [ast.unparse(each) for each in source.unread]
+    return found
+
+
+def _name_of(function: ast.expr, place: Place) -> str:
+    """Return the last name of what is called; for `super().__init__`, the name of the base."""
+    match function:
+        case ast.Attribute(ast.Call(ast.Name("super")), "__init__") if place.class_:
+            bases = place.class_.bases
+            return getattr(bases[0], "id", "") if bases else ""
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name
+    return ""
+
+
+def _passed(call: ast.Call, position: int, name: str) -> ast.expr | None:
+    by_name = (each.value for each in call.keywords if each.arg == name)
+    return call.args[position] if position < len(call.args) else next(by_name, None)
+
+
+def _item(table: ast.expr, key: str) -> ast.expr | None:
+    match table:
+        case ast.Dict(keys, values):
+            names = [getattr(each, "value", None) for each in keys]
+            return values[names.index(key)] if key in names else None
+    return None
+
+
+def _assigned(name: str, place: Place) -> ast.expr | None:
+    """Return what the function of this place assigns to a local variable."""
+    assert place.function is not None
+    for each in ast.walk(place.function):
+        match each:
+            case ast.Assign([ast.Name(target)], value):
+                if target == name:
+                    return value
+    return None
+
+
+def _constants(tree: ast.Module) -> dict[str, ast.expr]:
+    found: dict[str, ast.expr] = {}
+    for each in tree.body:
+        match each:
+            case ast.Assign([ast.Name(name)], value):
+                found[name] = value
+            case ast.Assign([ast.Tuple(names)], ast.Tuple(values)):
+                pairs = zip(names, values, strict=True)
+                found.update(
+                    (name.id, value) for name, value in pairs if isinstance(name, ast.Name)
+                )
+    return found
+
+
+def _merged(found: tuple[str, Choices], choices: Choices) -> Values:
+    """Return a value with more choices, or nothing if they contradict its own."""
+    text, own = found
+    both = {**own, **choices}
+    return [(text, both)] if all(both[key] == own[key] for key in own) else []
+
+
+def _chosen(options: Iterable[tuple[str, str, Values]]) -> Values:
+    return [
+        each
+        for key, name, found in options
+        for value in found
+        for each in _merged(value, {key: name})
+    ]
