@@ -6,6 +6,7 @@ import inspect
 import pkgutil
 import re
 import shlex
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from django.db import connection
 
 import django_mq
 from django_mq import queues
+from django_mq.checks import MIN_DRIVER_VERSION, MIN_SERVER_VERSION
 from django_mq.conf import QueueOptions, Settings, _read_settings, find_errors
 from django_mq.handlers import all_handlers
 from tests.docs.pages import DOCS, story
@@ -150,6 +152,20 @@ def test_the_reference_has_every_parameter_of_what_operators_call() -> None:
     for name, function in functions.items():
         parameters = set(inspect.signature(function).parameters) - UNLISTED
         assert parameters - set(re.findall(r"\w+", listed[name])) == set(), name
+
+
+def test_the_supported_versions_are_those_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (DOCS / "reference.md").read_text()
+    table = dict(re.findall(r"^\| (\w+) \| ([^|]+) \|", text.split("## Settings")[0], re.MULTILINE))
+    numbers = {name: re.findall(r"\d[\d.]*", cell) for name, cell in table.items()}
+    assert numbers == {
+        "Python": re.findall(r"\d[\d.]*", project["requires-python"]),
+        "Django": re.findall(r"Django :: (\d\.\d)", " ".join(project["classifiers"])),
+        "PostgreSQL": [str(MIN_SERVER_VERSION)],
+        "psycopg": [".".join(map(str, MIN_DRIVER_VERSION))],
+    }
+    assert f"psycopg>={numbers['psycopg'][0]}" in project["dependencies"]
 
 
 @pytest.mark.django_db
