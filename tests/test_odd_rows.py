@@ -293,9 +293,8 @@ def test_whatever_is_decided_about_a_queue(
 def settled_badly(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the errors of the workers other than dead letters."""
     events = {
-        "keeper_failed",
         "loop_failed",
-        "schedules_failed",
+        "scheduler_failed",
         "settle_refused",
         "put_aside_refused",
     }

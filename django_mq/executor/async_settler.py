@@ -23,7 +23,7 @@ from django_mq.executor.statements import Statements
 from django_mq.executor.tasks import Task
 from django_mq.executor.watchdog import Link
 from django_mq.messages import Fence
-from django_mq.signals import error_name, log_failure, traced
+from django_mq.signals import log_failure
 from django_mq.store import leases
 
 logger = logging.getLogger("django_mq")
@@ -151,12 +151,7 @@ class AsyncSettler(threading.Thread):
                 if len(fences) > 1:  # one row is bad; the others may still start
                     parts = (self._start_leases([fence], lease) for fence in fences)
                     return {id: expired for part in parts for id, expired in part.items()}
-                logger.error(
-                    "message %s cannot start: %s",
-                    fences[0].id,
-                    error_name(error),
-                    exc_info=traced(error),
-                )
+                log_failure("start_refused", error, "message %s cannot start", fences[0].id)
                 return {}
             else:
                 self._outage.end()

@@ -185,6 +185,7 @@ class Dispatch:
             logger.warning(
                 "could not release %s message(s): they run again when their leases lapse",
                 len(fences),
+                extra={"event": "release_failed"},
             )
         return any_released
 

@@ -20,7 +20,7 @@ class Maintenance(WakeableThread):
     """Does the chores of the fleet when it is this worker's turn."""
 
     def __init__(self, alias: str, settings: Settings, *, link: Link) -> None:
-        super().__init__("chores", alias, link=link)
+        super().__init__("maintenance", alias, link=link)
         self._settings = settings
         self._statements = Statements(alias, limits=chores.LIMITS, link=link)
         self._cursor: Cursor | None = None

@@ -44,7 +44,7 @@ class OperationRunner(WakeableThread):
         on_turn: Callable[[], None],
         link: Link,
     ) -> None:
-        super().__init__("operations", alias, on_turn=on_turn, link=link)
+        super().__init__("operation_runner", alias, on_turn=on_turn, link=link)
         self._poll_interval = poll_interval
         self._on_freed = on_freed
         self._poll_at = float("-inf")

@@ -45,7 +45,7 @@ class Scheduler(WakeableThread):
         on_turn: Callable[[], None],
         link: Link,
     ) -> None:
-        super().__init__("schedules", alias, on_turn=on_turn, link=link)
+        super().__init__("scheduler", alias, on_turn=on_turn, link=link)
         self._settings = settings
         self._poll_interval = settings.poll_interval
         self._on_fired = on_fired

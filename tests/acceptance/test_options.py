@@ -102,7 +102,7 @@ def test_max_rss(start: Callable[..., Worker], queue: Queue) -> None:
     assert len({pid for _, _, pid in queue.effects()}) > 1
     worker.tell(signal.SIGTERM)
     assert worker.ends() == 0
-    assert re.search(r"has \d+ MB: draining and replacing", worker.said())
+    assert re.search(r"uses \d+ MB, more than MAX_RSS: draining and replacing", worker.said())
     assert "ERROR" not in worker.said()
 
 

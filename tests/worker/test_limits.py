@@ -48,7 +48,7 @@ TROUBLE = {
     "executor_failed",
     "lease_lost",
     "chore_failed",
-    "chores_failed",
+    "maintenance_failed",
     "recovery_failed",
     "vacuum_failed",
 }

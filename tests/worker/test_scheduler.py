@@ -259,7 +259,7 @@ def test_an_unexpected_error_is_said_and_rested_upon(
 
     monkeypatch.setattr("django_mq.worker.scheduler.fire_due", broken)
     clock.take_turn()
-    assert [each.event for each in caplog.records] == ["schedules_failed"]
+    assert [each.event for each in caplog.records] == ["scheduler_failed"]
     statements = Statements("default")
     try:
         assert clock.poll(statements.cursor()) > 0

@@ -33,7 +33,7 @@ def late_schedules(alias: str) -> Iterator[Finding]:
         id="D018",
         level="error" if any(map(_misses_a_period, found)) else "warning",
         text=_overdue(found),
-        hint="Workers are alive, so look in their log for errors of the thread mq-schedules. Cron"
+        hint="Workers are alive, so look in their log for errors of the thread mq-scheduler. Cron"
         " expressions need the extra periodic on the workers' machines."
         if alive
         else "Start a worker: any worker broadcasts schedules, whatever its queues.",
