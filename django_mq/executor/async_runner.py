@@ -23,7 +23,7 @@ from django_mq.executor.scoreboard import CallEntries, Scoreboard
 from django_mq.executor.shared_thread import OtherThreads, SharedThread
 from django_mq.executor.tasks import Task, has_expired, max_in_call, may_start_unlocked
 from django_mq.executor.watchdog import Link
-from django_mq.messages import set_current
+from django_mq.messages import Fence, set_current
 from django_mq.policy.outcomes import AttemptEnded, TimedOut, was_stopped
 from django_mq.policy.stack import Frame, awaited_by, raised_from
 from django_mq.signals import is_observed, log_failure, message_started
@@ -158,8 +158,7 @@ class AsyncRunner(threading.Thread):
 
     def _begin(self, tasks: list[Task]) -> None:
         indexes = [self._free.pop() for _ in tasks]
-        fences = [task.delivery.fence for task in tasks]
-        entries = CallEntries(self._scoreboard, indexes, fences)
+        entries = CallEntries(self._scoreboard, indexes, _fences(tasks))
         running = self._loop.create_task(self._run(tasks, entries, indexes))
         self._running[running] = entries
         running.add_done_callback(self._running.pop)
@@ -179,7 +178,7 @@ class AsyncRunner(threading.Thread):
             entries.end()
         finally:
             failed = any(each.settled is not ACKED for each in ended)
-            self._slots.end(_ids(tasks), failed=failed)
+            self._slots.end(_fences(tasks), failed=failed)
             self._free += indexes
             self._settler.settle(ended, tasks)
             self._notify_room()
@@ -203,7 +202,7 @@ class AsyncRunner(threading.Thread):
 
     def _finish_calls(self, tasks: Sequence[Task]) -> None:
         """Note that the calls of `tasks` are settled. Called by the settler's thread."""
-        came_free = self._slots.settle(_ids(tasks))
+        came_free = self._slots.settle(_fences(tasks))
         self._local_queue.end_calls(*[task.line for task in tasks])
         if came_free:
             self._on_room()
@@ -213,7 +212,7 @@ class AsyncRunner(threading.Thread):
         for task in tasks:
             if task.line is not None:
                 self._local_queue.break_line(task.line)
-        self._local_queue.untrack([each.delivery.id for each in ended])
+        self._local_queue.untrack([each.delivery.fence for each in ended])
 
     def _notify_room(self) -> None:
         """Announce free slots after a moment, in which more slots may become free."""
@@ -284,5 +283,5 @@ class AsyncRunner(threading.Thread):
         self._loop.stop()
 
 
-def _ids(tasks: Sequence[Task]) -> list[int]:
-    return [task.delivery.id for task in tasks]
+def _fences(tasks: Sequence[Task]) -> list[Fence]:
+    return [task.delivery.fence for task in tasks]

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Collection
 from time import monotonic
 
+from django_mq.messages import PlainFence
+
 
 class Slots:
     """Counts messages between start and settle. Thread-safe.
@@ -13,15 +15,17 @@ class Slots:
     A message that succeeded leaves its slot when its handler ends, before it is settled; but at
     most `count` such messages wait for their settle. A failed message keeps its slot until it is
     settled: only then is it known whether its queue backs off, so nothing may take its place
-    earlier.
+    earlier. Messages are named by their fences: one that is retried at once may end again before
+    its first end is settled.
 
     >>> slots = Slots(2)
     >>> slots.take(2)
-    >>> slots.end([1], failed=False), slots.room()
+    >>> first, second = (1, 1, "me:1"), (2, 1, "me:1")
+    >>> slots.end([first], failed=False), slots.room()
     (None, 1)
-    >>> slots.end([2], failed=True), slots.room()
+    >>> slots.end([second], failed=True), slots.room()
     (None, 1)
-    >>> slots.settle([1]), slots.settle([2]), slots.room()
+    >>> slots.settle([first]), slots.settle([second]), slots.room()
     (False, True, 2)
     >>> slots.full_for()
     0.0
@@ -32,7 +36,7 @@ class Slots:
         self._lock = threading.Lock()
         self._taken = 0
         self._unsettled = 0
-        self._failed: set[int] = set()
+        self._failed: set[PlainFence] = set()
         self._full_since: float | None = None
 
     def full_for(self) -> float:
@@ -52,20 +56,20 @@ class Slots:
             self._unsettled += count
             self._full_since = monotonic() if self._taken >= self._count else None
 
-    def end(self, ids: Collection[int], *, failed: bool) -> None:
+    def end(self, fences: Collection[PlainFence], *, failed: bool) -> None:
         """Note that the call of these messages has ended; they are settled next."""
         with self._lock:
             self._full_since = None
             if failed:
-                self._failed.update(ids)
+                self._failed.update(fences)
             else:
-                self._taken -= len(ids)
+                self._taken -= len(fences)
 
-    def settle(self, ids: Collection[int]) -> bool:
+    def settle(self, fences: Collection[PlainFence]) -> bool:
         """Note that these messages are settled; return whether that freed any slots."""
         with self._lock:
-            failed = self._failed.intersection(ids)
+            failed = self._failed.intersection(fences)
             self._failed -= failed
             self._taken -= len(failed)
-            self._unsettled -= len(ids)
+            self._unsettled -= len(fences)
             return bool(failed)

@@ -75,7 +75,7 @@ class Executor(threading.Thread):
                     log_failure("executor_failed", error, "executor failed")
                     for line in slice_.lines:
                         self._local_queue.break_line(line)
-                    self._local_queue.untrack(task.delivery.id for task in slice_.tasks)
+                    self._local_queue.untrack(task.delivery.fence for task in slice_.tasks)
                     self._outage.wait(error, logged=True)
                 finally:
                     self._local_queue.done(slice_)

@@ -16,7 +16,7 @@ from django_mq.executor.slice_cut import next_slice
 from django_mq.executor.tasks import Line, Slice, Task
 from django_mq.executor.waiting_tasks import WaitingTasks
 from django_mq.handlers import Handler
-from django_mq.messages import Delivery
+from django_mq.messages import Delivery, PlainFence, fence_of
 
 #: Seconds that a suspect waits for a moment when nothing else runs. After that nothing else starts.
 SUSPECT_WAIT_SECONDS = 10.0
@@ -225,11 +225,13 @@ class LocalQueue:
         with self._lock:
             self._unsettled.update([(delivery._row.id, delivery) for delivery in deliveries])
 
-    def untrack(self, ids: Iterable[int]) -> None:
-        """Stop renewing the leases of the messages with these ids."""
+    def untrack(self, fences: Iterable[PlainFence]) -> None:
+        """Stop renewing the leases of these claims; a later claim of the same message stays."""
         with self._lock:
-            for id in ids:
-                self._unsettled.pop(id, None)
+            for fence in fences:
+                latest = self._unsettled.get(fence[0])
+                if latest is not None and fence_of(latest._row) == fence:
+                    del self._unsettled[fence[0]]
 
     def suspend(self) -> list[Task]:
         """Start nothing until `resume()`; return the tasks that did not start."""

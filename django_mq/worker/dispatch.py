@@ -29,10 +29,10 @@ RELEASE_TRIES = 4
 
 @dataclass(slots=True)
 class _Dispatched:
-    """Rows by their outcome: tasks, ids of rows settled here, and rows behind a blocked row."""
+    """Rows by their outcome: tasks, rows settled here, and rows behind a blocked row."""
 
     tasks: list[Task] = field(default_factory=list)
-    finished_ids: list[int] = field(default_factory=list)
+    finished: list[Fence] = field(default_factory=list)
     blocked: list[Fence] = field(default_factory=list)
 
 
@@ -84,8 +84,8 @@ class Dispatch:
         try:
             self._resolve_all(cursor, dispatched)
         finally:
-            if dispatched.finished_ids:
-                self._local_queue.untrack(dispatched.finished_ids)
+            if dispatched.finished:
+                self._local_queue.untrack(dispatched.finished)
                 self._on_freed()
             if dispatched.blocked:
                 self._release(dispatched.blocked)
@@ -113,7 +113,7 @@ class Dispatch:
                     dispatched.tasks.append(found)
                     continue
                 if found is None:
-                    dispatched.finished_ids.append(delivery.id)
+                    dispatched.finished.append(delivery.fence)
                 else:
                     held.append(found)
                 self._cancel_probes(cursor, [delivery.fence])
@@ -124,7 +124,7 @@ class Dispatch:
         except LOST:
             self._pending.extendleft(each.delivery for each in reversed(held))
             raise
-        dispatched.finished_ids += [each.delivery.id for each in held]
+        dispatched.finished += [each.delivery.fence for each in held]
         self._broken_lines.clear()
 
     def _take_ready(self, check_limits: bool) -> list[Task]:
@@ -165,7 +165,7 @@ class Dispatch:
         self._quota.release(len(fences))
         # First, so that no later renewal locks the rows; a renewal under way locks them for a
         # moment.
-        self._local_queue.untrack([fence.id for fence in fences])
+        self._local_queue.untrack(fences)
         tries = RELEASE_TRIES
         any_released = False
         try:

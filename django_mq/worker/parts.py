@@ -21,6 +21,7 @@ from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries, MonitoredPart
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link, Watchdog
+from django_mq.messages import fence_of
 from django_mq.worker.claims import ClaimRouter
 from django_mq.worker.commands import Commands
 from django_mq.worker.dispatch import Dispatch
@@ -273,7 +274,7 @@ class Parts:
                 next_in_line = True
         if self.backoffs.active and self.backoffs.record(ended):
             self.wakeup.poke()
-        self.local_queue.untrack([each.delivery._row.id for each in ended])
+        self.local_queue.untrack([fence_of(each.delivery._row) for each in ended])
         if any_row_kept(ended):
             self._on_freed()
         elif next_in_line:

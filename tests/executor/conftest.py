@@ -4,6 +4,7 @@ from tests.worker.conftest import (  # noqa: F401  (fixtures)
     bench,
     gate,
     make_bench,
+    never_stuck,
     other,
     proxy,
     registry,

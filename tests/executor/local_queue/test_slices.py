@@ -152,7 +152,7 @@ def test_fences_are_held_until_settled(local_queue: LocalQueue, told: Told) -> N
     assert not local_queue.idle()
     slice_ = local_queue.take()
     assert slice_ is not None
-    local_queue.untrack([1, 9])
+    local_queue.untrack(each.delivery.fence for each in tasks)
     assert local_queue.unsettled() == []
     assert not local_queue.idle()
     before = told.count
