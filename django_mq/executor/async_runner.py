@@ -34,6 +34,9 @@ ROOM_EVERY = 0.0005
 #: At the end, seconds to wait for the thread of blocking calls to close its connections.
 CLOSE_SECONDS = 1.0
 
+#: Runs one call, and returns how its messages ended.
+CallTask = asyncio.Task[list[Ended]]
+
 
 class AsyncRunner(threading.Thread):
     """Runs async handlers, at most `slots` at once; an AsyncSettler settles them in batches."""
@@ -65,7 +68,7 @@ class AsyncRunner(threading.Thread):
         #: Whether the drain ran out of time and cancelled handlers.
         self.cut_off = False
         self._cancelling = self._drained = False
-        self._running: dict[asyncio.Task[None], CallEntries] = {}
+        self._running: dict[CallTask, CallEntries] = {}
         # The operator who stopped a message, by its id.
         self._stopped: dict[int, str] = {}
         self._settler = AsyncSettler(
@@ -103,7 +106,7 @@ class AsyncRunner(threading.Thread):
         found = self._call_of(id)
         return [] if found is None else awaited_by(found[0].get_coro())
 
-    def _call_of(self, id: int) -> tuple[asyncio.Task[None], CallEntries] | None:
+    def _call_of(self, id: int) -> tuple[CallTask, CallEntries] | None:
         calls = list(self._running.items())
         return next((each for each in calls if each[1].has(id)), None)
 
@@ -159,29 +162,36 @@ class AsyncRunner(threading.Thread):
     def _begin(self, tasks: list[Task]) -> None:
         indexes = [self._free.pop() for _ in tasks]
         entries = CallEntries(self._scoreboard, indexes, _fences(tasks))
-        running = self._loop.create_task(self._run(tasks, entries, indexes))
+        running = self._loop.create_task(self._run(tasks, entries))
         self._running[running] = entries
-        running.add_done_callback(self._running.pop)
+        running.add_done_callback(lambda task: self._end_call(task, tasks, entries, indexes))
 
-    async def _run(self, tasks: list[Task], entries: CallEntries, indexes: list[int]) -> None:
-        ended: list[Ended] = []
-        try:
-            if ready := await self._ready(tasks):
-                ended = await self._call(ready, entries)
-                # Before the settle: if the process is ended now, these messages are not the cause.
-                entries.end()
-        except asyncio.CancelledError:
-            return  # cancelled by the drain: it stays on the scoreboard, and the attempt counts
-        except Exception as error:  # ours, not a handler's: the lease lapses
+    async def _run(self, tasks: list[Task], entries: CallEntries) -> list[Ended]:
+        if not (ready := await self._ready(tasks)):
+            return []
+        ended = await self._call(ready, entries)
+        # Before the settle: if the process is ended now, these messages are not the cause.
+        entries.end()
+        return ended
+
+    def _end_call(
+        self, call: CallTask, tasks: list[Task], entries: CallEntries, indexes: list[int]
+    ) -> None:
+        """Settle an ended call; one that a handler cancelled may not even have begun."""
+        del self._running[call]
+        cancelled = call.cancelled()
+        error = asyncio.CancelledError("by another handler") if cancelled else call.exception()
+        ended = call.result() if error is None else []
+        # Cancelled by the drain it stays on the scoreboard, and the attempt counts.
+        if error is not None and not (cancelled and self._cancelling):  # the leases lapse
             log_failure("executor_failed", error, "async runner failed")
             ended = [Ended(task.delivery, Settled.LOST) for task in tasks]
             entries.end()
-        finally:
-            failed = any(each.settled is not ACKED for each in ended)
-            self._slots.end(_fences(tasks), failed=failed)
-            self._free += indexes
-            self._settler.settle(ended, tasks)
-            self._notify_room()
+        failed = any(each.settled is not ACKED for each in ended)
+        self._slots.end(_fences(tasks), failed=failed)
+        self._free += indexes
+        self._settler.settle(ended, tasks)
+        self._notify_room()
 
     async def _ready(self, tasks: list[Task]) -> list[Task]:
         """Return the tasks that may start; settle the others."""

@@ -1,0 +1,79 @@
+"""A handler that cancels every task of the loop, as recipes for a clean exit do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from django_mq import handler
+from django_mq.store import leases
+from tests.rows import insert_all
+from tests.waiting import until
+from tests.worker.conftest import PATIENCE, Running, waiting
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Start = Callable[..., Running]
+
+
+SHORT = override_settings(DJANGO_MQ={"POLL_INTERVAL": 0.1, "LEASE": 1})
+
+
+def cancel_all_others() -> None:
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+
+@SHORT
+def test_a_message_that_waits_for_its_lease_is_not_held_for_ever(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease was renewed, but nothing ran it: only the end of the process freed it."""
+    asked, cancelled = threading.Event(), threading.Event()
+    give = leases.start
+
+    def slow_start(*args: Any, **options: Any) -> dict[int, bool]:
+        asked.set()
+        assert cancelled.wait(PATIENCE)
+        return give(*args, **options)
+
+    monkeypatch.setattr(leases, "start", slow_start)
+
+    @handler("#", queue="mail", name="cancels")
+    async def cancels(delivery: Any) -> None:
+        while not asked.is_set():
+            await asyncio.sleep(0.01)
+        cancel_all_others()
+        cancelled.set()
+
+    @handler("#", queue="mail", name="neighbour")
+    async def neighbour(delivery: Any) -> None: ...
+
+    insert_all([{"handler": "cancels"}, {"handler": "neighbour", "key": "a"}])
+    running = start()
+    until(lambda: not waiting(), seconds=20.0)
+    running.stop()
+
+
+@SHORT
+def test_nor_is_one_whose_task_has_not_begun(start: Start) -> None:
+    @handler("#", queue="mail", name="cancels")
+    async def cancels(delivery: Any) -> None:
+        cancel_all_others()
+
+    @handler("#", queue="mail", name="neighbour")
+    async def neighbour(delivery: Any) -> None: ...
+
+    insert_all(
+        {"handler": name, "after": at} for name, at in (("cancels", -60), ("neighbour", -50))
+    )
+    running = start()
+    until(lambda: not waiting(), seconds=20.0)
+    assert running.worker._run is not None
+    assert running.worker._run.parts.runner.room() == 100
+    running.stop()
