@@ -63,7 +63,9 @@ def _request(client: socket.socket) -> bytes:
     deadline = monotonic() + CLIENT_SECONDS
     data = b""
     while b"\r\n\r\n" not in data and len(data) < MAX_REQUEST_BYTES:
-        client.settimeout(max(0.001, deadline - monotonic()))
+        if (left := deadline - monotonic()) <= 0:  # each byte of a slow client comes in time
+            raise TimeoutError
+        client.settimeout(left)
         more = client.recv(MAX_REQUEST_BYTES)
         if not more:
             break
