@@ -218,7 +218,7 @@ class Supervisor:
         if slot.last_line == GOODBYE:
             self._on_ended(slot)
         elif slot.last_line == GAVE_UP or wait:
-            if slot.leaving or not slot.recycling:
+            if slot.leaving or not slot.recycling or self._deadline is not None:
                 self._code = OUT_OF_TIME
                 slot.finished = True
             self._on_died(slot, "its drain ran out of time")

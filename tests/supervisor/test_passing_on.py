@@ -7,8 +7,9 @@ from time import monotonic
 
 import pytest
 
+from django_mq.executor.deadline import Deadline
 from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
-from django_mq.supervisor.child import report_failure
+from django_mq.supervisor.child import OUT_OF_TIME, report_failure
 from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.supervisor import Supervisor
 from django_mq.worker import Worker
@@ -76,3 +77,16 @@ def test_a_stalled_child_is_asked_only_if_there_is_no_other(part: MonitoredPart)
         supervisor._orphaned = {"w2": dead(2)}
         supervisor._pass_on()
         assert list(newest.recovering) == ["w2"]
+
+
+def test_a_process_that_was_to_be_replaced_may_also_run_out_of_time() -> None:
+    """It drains with the others, so the exit code is theirs."""
+    supervisor = supervisor_of(1)
+    [slot] = supervisor._slots
+    with linked(slot):
+        slot.recycling = True
+        slot.pid = os.posix_spawnp("sleep", ["sleep", "600"], os.environ)
+        supervisor._deadline = Deadline(0.0)
+        supervisor._step()
+        assert slot.finished
+        assert supervisor._code == OUT_OF_TIME
