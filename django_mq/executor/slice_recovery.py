@@ -16,6 +16,7 @@ from django_mq.executor.outage import LOST
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.slice_state import Conflicts, RanDeliveries, SettleIncomplete, SliceState
+from django_mq.executor.tasks import decode_again
 
 
 @dataclass(slots=True)
@@ -65,6 +66,8 @@ class SliceRecovery:
             self._settle(state.bound)
         else:
             state.not_started[:0] = state.bound.tasks
+            for task in state.bound.tasks:
+                decode_again(task)
             state.bound.clear()
         if state.culprit is not None:
             self._settle(RanDeliveries(ended=[state.culprit]))

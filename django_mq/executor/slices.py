@@ -32,7 +32,7 @@ from django_mq.executor.slice_state import (
     SliceState,
 )
 from django_mq.executor.stopped_queues import StoppedQueues
-from django_mq.executor.tasks import Task
+from django_mq.executor.tasks import Task, decode_again
 from django_mq.messages import LONG_AGO
 from django_mq.signals import is_observed, message_started
 from django_mq.store import settle
@@ -136,6 +136,7 @@ class SliceRunner:
             self._outage.wait_quietly()  # there is nothing else to do, and the lock may last
         for task in (*state.to_rerun, *locked):
             task.delivery._leased_at = LONG_AGO  # from now on it is locked before it starts
+            decode_again(task)
         return Remainder(state.not_started, state.to_rerun, locked)
 
     def _still_ours(self, skipped: list[Task]) -> list[Task]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -56,6 +57,13 @@ def may_start_unlocked(task: Task, since: float) -> bool:
     """
     delivery = task.delivery
     return task.line is None and not delivery._row.suspect and delivery._leased_at >= since
+
+
+def decode_again(task: Task) -> None:
+    """Forget the decoded content of `task`: its handler may have changed it, and runs again."""
+    for name in ("_payload", "_metadata"):
+        with suppress(AttributeError):
+            delattr(task.delivery, name)
 
 
 def has_expired(delivery: Delivery) -> bool:
