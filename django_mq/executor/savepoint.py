@@ -202,6 +202,10 @@ class LazySavepoint:
             or self._watched.driver.closed
         ):
             raise TransactionEnded("its connection was closed")
+        if self._watched.driver.info.transaction_status == TransactionStatus.ACTIVE:
+            # Its generator holds the driver's lock: a statement, ROLLBACK too, would wait for ever.
+            self.wrapper.close()
+            raise TransactionEnded("it left a stream() or a COPY unfinished, so it was closed")
         if self._watched.driver.autocommit or self._watched.driver.info.transaction_status in (
             TransactionStatus.IDLE,
             TransactionStatus.UNKNOWN,

@@ -94,6 +94,24 @@ def terminate_and_use(delivery: Delivery) -> None:
     connection.cursor().execute("select 1")
 
 
+#: Unfinished queries, as the traceback of an error keeps them.
+unfinished: list[object] = []
+
+
+def stream_left_open(delivery: Delivery) -> None:
+    connection.ensure_connection()
+    rows = connection.connection.cursor().stream("select generate_series(1, 3)")
+    next(rows)
+    unfinished.append(rows)
+
+
+def copy_left_open(delivery: Delivery) -> None:
+    connection.ensure_connection()
+    copy = connection.connection.cursor().copy("copy shop_product (name) from stdin")
+    copy.__enter__()
+    unfinished.append(copy)
+
+
 BREAKS = [
     swallow_error,
     swallow_integrity_error,
@@ -117,4 +135,6 @@ BREAKS = [
     outer_block_left_is_a_commit,
     terminate,
     terminate_and_use,
+    stream_left_open,
+    copy_left_open,
 ]

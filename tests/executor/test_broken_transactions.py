@@ -25,6 +25,7 @@ from tests.executor.breaking import (
     inner_block_left_open,
     raw,
     set_rollback,
+    stream_left_open,
     swallow_error,
     terminate_and_use,
 )
@@ -96,6 +97,7 @@ def test_ending_or_spoiling_the_transaction_is_the_culprits_failure(
         (raw("commit"), "ended its transaction"),
         (close, "connection was closed"),
         (inner_block_left_open, "left an atomic"),
+        (stream_left_open, "left a stream() or a COPY unfinished"),
     ],
 )
 def test_the_culprit_is_told_what_it_did(
@@ -194,6 +196,22 @@ def test_a_raw_rollback_runs_neighbours_again_uncharged(bench: Bench) -> None:
     bench.run_all(bench.claim())
     assert attempts == [("a", 1), ("bad", 1), ("a", 1)]
     assert effects() == {messages[0].pk}
+
+
+def test_an_error_within_a_stream_is_the_handlers_failure(bench: Bench) -> None:
+    """The traceback keeps the stream, which keeps the driver's lock."""
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(60)))
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+        if delivery.payload == "bad":
+            for _ in connection.connection.cursor().stream("select generate_series(1, 3)"):
+                raise LookupError
+
+    messages = [add(handler="h", payload=p, after=-60 + n) for n, p in enumerate(["a", "bad", "b"])]
+    bench.run_all(bench.claim())
+    assert effects() == {messages[0].pk, messages[2].pk}
+    assert attempts_of(messages[1]) == ["LookupError"]
 
 
 def test_a_handler_may_use_savepoints_of_its_own(bench: Bench) -> None:
