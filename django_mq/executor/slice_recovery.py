@@ -80,7 +80,7 @@ class SliceRecovery:
             if self.settlement.was_committed(state.xid, state.bound.ended):
                 self.finish(state.bound)
             else:
-                self._run_again_or_fail(state, None)
+                self._connection_lost(state, error)
         elif not answered or (isinstance(error, LOST) and not is_conflict(error)):
             self.session.close()
             self.settlement.outage.wait(error)
@@ -103,10 +103,10 @@ class SliceRecovery:
         if failed.ended:
             self._settle(failed)
 
-    def _run_again_or_fail(self, state: SliceState, error: Exception | None) -> None:
+    def _run_again_or_fail(self, state: SliceState, error: Exception) -> None:
         bound = state.bound
         alone = len(bound.tasks) == 1 and not state.to_rerun
-        if error is not None and alone and not self.conflicts.may_repeat(bound.tasks, error):
+        if alone and not self.conflicts.may_repeat(bound.tasks, error):
             if not state.committing and self._may_be_careful(bound.ended[0]):
                 state.to_rerun.extend(bound.tasks)
                 bound.clear()

@@ -214,6 +214,24 @@ def test_an_error_within_a_stream_is_the_handlers_failure(bench: Bench) -> None:
     assert attempts_of(messages[1]) == ["LookupError"]
 
 
+def test_a_transaction_block_of_the_driver_that_is_left_open_is_charged(bench: Bench) -> None:
+    """The driver refuses the COMMIT each time, and the ROLLBACK, too."""
+    blocks = []
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(60)))
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+        if delivery.payload == "bad":
+            blocks.append(connection.connection.transaction())
+            blocks[-1].__enter__()
+
+    messages = [add(handler="h", payload=p, after=-60 + n) for n, p in enumerate(["a", "bad", "b"])]
+    bench.run_all(bench.claim())
+    assert effects() == {messages[0].pk, messages[2].pk}
+    assert attempts_of(messages[1]) == ["django.db.utils.ProgrammingError"]
+    assert len(blocks) < 10
+
+
 def test_a_handler_may_use_savepoints_of_its_own(bench: Bench) -> None:
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
