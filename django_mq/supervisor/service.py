@@ -45,8 +45,7 @@ class Service:
         The arguments name the failed parts; both are empty for a worker that is live and ready.
         """
         if not not_ready and not self._ready:
-            self._ready = True
-            self._notify("READY=1")
+            self._ready = self._notify("READY=1")  # else again at the next report
         if not not_live and self._watchdog is not None and monotonic() >= self._due:
             self._due = monotonic() + self._watchdog
             self._notify("WATCHDOG=1")
@@ -55,8 +54,13 @@ class Service:
         """Report that the worker drains."""
         self._notify("STOPPING=1")
 
-    def _notify(self, word: str) -> None:
-        """Send one datagram; a unit that cannot be reached must not end the worker."""
+    def _notify(self, word: str) -> bool:
+        """Send one datagram; return whether it was taken.
+
+        A unit that cannot be reached must not end the worker.
+        """
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
             link.setblocking(False)
             link.sendto(word.encode(), self._address)
+            return True
+        return False

@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -75,3 +75,20 @@ def test_without_a_unit(environment: dict[str, str]) -> None:
 
 def test_a_unit_that_is_gone_changes_nothing(tmp_path: Path) -> None:
     Service(os.fspath(tmp_path / "nobody")).stopping()
+
+
+def test_ready_is_sent_again_if_the_socket_was_full(tmp_path: Path) -> None:
+    """systemd may be slow while a machine starts; without it, it would end the worker."""
+    address = str(tmp_path / "notify")
+    with unit(address) as link, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others:
+        service = Service(address)
+        others.setblocking(False)
+        others.connect(address)
+        with suppress(BlockingIOError):
+            while True:
+                others.send(b"STATUS=starting")
+        service.report([], [])
+        heard(link)
+        service.report([], [])
+        service.report([], [])
+        assert heard(link) == [b"READY=1"]
