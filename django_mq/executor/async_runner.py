@@ -10,7 +10,7 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from django_mq.executor import reports
-from django_mq.executor.async_settler import AsyncSettler
+from django_mq.executor.async_settler import AsyncSettler, StartAnswer
 from django_mq.executor.async_slots import Slots
 from django_mq.executor.call_timeout import CANCEL_SECONDS, LoopTimeout
 from django_mq.executor.ended import ACKED, Ended, Settled
@@ -200,7 +200,7 @@ class AsyncRunner(threading.Thread):
             may_start_unlocked(task, since) and not has_expired(task.delivery) for task in tasks
         ):
             return tasks
-        answer: asyncio.Future[dict[int, bool]] = self._loop.create_future()
+        answer: StartAnswer = self._loop.create_future()
         self._settler.start_leases(tasks, answer)
         barred, ready = split_started(tasks, await answer)
         for each in barred:

@@ -11,7 +11,8 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from time import monotonic
 from typing import NamedTuple
 
 from django_mq.executor import reports
@@ -24,9 +25,14 @@ from django_mq.executor.tasks import Task
 from django_mq.executor.watchdog import Link
 from django_mq.messages import Fence
 from django_mq.signals import log_failure
-from django_mq.store import leases
+from django_mq.store import leases, settle
 
 logger = logging.getLogger("django_mq")
+
+#: The future result of `AsyncSettler.start_leases()`.
+StartAnswer = asyncio.Future[dict[int, bool | None]]
+#: Seconds until a lease is given to a message whose row another session had locked.
+LOCKED_PAUSE = 0.1
 
 
 class AsyncSettler(threading.Thread):
@@ -50,12 +56,16 @@ class AsyncSettler(threading.Thread):
         self._requests: queue.SimpleQueue[_StartRequest | _SettleRequest | None] = (
             queue.SimpleQueue()
         )
+        # Another session has locked a row of each: they must not hold up the other requests.
+        self._delayed: list[_StartRequest] = []
+        self._retry_at = float("inf")
 
-    def start_leases(self, tasks: list[Task], answer: asyncio.Future[dict[int, bool]]) -> None:
+    def start_leases(self, tasks: list[Task], answer: StartAnswer) -> None:
         """Request full leases for `tasks`.
 
         The result of `answer` maps the ids of the messages that are still ours to whether they have
-        expired; it may contain other ids.
+        expired; it may contain other ids. It comes once no other session has one of their rows
+        locked.
         """
         self._requests.put(_StartRequest(tasks, answer))
 
@@ -77,15 +87,26 @@ class AsyncSettler(threading.Thread):
         ending = False
         try:
             while not ending:
-                requests = [self._requests.get()]
-                with contextlib.suppress(queue.Empty):
-                    while True:
-                        requests.append(self._requests.get_nowait())
+                requests = self._wait_for_requests()
                 ending = None in requests
                 self._settle([each for each in requests if isinstance(each, _SettleRequest)])
-                self._start([each for each in requests if isinstance(each, _StartRequest)])
+                starting = [each for each in requests if isinstance(each, _StartRequest)]
+                if monotonic() >= self._retry_at:
+                    starting, self._delayed = self._delayed + starting, []
+                    self._retry_at = float("inf")
+                self._start(starting)
         finally:
             self._statements.close()
+
+    def _wait_for_requests(self) -> list[_StartRequest | _SettleRequest | None]:
+        """Return the next requests; none if delayed ones are due before any comes."""
+        requests = []
+        with contextlib.suppress(queue.Empty):
+            wait = max(0.0, self._retry_at - monotonic()) if self._delayed else None
+            requests.append(self._requests.get(timeout=wait))
+            while True:
+                requests.append(self._requests.get_nowait())
+        return requests
 
     def _settle(self, requests: list[_SettleRequest]) -> None:
         ended = [each for request in requests for each in request.ended]
@@ -116,31 +137,41 @@ class AsyncSettler(threading.Thread):
     def _start(self, requests: list[_StartRequest]) -> None:
         if not requests:
             return
-        started: dict[int, bool] = {}
+        started: dict[int, bool | None] = {}
         try:
             started = self._start_all([task for request in requests for task in request.tasks])
         except Exception as error:  # a bug of ours: the coroutines wait for the answers
             log_failure("executor_failed", error, "async settler failed")
             self._statements.close()
-        answers = [request.answer for request in requests]
-        answers[0].get_loop().call_soon_threadsafe(_resolve, answers, started)
+        if locked := {id for id, expired in started.items() if expired is None}:
+            self._delayed += [each for each in requests if each.has_any(locked)]
+            self._retry_at = min(self._retry_at, monotonic() + LOCKED_PAUSE)
+            requests = [each for each in requests if not each.has_any(locked)]
+        if answers := [request.answer for request in requests]:
+            answers[0].get_loop().call_soon_threadsafe(_resolve, answers, started)
 
-    def _start_all(self, starts: list[Task]) -> dict[int, bool]:
-        """Give each task a full lease; map the ids that are still ours to whether they expired."""
+    def _start_all(self, starts: list[Task]) -> dict[int, bool | None]:
+        """Give each task a full lease; map the ids that are still ours to whether they expired.
+
+        None for those that another session has locked.
+        """
         fences: dict[float, list[Fence]] = {}
         for task in starts:
             fences.setdefault(self._context.lease_of(task.delivery.queue), []).append(
                 task.delivery.fence
             )
-        started: dict[int, bool] = {}
+        started: dict[int, bool | None] = {}
         for lease, together in fences.items():
             started.update(self._start_leases(together, lease))
         return started
 
-    def _start_leases(self, fences: list[Fence], lease: float) -> dict[int, bool]:
+    def _start_leases(self, fences: list[Fence], lease: float) -> dict[int, bool | None]:
         while True:
             try:
-                started = leases.start(self._statements.cursor(), fences, lease=lease)
+                cursor = self._statements.cursor()
+                started = leases.start(cursor, fences, lease=lease, waits=False)
+                missing = [fence for fence in fences if fence.id not in started]
+                locked = settle.still_ours(cursor, missing) if missing else ()
             except LOST as error:
                 self._statements.close()
                 self._outage.wait(error)
@@ -155,10 +186,10 @@ class AsyncSettler(threading.Thread):
                 return {}
             else:
                 self._outage.end()
-                return started
+                return {**started, **dict.fromkeys(locked)}
 
 
-def _resolve(answers: list[asyncio.Future[dict[int, bool]]], started: dict[int, bool]) -> None:
+def _resolve(answers: list[StartAnswer], started: dict[int, bool | None]) -> None:
     for answer in answers:
         if not answer.done():
             answer.set_result(started)
@@ -166,7 +197,10 @@ def _resolve(answers: list[asyncio.Future[dict[int, bool]]], started: dict[int, 
 
 class _StartRequest(NamedTuple):
     tasks: list[Task]
-    answer: asyncio.Future[dict[int, bool]]
+    answer: StartAnswer
+
+    def has_any(self, ids: Collection[int]) -> bool:
+        return any(task.delivery.id in ids for task in self.tasks)
 
 
 class _SettleRequest(NamedTuple):

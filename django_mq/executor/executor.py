@@ -87,7 +87,7 @@ class Executor(threading.Thread):
         if not tasks[0].handler.atomic:
             self._session.leave_block()
             if not self._nonatomic.run(tasks):
-                self._local_queue.put_first(tasks)
+                self._put_back(tasks)
             return
         began = monotonic()
         remainder = self._slice_runner.run(tasks)
@@ -116,6 +116,14 @@ class Executor(threading.Thread):
         if others := [task for task in locked if task.line is None]:
             self._local_queue.put(others)
         self._slice_runner.prepare()
+
+    def _put_back(self, tasks: list[Task]) -> None:
+        """Put back tasks that could not start: first in their lines, else behind the others."""
+        lined = [task for task in tasks if task.line is not None]
+        if lined:
+            self._local_queue.put_first(lined)
+        if len(lined) < len(tasks):
+            self._local_queue.put([task for task in tasks if task.line is None])
 
     def _set_pace(
         self, tasks: list[Task], unstarted: int, reruns: list[Task], seconds: float

@@ -28,7 +28,11 @@ from django_mq.executor.simple_protocol import simple_query
 from django_mq.executor.tasks import Task
 from django_mq.messages import Fence
 from django_mq.signals import is_observed, log_failure, message_started
-from django_mq.store import leases
+from django_mq.store import leases, settle
+
+
+class RowLocked(Exception):
+    """Another session has locked the row of a message that is still ours."""
 
 
 @dataclass(slots=True)
@@ -53,6 +57,9 @@ class NonAtomic:
             self.session.close()
             self.context.outage.wait(error)
             return False
+        except RowLocked:
+            self.context.outage.wait_quietly()  # perhaps nothing else waits, and the lock may last
+            return False
         self.context.outage.end()
         barred, ready = split_started(tasks, started)
         lost = [each for each in barred if each.settled is Settled.LOST]
@@ -67,10 +74,17 @@ class NonAtomic:
         return True
 
     def _start(self, fences: Sequence[Fence], lease: float) -> dict[int, bool]:
-        """Give each message a full lease, except those that the server refuses to change."""
+        """Give each message a full lease, except those that the server refuses to change.
+
+        Raises RowLocked if none may start yet.
+        """
         asked = leases.start_alone(fences, lease=lease)
         try:
-            return leases.parse_start_result(simple_query(self.session.connect(), asked))
+            started = leases.parse_start_result(simple_query(self.session.connect(), asked))
+            missing = [fence for fence in fences if fence.id not in started]
+            if missing and settle.still_ours(self.session.cursor(), missing):
+                raise RowLocked
+            return started
         except LOST:
             raise
         except psycopg.Error as error:

@@ -32,24 +32,33 @@ def renew(cursor: Cursor, fences: Sequence[Fence], *, lease: float) -> set[int]:
     return {row[0] for row in cursor.fetchall()}
 
 
-# No SKIP LOCKED: these messages run outside transactions, so only a renewal locks them, briefly.
-START = f"""
+def _start(lock: str) -> str:
+    return f"""
 update django_mq_queuedmessage
    set leased_until = greatest(
            leased_until, statement_timestamp() + make_interval(secs => %(lease)s))
  where id = any(array(
     select m.id
-      from {fenced(last="for no key update")}))
+      from {fenced(last=lock)}))
 returning id, coalesce(expires_at <= statement_timestamp(), false)
 """
 
 
-def start(cursor: Cursor, fences: Sequence[Fence], *, lease: float) -> dict[int, bool]:
+# These messages run outside transactions, so mostly only a renewal locks them, briefly. But an
+# operator may do so for an hour, and the next messages must not wait for that.
+START, START_SKIPPING = _start("for no key update"), _start(LOCK_SKIPPING)
+
+
+def start(
+    cursor: Cursor, fences: Sequence[Fence], *, lease: float, waits: bool = True
+) -> dict[int, bool]:
     """Give messages a full lease before their handlers run outside a transaction.
 
-    Returns the ids that are still ours, each with whether the message has expired.
+    Returns the ids that are still ours, each with whether the message has expired. Unless it
+    `waits`, it leaves out rows that another session has locked.
     """
-    cursor.execute(START, {**fence_columns(fences), "lease": lease})
+    statement = START if waits else START_SKIPPING
+    cursor.execute(statement, {**fence_columns(fences), "lease": lease})
     return dict(cursor.fetchall())
 
 
@@ -57,9 +66,9 @@ def start_alone(fences: Sequence[Fence], *, lease: float) -> str:
     """Return the query of `start()`, in a transaction of the worker's, for the simple protocol.
 
     It runs at READ COMMITTED, whatever level the handlers' connection has: no serialization
-    conflict can refuse it.
+    conflict can refuse it. It does not wait for locked rows.
     """
-    start = START % literals({**fence_columns(fences), "lease": lease})
+    start = START_SKIPPING % literals({**fence_columns(fences), "lease": lease})
     return f"{begin(Limits())}; {start}; commit"
 
 

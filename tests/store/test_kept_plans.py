@@ -106,6 +106,9 @@ CALLS: dict[str, Call] = {
     "fail": lambda cursor, ids: settle.fail(cursor, failures(ids)),
     "renew": lambda cursor, ids: leases.renew(cursor, fences(ids), lease=60.0),
     "start": lambda cursor, ids: leases.start(cursor, fences(ids), lease=60.0),
+    "start_skipping": lambda cursor, ids: leases.start(
+        cursor, fences(ids), lease=60.0, waits=False
+    ),
     "lock_running": lambda cursor, ids: recover.lock_running(cursor, fences(ids)),
     "release_all_except": lambda cursor, ids: recover.release_all_except(
         cursor, worker="me", running=ids[:10]
