@@ -195,8 +195,16 @@ class Dispatch:
             self._start(coroutines)
 
     def _start(self, coroutines: list[Task]) -> None:
-        if not self._runner.is_alive():
-            self._runner.start()
+        try:
+            if not self._runner.is_alive():
+                self._runner.start()
+        except Exception:  # the system refuses a thread or a descriptor; perhaps not a sibling's
+            for task in coroutines:
+                if task.line is not None:
+                    self._local_queue.break_line(task.line)
+            self._local_queue.end_calls(*[task.line for task in coroutines])
+            self._release([task.delivery.fence for task in coroutines])
+            raise
         self._runner.submit(coroutines)
 
     def _cancel_probes(self, cursor: Cursor, fences: list[Fence]) -> None:

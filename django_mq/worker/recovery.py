@@ -84,8 +84,9 @@ class Recovery:
             self._dead.append((dead, done))
             self._changed.notify_all()
             if not self._runs:
-                self._runs = True
+                # Starting a thread may fail: then the next call starts it. It waits for this lock.
                 threading.Thread(target=self._run, name="mq-recovery", daemon=True).start()
+                self._runs = True
 
     def recovering(self) -> bool:
         """Return whether a message of a dead process is not settled yet."""
