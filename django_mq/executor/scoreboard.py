@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import asyncio
 
 # The fields: id of the message, its attempt, the number of its claim, deadline (seconds of the
-# system-wide monotonic clock; 0: none), whether a transaction undoes its writes, when it began. The
-# id is written last and cleared first, so that an entry with an id is complete.
+# system-wide monotonic clock; infinity: none), whether a transaction undoes its writes, when it
+# began. The id is written last and cleared first, so that an entry with an id is complete.
 _ENTRY = struct.Struct("=qiqd?d")
 _ID = struct.Struct("=q")
 _REST = struct.Struct("=iqd?d")
