@@ -87,7 +87,7 @@ class Executor(threading.Thread):
         if not tasks[0].handler.atomic:
             self._session.leave_block()
             if not self._nonatomic.run(tasks):
-                self._put_back(tasks)
+                self._put_back(slice_)
             return
         began = monotonic()
         remainder = self._slice_runner.run(tasks)
@@ -117,13 +117,13 @@ class Executor(threading.Thread):
             self._local_queue.put(others)
         self._slice_runner.prepare()
 
-    def _put_back(self, tasks: list[Task]) -> None:
-        """Put back tasks that could not start: first in their lines, else behind the others."""
-        lined = [task for task in tasks if task.line is not None]
-        if lined:
+    def _put_back(self, slice_: Slice) -> None:
+        """Put tasks that could not start behind the others; in their lines they stay the first."""
+        slice_.put_back = True
+        if lined := [task for task in slice_.tasks if task.line is not None]:
             self._local_queue.put_first(lined)
-        if len(lined) < len(tasks):
-            self._local_queue.put([task for task in tasks if task.line is None])
+        if others := [task for task in slice_.tasks if task.line is None]:
+            self._local_queue.put(others)
 
     def _set_pace(
         self, tasks: list[Task], unstarted: int, reruns: list[Task], seconds: float

@@ -203,7 +203,7 @@ class LocalQueue:
             if slice_.alone:
                 self._alone = False
             for line in slice_.lines:
-                self._waiting.free_line(line)
+                self._waiting.free_line(line, behind=slice_.put_back)
             if self._alone or self._waiting.suspects or slice_.alone or slice_.lines:
                 self._lock.notify_all()
         if slice_.alone:

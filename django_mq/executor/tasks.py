@@ -28,11 +28,13 @@ class Task(NamedTuple):
 class Slice:
     """Tasks that run in one transaction, or in one call outside any; their `lines`.
 
-    Nothing else runs beside a slice that is `alone`.
+    Nothing else runs beside a slice that is `alone`. One that was `put_back` could not start: when
+    it is done, its lines come behind the other tasks.
     """
 
     tasks: list[Task] = field(default_factory=list)
     alone: bool = False
+    put_back: bool = False
     lines: set[Line] = field(default_factory=set)
 
 

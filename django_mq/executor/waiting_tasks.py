@@ -147,12 +147,20 @@ class WaitingTasks:
         ready = sum(task.line is not None and is_coroutine(task) for task in self.ready)
         return ready + self.ordering.count_coroutines()
 
-    def free_line(self, line: Line | None) -> None:
-        """Note that the running tasks of `line` have ended: tasks that waited for it come first."""
+    def free_line(self, line: Line | None, *, behind: bool = False) -> None:
+        """Note that the running tasks of `line` have ended.
+
+        Tasks that waited for it come first, or all tasks of the line come `behind` the others.
+        """
         if line is None:
             return
-        for task in reversed(self.ordering.free(line)):
-            self.ready.appendleft(task)
+        freed = self.ordering.free(line)
+        if behind:
+            freed += [task for task in self.ready if task.line == line]
+            self.ready = deque(task for task in self.ready if task.line != line)
+            self.ready.extend(freed)
+        else:
+            self.ready.extendleft(reversed(freed))
         if self.ordering.coroutines:
             self._on_room()
 

@@ -35,7 +35,8 @@ class Locking:
     """Locks the row of the first message that is about to start, until `release()`."""
 
     def __init__(self, other: psycopg.Connection[Any]) -> None:
-        self.id: int | None = None
+        #: 0 before.
+        self.id = 0
         self._other = other
 
     def before(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
@@ -53,7 +54,7 @@ class Locking:
         self._other.execute("commit")
 
     def _lock(self, id: int) -> None:
-        if self.id is None:
+        if not self.id:
             self.id = id
             self._other.execute("begin")
             self._other.execute(
@@ -71,13 +72,13 @@ def locking() -> Iterator[Locking]:
 
 def check(running: Running, locking: Locking, ran: list[int]) -> None:
     """The neighbours of the locked message end; it runs once it is free, and is not charged."""
-    until(lambda: locking.id is not None)
-    until(lambda: waiting() == {locking.id}, "its neighbours end", seconds=MOMENT)
-    assert locking.id not in ran
+    id = until(lambda: locking.id)
+    until(lambda: waiting() == {id}, "its neighbours end", seconds=MOMENT)
+    assert id not in ran
     locking.release()
     until(lambda: not waiting(), seconds=MOMENT)
     running.stop()
-    assert ran.count(locking.id) == 1
+    assert ran.count(id) == 1
     assert FailedAttempt.objects.count() == 0
 
 
@@ -109,4 +110,19 @@ def test_it_does_not_hold_up_the_executor(
 
     locking.before(monkeypatch, NonAtomic, "run")
     insert_all({"handler": "h", "after": at} for at in (-60, -50, -40))
+    check(start(), locking, ran)
+
+
+@override_settings(DJANGO_MQ={"POLL_INTERVAL": 0.1})
+def test_nor_does_the_first_of_a_line(
+    start: Start, locking: Locking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+
+    @handler("#", queue="mail", name="h", atomic=False)
+    def h(delivery: Any) -> None:
+        ran.append(delivery.id)
+
+    locking.before(monkeypatch, NonAtomic, "run")
+    insert_all({"handler": "h", "after": at, "key": key} for at, key in ((-60, "a"), (-50, "b")))
     check(start(), locking, ran)

@@ -64,6 +64,20 @@ def test_unstarted_tasks_go_before_those_that_wait_for_their_line(local_queue: L
     assert take(local_queue) == [2, 3, 4]
 
 
+def test_a_line_that_was_put_back_comes_behind_the_others_in_its_order(
+    local_queue: LocalQueue,
+) -> None:
+    """Its first message could not start: another session has the row."""
+    local_queue.put(lined("a", "a", "-", "a", "-"))
+    first = start(local_queue)
+    assert ids(first.tasks) == [1]
+    assert take(local_queue) == [3]  # 2 waits for its line now, 4 is still in the queue
+    first.put_back = True
+    local_queue.put_first(first.tasks)
+    local_queue.done(first)
+    assert [take(local_queue) for _ in range(4)] == [[5], [1], [2], [4]]
+
+
 def test_a_broken_line_is_given_back(local_queue: LocalQueue, told: Told) -> None:
     """PMQ-43: messages behind a failed one do not start, wherever they wait."""
     local_queue.pace(task(1).handler).limit = 2
