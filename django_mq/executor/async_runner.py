@@ -12,7 +12,7 @@ from typing import Any
 from django_mq.executor import reports
 from django_mq.executor.async_settler import AsyncSettler, StartAnswer
 from django_mq.executor.async_slots import Slots
-from django_mq.executor.call_timeout import CANCEL_SECONDS, LoopTimeout
+from django_mq.executor.call_timeout import CANCEL_SECONDS, LoopTimeout, wait_for_calls
 from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.leased_call import leased_call, result_of, split_started
@@ -281,14 +281,12 @@ class AsyncRunner(threading.Thread):
     async def _drain(self, seconds: float | None) -> None:
         for together in self._lingering.take_due(float("inf")):
             self._begin(together)
-        if self._running:
-            await asyncio.wait(set(self._running), timeout=seconds)
+        await wait_for_calls(self._running, seconds)
         self._cancelling = True
         for running in list(self._running):
             self.cut_off = True
             running.cancel()
-        if self._running:
-            await asyncio.wait(set(self._running), timeout=CANCEL_SECONDS)
+        await wait_for_calls(self._running, CANCEL_SECONDS)
         self._drained = True
         self._loop.stop()
 

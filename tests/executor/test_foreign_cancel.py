@@ -77,3 +77,26 @@ def test_nor_is_one_whose_task_has_not_begun(start: Start) -> None:
     assert running.worker._run is not None
     assert running.worker._run.parts.runner.room() == 100
     running.stop()
+
+
+def test_nor_does_it_keep_the_drain_from_ending(start: Start, gate: threading.Event) -> None:
+    """The drain waits on the same loop."""
+
+    @handler("#", queue="mail", name="cancels")
+    async def cancels(delivery: Any) -> None:
+        begun.set()
+        while not gate.is_set():
+            await asyncio.sleep(0.01)
+        cancel_all_others()
+
+    begun = threading.Event()
+    insert_all([{"handler": "cancels"}])
+    running = start(drain_seconds=20.0)
+    assert begun.wait(PATIENCE)
+    run = running.worker._run
+    assert run is not None
+    running.worker.ask_to_stop()
+    until(lambda: len(asyncio.all_tasks(run.parts.runner._loop)) > 1, "the drain waits")
+    gate.set()
+    assert running.join()
+    assert waiting() == set()
