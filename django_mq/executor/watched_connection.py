@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
+import psycopg
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 
@@ -21,6 +24,8 @@ class WatchedConnection:
         self.on_use = on_use
         #: The psycopg connection that `take_driver()` found.
         self.driver: Any = None
+        #: The server-side cursors of `iterator()` that may be open.
+        self.cursors: WeakSet[psycopg.ServerCursor[Any]] = WeakSet()
         self._wrapper = wrapper
         self._plain_class = type(wrapper)
         wrapper.__class__ = _watched(self._plain_class)
@@ -56,6 +61,18 @@ class WatchedConnection:
         driver.wait = wait
         return True
 
+    def close_cursors(self) -> None:
+        """Close the server-side cursors that are still open.
+
+        Otherwise an iterator that is collected later, such as that of a loop which raised, closes
+        its cursor in the transaction of another handler. There is no such cursor, and that error
+        aborts the transaction.
+        """
+        for cursor in list(self.cursors):
+            with suppress(psycopg.Error):
+                cursor.close()
+        self.cursors.clear()
+
     def was_replaced(self) -> bool:
         """Return whether the wrapper has another driver connection since `take_driver()`."""
         return self._wrapper.__dict__["connection"] is not self.driver
@@ -90,6 +107,18 @@ def _watched(base: type[BaseDatabaseWrapper]) -> type[BaseDatabaseWrapper]:
         finally:
             self.__class__ = watched_class
 
-    members = {"connection": property(get, set_), "connect": connect, "__module__": base.__module__}
+    def create_cursor(self: BaseDatabaseWrapper, name: str | None = None) -> Any:
+        cursor = base.create_cursor(self, name)
+        watched: WatchedConnection | None = self.__dict__.get("mq_watched")
+        if watched is not None and name is not None:
+            watched.cursors.add(cursor)
+        return cursor
+
+    members = {
+        "connection": property(get, set_),
+        "connect": connect,
+        "create_cursor": create_cursor,
+        "__module__": base.__module__,
+    }
     watched_class = type(base.__name__, (base,), members)
     return watched_class

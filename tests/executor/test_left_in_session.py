@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from django.db import connection, transaction
 
 from django_mq import RetryPolicy, fixed, handler
 from django_mq.messages import Delivery
+from testproject.shop.models import Product
 from tests.database import second_connection
 from tests.executor.nonatomic.conftest import NonAtomicBench, nonatomic  # noqa: F401  (a fixture)
 from tests.rows import add
@@ -136,4 +139,71 @@ def test_a_slice_that_used_nothing_sends_nothing_more(
         add_many(5, handler="h")
         bench.run_all(bench.claim())
         assert len(sent) == uses  # once per slice
+    assert waiting() == set()
+
+
+def left_in_a_cycle() -> None:
+    """Begin an iteration that nothing ends before the garbage collection."""
+    products = Product.objects.iterator(chunk_size=1)
+    next(products)
+    cycle: list[Any] = [products]
+    cycle.append(cycle)
+
+
+@pytest.fixture
+def collected_by_hand(transactional_db: None) -> Iterator[None]:
+    Product.objects.bulk_create(Product(name=name, price=1) for name in "abc")
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def collect_in_transaction(delivery: Delivery) -> None:
+    """Collect the garbage while a transaction is open, and go on in it."""
+    with transaction.atomic():
+        Product.objects.count()
+        gc.collect()
+        Product.objects.count()
+
+
+@pytest.mark.parametrize("how", ["acked", "failed", "hook"])
+def test_an_iterator_of_an_earlier_slice_does_not_abort_a_transaction(
+    bench: Bench, collected_by_hand: None, how: str
+) -> None:
+    """It would close a cursor that is no longer there."""
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(600)))
+    def h(delivery: Delivery) -> None:
+        if delivery.payload == "collects":
+            collect_in_transaction(delivery)
+            return
+        if how == "hook":
+            transaction.on_commit(left_in_a_cycle)
+        else:
+            left_in_a_cycle()
+        if how == "failed":
+            raise ValueError
+
+    leaves, collects = add(handler="h"), add(handler="h", payload="collects")
+    tasks = bench.claim()
+    bench.run_all(tasks[:1])
+    bench.run_all(tasks[1:])
+    assert collects.pk not in waiting()
+    assert (leaves.pk in waiting()) is (how == "failed")
+
+
+def test_an_iterator_of_a_handler_outside_a_transaction_aborts_no_other(
+    nonatomic: NonAtomicBench,  # noqa: F811
+    collected_by_hand: None,
+) -> None:
+    @handler("#", queue="mail", name="h", atomic=False)
+    def h(delivery: Any) -> None:
+        if delivery.payload == "collects":
+            collect_in_transaction(delivery)
+        else:
+            left_in_a_cycle()
+
+    for payload in ("leaves", "collects"):
+        add(handler="h", payload=payload)
+        nonatomic.go()
     assert waiting() == set()
