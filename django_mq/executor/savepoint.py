@@ -20,6 +20,7 @@ from django_mq.executor import slice_limits
 from django_mq.executor.connections import reset_statements
 from django_mq.executor.watched_connection import WatchedConnection
 from django_mq.store import open_transaction
+from django_mq.store.driver import may_prepare
 
 
 class TransactionEnded(Exception):
@@ -285,6 +286,8 @@ class LazySavepoint:
             sql.SQL("release savepoint {}").format(sql.Identifier(self.NAME)),
         ]
         if own_session:
+            if may_prepare(self.wrapper):  # the next handler may make some of the same names
+                steps.append(sql.SQL("close all; discard temp"))
             steps.append(reset_statements(self.wrapper))
             steps.extend(
                 sql.SQL("set local {} = {}").format(sql.Identifier(name), sql.Literal(value))

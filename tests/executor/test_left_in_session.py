@@ -142,6 +142,24 @@ def test_a_slice_that_used_nothing_sends_nothing_more(
     assert waiting() == set()
 
 
+@pytest.mark.parametrize("statement", [LEAVE["table"], LEAVE["cursor"]], ids=["table", "cursor"])
+def test_each_message_of_a_slice_may_use_the_same_names(bench: Bench, statement: str) -> None:
+    """Otherwise a handler works until a second message of it is in the slice."""
+    seen: list[Any] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        seen.append(run(SEEN)[1:])
+        run(statement)
+        run("declare unfinished cursor for select 1")
+
+    add_many(3, handler="h")
+    bench.run_all(bench.claim())
+    assert waiting() == set()
+    assert seen == [NOTHING] * 3
+    assert len(bench.runs) == 1
+
+
 def left_in_a_cycle() -> None:
     """Begin an iteration that nothing ends before the garbage collection."""
     products = Product.objects.iterator(chunk_size=1)
