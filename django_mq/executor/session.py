@@ -202,7 +202,7 @@ class Session:
         self.make_clean()
         try:
             self.connect()
-            self.savepoint.close_cursors()
+            self.savepoint.tidy_up()
             reset_session(self.wrapper)
         except DATABASE_ERRORS:
             self.close()

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 from weakref import WeakSet
 
 import psycopg
 from django.db.backends.base.base import BaseDatabaseWrapper
+
+#: The options of a driver connection that decide how statements run and rows are read.
+OPTIONS = (
+    "row_factory",
+    "cursor_factory",
+    "server_cursor_factory",
+    "prepare_threshold",
+    "isolation_level",
+    "read_only",
+    "deferrable",
+)
+_options_of = attrgetter(*OPTIONS)
 
 
 class WatchedConnection:
@@ -26,6 +39,7 @@ class WatchedConnection:
         self.driver: Any = None
         #: The server-side cursors of `iterator()` that may be open.
         self.cursors: WeakSet[psycopg.ServerCursor[Any]] = WeakSet()
+        self._known: tuple[Any, tuple[Any, ...]] = None, ()
         self._wrapper = wrapper
         self._plain_class = type(wrapper)
         wrapper.__class__ = _watched(self._plain_class)
@@ -51,6 +65,7 @@ class WatchedConnection:
         self.driver = driver
         if driver is None:
             return True
+        self.note_options()
         plain_wait = driver.wait
 
         def wait(*args: Any, **kwargs: Any) -> Any:
@@ -61,7 +76,24 @@ class WatchedConnection:
         driver.wait = wait
         return True
 
-    def close_cursors(self) -> None:
+    def note_options(self) -> None:
+        """Note the options of the driver connection that the wrapper has now, unless known."""
+        driver = self._wrapper.__dict__["connection"]
+        if driver is not self._known[0]:
+            self._known = driver, _options_of(driver)
+
+    def tidy_up(self) -> None:
+        """Leave the driver connection to the next handler as it was: its cursors and options."""
+        if self.cursors:
+            self._close_cursors()
+        driver, options = self._known
+        if driver is self._wrapper.__dict__["connection"] and options != _options_of(driver):
+            for name, before in zip(OPTIONS, options, strict=True):
+                if getattr(driver, name) != before:
+                    with suppress(psycopg.ProgrammingError):  # refused within a transaction
+                        setattr(driver, name, before)
+
+    def _close_cursors(self) -> None:
         """Close the server-side cursors that are still open.
 
         Otherwise an iterator that is collected later, such as that of a loop which raised, closes
@@ -106,6 +138,9 @@ def _watched(base: type[BaseDatabaseWrapper]) -> type[BaseDatabaseWrapper]:
             base.connect(self)
         finally:
             self.__class__ = watched_class
+        watched: WatchedConnection | None = self.__dict__.get("mq_watched")
+        if watched is not None:
+            watched.note_options()
 
     def create_cursor(self: BaseDatabaseWrapper, name: str | None = None) -> Any:
         cursor = base.create_cursor(self, name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from psycopg.rows import dict_row
 
 from django_mq import RetryPolicy, fixed, handler
 from django_mq.messages import Delivery
@@ -223,5 +224,63 @@ def test_an_iterator_of_a_handler_outside_a_transaction_aborts_no_other(
 
     for payload in ("leaves", "collects"):
         add(handler="h", payload=payload)
+        nonatomic.go()
+    assert waiting() == set()
+
+
+def read_dicts() -> None:
+    connection.connection.row_factory = dict_row
+
+
+def read_only() -> None:
+    connection.connection.read_only = True
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["acked", "failed"])
+def test_the_rows_of_the_next_message_are_djangos(bench: Bench, fails: bool) -> None:
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(600)))
+    def h(delivery: Delivery) -> None:
+        assert run("select 1") == (1,)
+        if delivery.payload == "changes":
+            read_dicts()
+            if fails:
+                raise ValueError
+
+    messages = [add(handler="h", payload="changes"), add(handler="h")]
+    bench.run_all(bench.claim())
+    assert waiting() == ({messages[0].pk} if fails else set())
+
+
+@pytest.mark.parametrize("change", [read_dicts, read_only])
+def test_a_hook_leaves_the_drivers_options_as_they_were(
+    bench: Bench, change: Callable[[], None]
+) -> None:
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        assert run("show transaction_read_only") == ("off",)
+        if delivery.payload == "changes":
+            transaction.on_commit(change)
+
+    for payload in ("changes", "follows"):
+        add(handler="h", payload=payload)
+    tasks = bench.claim()
+    bench.run_all(tasks[:1])
+    bench.run_all(tasks[1:])
+    assert waiting() == set()
+
+
+@pytest.mark.parametrize("change", [read_dicts, read_only])
+def test_a_handler_outside_a_transaction_leaves_the_drivers_options_as_they_were(
+    nonatomic: NonAtomicBench,  # noqa: F811
+    change: Callable[[], None],
+) -> None:
+    @handler("#", queue="mail", name="h", atomic=False)
+    def h(delivery: Any) -> None:
+        with transaction.atomic():
+            assert run("show transaction_read_only") == ("off",)
+        change()
+
+    for _ in range(2):
+        add(handler="h")
         nonatomic.go()
     assert waiting() == set()
