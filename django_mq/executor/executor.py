@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
+from contextvars import copy_context
 from operator import attrgetter
 from time import monotonic
 
@@ -70,7 +71,8 @@ class Executor(threading.Thread):
         try:
             while (slice_ := self._local_queue.take()) is not None:
                 try:
-                    self._perform(slice_)
+                    # Nothing that a receiver of a signal activates, such as a language, stays.
+                    copy_context().run(self._perform, slice_)
                 except Exception as error:  # a bug of ours, not of a handler: the leases lapse
                     log_failure("executor_failed", error, "executor failed")
                     for line in slice_.lines:

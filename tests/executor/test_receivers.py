@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from django.utils import translation
 
 from django_mq import Delivery, handler
 from django_mq.models import FailedAttempt
@@ -113,3 +114,25 @@ def test_the_other_receivers_of_a_signal_are_called(start: Start) -> None:
     with connected(nameless), connected(receiver):
         run_all(start)
     assert told.count("plain") == told.count("unbound") == told.count("coroutine") == 2
+
+
+@pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "not atomic"])
+def test_what_a_receiver_activates_ends_with_the_slice(start: Start, atomic: bool) -> None:
+    """A receiver that mails in the language of a user does not change that of later handlers."""
+    seen: list[str | None] = []
+
+    @handler("#", queue="mail", name="h", atomic=atomic)
+    def h(delivery: Delivery) -> None:
+        seen.append(translation.get_language())
+
+    def receiver(sender: str, **data: Any) -> None:
+        translation.activate("fr")
+
+    message_acked.connect(receiver)
+    try:
+        for _ in range(2):  # the first slice of a handler is one message
+            add(handler="h")
+        assert start(until_empty=True).join()
+    finally:
+        message_acked.disconnect(receiver)
+    assert seen == [translation.get_language()] * 2
