@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
-from types import CoroutineType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from django.db import close_old_connections, connections, reset_queries
@@ -19,6 +19,9 @@ from django_mq.store.history_days import was_attached_meanwhile
 
 #: The SQLSTATEs of conflicts with other transactions: the same attempt runs again.
 _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
+
+#: The types of what a function returns whose code has not begun to run.
+UNRUN = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
 
 #: Entered around each call of a handler, with its argument: a delivery, or a list of them.
 surroundings: list[Callable[[Any], AbstractContextManager[object]]] = []
@@ -65,7 +68,7 @@ def _call(
                 result = function(argument)
         else:
             result = function(argument)
-        if type(result) is CoroutineType:
+        if type(result) in UNRUN:
             raise not_run(result)
         if argument is not delivery or delivery._row.wants_result:
             result = replies.encoded(result, argument)
@@ -74,12 +77,17 @@ def _call(
         return None, error
 
 
-def not_run(coroutine: CoroutineType[Any, Any, Any]) -> TypeError:
-    """Return the error of a handler that returned a coroutine, which nobody would await."""
-    coroutine.close()
+def not_run(result: Any) -> TypeError:
+    """Return the error of a handler that returned one of UNRUN, which nobody would run."""
+    if type(result) is CoroutineType:
+        result.close()
+        return TypeError(
+            "the handler returned a coroutine: put @handler on the async function itself,"
+            " or write the function that wraps it as async def, with an await"
+        )
     return TypeError(
-        "the handler returned a coroutine: put @handler on the async function itself,"
-        " or write the function that wraps it as async def"
+        "the handler returned a generator, whose code nobody runs: remove the yield, or write the"
+        " function that wraps it so that it iterates"
     )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from itertools import count
 from time import time
-from types import CoroutineType
 from typing import Any
 
 from asgiref.sync import async_to_sync
@@ -14,7 +13,7 @@ from django.db import transaction
 
 from django_mq import handlers
 from django_mq.conf import get_settings
-from django_mq.executor.calls import not_run
+from django_mq.executor.calls import UNRUN, not_run
 from django_mq.executor.leased_call import BatchDelivery
 from django_mq.executor.leased_delivery import LeasedDelivery
 from django_mq.handlers import Handler, queue_of
@@ -114,7 +113,7 @@ def _run(handler: Handler, delivery: Delivery, argument: Any, alias: str) -> Any
 
 def _ran(result: Any) -> Any:
     """Return the result of a handler; raise TypeError, as a worker does, if it did not run."""
-    if type(result) is CoroutineType:
+    if type(result) in UNRUN:
         raise not_run(result)
     return result
 

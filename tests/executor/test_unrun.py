@@ -1,0 +1,65 @@
+"""A handler whose code nobody runs, because something wraps it, fails: its message is not lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import pytest
+
+from django_mq import handler
+from django_mq.models import FailedAttempt
+from django_mq.testing import deliver
+from tests.rows import add
+from tests.worker.conftest import Running
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def generator(delivery: Any) -> Any:
+    yield
+
+
+async def async_generator(delivery: Any) -> Any:
+    yield
+
+
+async def coroutine(delivery: Any) -> None: ...
+
+
+def wrapped(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @wraps(function)
+    def wrapper(delivery: Any) -> Any:
+        return function(delivery)
+
+    return wrapper
+
+
+def awaited(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @wraps(function)
+    async def wrapper(delivery: Any) -> Any:
+        return function(delivery)
+
+    return wrapper
+
+
+@pytest.mark.parametrize("wrap", [wrapped, awaited], ids=["def", "async def"])
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        (generator, "a generator"),
+        (async_generator, "a generator"),
+        (coroutine, "a coroutine"),
+    ],
+)
+def test_what_did_not_run_is_a_failure(
+    start: Callable[..., Running], wrap: Callable[..., Any], function: Any, what: str
+) -> None:
+    handler("#", queue="mail", name="h")(wrap(function))
+    message = add(handler="h", max_attempts=1)
+    assert start(until_empty=True).join()
+    [failed] = FailedAttempt.objects.filter(message_id=message.pk)
+    assert (failed.error_class, what in failed.error_text) == ("TypeError", True)
+    with pytest.raises(TypeError, match=f"returned {what}"):
+        deliver("h")
