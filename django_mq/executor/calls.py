@@ -20,7 +20,7 @@ from django_mq.store.history_days import was_attached_meanwhile
 #: The SQLSTATEs of conflicts with other transactions: the same attempt runs again.
 _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
 
-#: The types of what a function returns whose code has not begun to run.
+#: The types of objects whose code has not begun to run: a handler that returns one did nothing.
 UNRUN = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
 
 #: Entered around each call of a handler, with its argument: a delivery, or a list of them.

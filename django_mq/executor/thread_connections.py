@@ -1,4 +1,4 @@
-"""What a call leaves on the connections of its thread, other than that of its message.
+"""Clean up the connections of a thread after a call, except that of its message.
 
 The next handlers of the thread get these connections: their writes would join an open transaction,
 and a setting such as `search_path` would lead them elsewhere.

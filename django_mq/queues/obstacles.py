@@ -23,9 +23,9 @@ from django_mq.store import row_holder
 from django_mq.store.ahead import ahead
 from django_mq.store.results import UNANSWERED
 
-#: What to do about messages that name a handler under its former name.
+#: Advice for messages that name a handler under its former name.
 RENAMED = "; if it was renamed, give it aliases=({!r},)"
-#: What to do about messages in a queue that their handler does not allow.
+#: Advice for messages in a queue that their handler does not allow.
 ALLOW = "; unless the queue is misspelt, allow it with @handler(..., queues=({!r},))"
 
 

@@ -15,7 +15,7 @@ from time import monotonic
 class Service:
     """The systemd unit of this process.
 
-    `watchdog` is the number of seconds between two WATCHDOG=1, half of what the unit asks for.
+    `watchdog` is the number of seconds between two WATCHDOG=1: half of the unit's WatchdogSec.
     """
 
     def __init__(self, address: str, watchdog: float | None = None) -> None:

@@ -1,8 +1,8 @@
 """The totals of the handlers of all processes, which the supervisor sums for Prometheus.
 
 Each process sends the totals since its start that have changed. Totals of processes that have ended
-are kept, so that no counter falls when a process is replaced. What a killed process counted after
-its last report is lost.
+are kept, so that no counter falls when a process is replaced. The counts of a killed process since
+its last report are lost.
 """
 
 from __future__ import annotations

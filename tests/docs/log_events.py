@@ -43,7 +43,7 @@ class Place:
 
 
 class Source:
-    """The calls of a package, by the name of what they call."""
+    """The calls of a package, by the name of the function they call."""
 
     def __init__(self, folder: Path) -> None:
         self.calls: dict[str, list[tuple[ast.Call, Place]]] = defaultdict(list)
@@ -191,7 +191,7 @@ def logged_events(folder: Path) -> set[tuple[str, str]]:
 
 
 def _name_of(function: ast.expr, place: Place) -> str:
-    """Return the last name of what is called; for `super().__init__`, the name of the base."""
+    """Return the last name of the called function; for `super().__init__`, the name of the base."""
     match function:
         case ast.Attribute(ast.Call(ast.Name("super")), "__init__") if place.class_:
             bases = place.class_.bases
