@@ -94,7 +94,7 @@ class QueueRow:
 
     @property
     def note(self) -> str:
-        """Return when the state ends, the blocking message, or the number of workers."""
+        """Return when the state ends, the blocking message, or how many workers serve the queue."""
         counts = self.counts
         if counts.paused:
             until = counts.paused_until
