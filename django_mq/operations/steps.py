@@ -44,9 +44,10 @@ def take_step(cursor: CursorWrapper) -> OperationStep | None:
     """Carry out a step of the oldest operation that no other worker has; None if there is none.
 
     The step runs in the caller's transaction. Each message is acted on at most once: the next step
-    begins behind the last id of this one. Raises StepRefused from a database error.
+    begins behind the last id of this one. An operation whose action this version does not know is
+    left to newer workers. Raises StepRefused from a database error.
     """
-    row = store.take(cursor)
+    row = store.take(cursor, CHANGES)
     if row is None:
         return None
     try:
@@ -72,7 +73,7 @@ def take_step(cursor: CursorWrapper) -> OperationStep | None:
 
 def fail_step(cursor: CursorWrapper, id: int, error: DatabaseError) -> None:
     """End an operation whose step the database refused, unless another worker has it."""
-    if row := store.take(cursor, id):
+    if row := store.take(cursor, CHANGES, id=id):
         text = f"{type(error).__name__}: {error}".splitlines()[0]  # the other lines quote rows
         end(cursor, row, "failed", error=text)
 

@@ -6,26 +6,29 @@ step, the step is rolled back and another worker repeats it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from django_mq.store import Cursor
 
 _OPEN = "o.state in ('waiting', 'running')"
 
+# During a deploy, an operation may have an action that only newer workers know.
+_KNOWN = f"{_OPEN} and o.action = any(%(actions)s::text[])"
+
 # An operation that a worker has locked is in progress.
 ANY_OPEN = f"""
 select o.id
   from django_mq_operation o
- where {_OPEN}
+ where {_KNOWN}
  limit 1
    for update skip locked
 """
 
 
-def any_open(cursor: Cursor) -> bool:
-    """Return whether there is an open operation that no worker is carrying out."""
-    cursor.execute(ANY_OPEN)
+def any_open(cursor: Cursor, actions: Collection[str]) -> bool:
+    """Return whether there is an open operation, of these actions, that no worker has locked."""
+    cursor.execute(ANY_OPEN, {"actions": list(actions)})
     return cursor.fetchone() is not None
 
 
@@ -43,16 +46,19 @@ class OperationRow(NamedTuple):
 TAKE = f"""
 select o.id, o.action, o.filter::text, o.last_id, o.after_id, o.user_id
   from django_mq_operation o
- where {_OPEN} and (%(id)s::bigint is null or o.id = %(id)s)
+ where {_KNOWN} and (%(id)s::bigint is null or o.id = %(id)s)
  order by o.id
  limit 1
    for update skip locked
 """
 
 
-def take(cursor: Cursor, id: int | None = None) -> OperationRow | None:
-    """Lock the oldest open operation that no other session has locked, or that with this id."""
-    cursor.execute(TAKE, {"id": id})
+def take(cursor: Cursor, actions: Collection[str], *, id: int | None = None) -> OperationRow | None:
+    """Lock the oldest open operation of these actions that no other session has locked.
+
+    `id`: lock the operation with this id, or none.
+    """
+    cursor.execute(TAKE, {"actions": list(actions), "id": id})
     row = cursor.fetchone()
     return None if row is None else OperationRow._make(row)
 

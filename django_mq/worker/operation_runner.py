@@ -12,6 +12,7 @@ from time import monotonic
 import psycopg
 
 from django_mq.executor.watchdog import Link
+from django_mq.operations.changes import CHANGES
 from django_mq.operations.steps import OperationStep, StepRefused, fail_step, take_step
 from django_mq.store import Cursor, operations
 from django_mq.worker.wakeable_thread import WakeableThread
@@ -54,7 +55,7 @@ class OperationRunner(WakeableThread):
         now = monotonic()
         if now >= self._poll_at and not self.busy():
             self._poll_at = now + self._poll_interval
-            if operations.any_open(cursor):
+            if operations.any_open(cursor, CHANGES):
                 self._wake.set()
         return max(0.0, self._poll_at - now) or self._poll_interval
 

@@ -19,6 +19,7 @@ from django_mq.operations import steps
 from django_mq.outbox import notify
 from django_mq.policy.message_filter import STATES, MessageFilter
 from django_mq.store import message_filters as filters
+from django_mq.store import operations
 from django_mq.worker.operation_runner import OperationRunner
 from tests.database import listening, second_connection
 from tests.rows import add, add_all, decide, insert_all, stored
@@ -219,6 +220,19 @@ def test_an_operation_that_the_database_refuses_fails_alone(monkeypatch):
     assert stored(bad).state == "failed"
     assert "division by zero" in bad.error
     assert (stored(good).state, good.done) == ("done", 1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_action_of_a_newer_version_is_left_to_its_workers(monkeypatch):
+    add(dead=-1)
+    newer = queues.operate("discard", everything=True)
+    known = queues.operate("requeue", everything=True)
+    monkeypatch.delitem(steps.CHANGES, "discard")
+    turn()
+    assert (stored(newer).state, stored(known).state, known.done) == ("waiting", "done", 1)
+    with connection.cursor() as cursor:
+        assert not operations.any_open(cursor, steps.CHANGES)
+        assert operations.any_open(cursor, ["discard"])
 
 
 @pytest.mark.django_db(transaction=True)
