@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 from django_mq.exceptions import InvalidHandler, InvalidName
@@ -85,10 +86,15 @@ def source_of(function: Callable[..., Any]) -> tuple[str, str, str, int] | None:
     They stay the same if the module is reloaded.
     """
     inner: Any = layers_of(function)[-1]
-    code = getattr(inner, "__code__", None)
+    code = code_of(function)
     if code is None:
         return None
     return inner.__module__, inner.__qualname__, code.co_filename, code.co_firstlineno
+
+
+def code_of(function: Callable[..., Any]) -> CodeType | None:
+    """Return the code of the innermost function; None if it is not Python."""
+    return getattr(layers_of(function)[-1], "__code__", None)
 
 
 def shown(function: object) -> str:

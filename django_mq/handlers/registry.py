@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
 from django_mq.exceptions import InvalidHandler
-from django_mq.handlers.callables import layers_of, shown, source_of
+from django_mq.handlers.callables import code_of, layers_of, shown, source_of
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.due_times import CatchUp, Overlap
 from django_mq.policy.routing import TASKS, RoutingTable
@@ -27,6 +27,8 @@ Match = Literal["all", "any"]
 REPLAY = "mq.replay_of"
 #: How many patterns an error text names.
 PATTERNS_IN_ERROR = 5
+#: The fields that decide which messages a handler gets, and in which queue.
+SUBSCRIPTION = ("patterns", "queue", "where", "match")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +109,8 @@ class Registry:
     def add(self, new: Handler) -> None:
         """Register `new`; raise InvalidHandler if one of its names is taken.
 
-        A handler from a reloaded module replaces the one from the same source line.
+        A handler from a reloaded module replaces the one from the same source line; a function that
+        a loop makes for other messages does not.
         """
         old = self._handlers.get(new.name)
         if old and any(old.function is layer for layer in layers_of(new.function)):
@@ -115,8 +118,7 @@ class Registry:
                 f"{new.name} is already a handler: give all its patterns to one @handler(...), or"
                 " give each @handler(...) a name=... of its own for a second subscription"
             )
-        source = source_of(new.function)
-        replaced = old if old and source and source == source_of(old.function) else None
+        replaced = old if old and _is_reloaded(old, new) else None
         for name in (new.name, *new.aliases):
             holder = self._by_name.get(name)
             if holder is not None and holder is not replaced:
@@ -145,6 +147,20 @@ class Registry:
         if table is None:
             table = self._table = RoutingTable(self.all())
         return table
+
+
+def _is_reloaded(old: Handler, new: Handler) -> bool:
+    """Return whether `new` is `old` from a module that was loaded again.
+
+    A loop or a factory also makes several functions at one source line, but from one code object;
+    loading a module compiles another one. The code of all tasks is that of their runner.
+    """
+    source = source_of(new.function)
+    if source is None or source != source_of(old.function):
+        return False
+    if not new.patterns or code_of(new.function) is not code_of(old.function):
+        return True
+    return all(getattr(new, name) == getattr(old, name) for name in SUBSCRIPTION)
 
 
 _registry = Registry()

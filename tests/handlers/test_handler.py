@@ -386,6 +386,37 @@ def test_a_reloaded_module_replaces_its_handler() -> None:
     assert handlers.get("after") is handlers.get("shop.handlers.reloaded")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        [{"patterns": ("shop.eu.placed",)}, {"patterns": ("shop.us.placed",)}],
+        [{"queue": "eu"}, {"queue": "us"}],
+        [{"where": {"region": "eu"}}, {"where": {"region": "us"}}],
+    ],
+    ids=repr,
+)
+def test_the_functions_of_a_loop_need_names_of_their_own(options: list[dict[str, Any]]) -> None:
+    def subscribe(patterns: tuple[str, ...] = ("shop.placed",), **rest: Any) -> None:
+        @handler(*patterns, **rest)
+        def on_order(delivery: Delivery) -> None: ...
+
+    subscribe(**options[0])
+    with pytest.raises(InvalidHandler, match="give one of them name="):
+        subscribe(**options[1])
+    subscribe(**options[1], name="on_order.us")
+    assert len(handlers.all_handlers()) == 2
+
+
+def test_the_same_subscription_of_one_function_replaces_itself() -> None:
+    def subscribe() -> None:
+        @handler("shop.placed", queue="mail", where={"tier": "gold"})
+        def on_order(delivery: Delivery) -> None: ...
+
+    subscribe()
+    subscribe()
+    assert len(handlers.all_handlers()) == 1
+
+
 def test_another_function_of_the_same_name_does_not_replace_it() -> None:
     run_module(SOURCE, "handlers.py")
     with pytest.raises(InvalidHandler, match="belongs to"):
