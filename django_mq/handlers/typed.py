@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_mq.exceptions import InvalidPayload, UnexpectedPayload, UnreadablePayload
-from django_mq.handlers.callables import layers_of, shown
+from django_mq.handlers.callables import shown
 from django_mq.messages import Delivery
 from django_mq.messages.adapters import is_supported
 from django_mq.messages.classes import MessageClass, message_class
@@ -185,14 +185,24 @@ def _accepted(deliveries: list[Delivery[Any]], classes: dict[str, MessageClass])
 
 
 def _innermost(function: Callable[..., Any]) -> tuple[Any, int]:
-    """Return the Python function that gets the delivery, and the index of its parameter."""
-    inner: Any = layers_of(function)[-1]
-    while isinstance(inner, functools.partial):
-        inner = layers_of(inner.func)[-1]
-    if not inspect.isroutine(inner):
-        inner = getattr(inner, "__call__", inner)  # noqa: B004  # the method that a call runs
-    is_bound = inspect.ismethod(inner)
-    return (inner.__func__, 1) if is_bound else (inner, 0)
+    """Return the Python function that gets the delivery, and the index of its parameter.
+
+    The object of a method and the arguments of a partial come before the delivery.
+    """
+    inner: Any = function
+    seen: list[object] = []
+    index = 0
+    while inner not in seen:
+        seen.append(inner)
+        if inspect.ismethod(inner):  # first, since it has the attributes of its function
+            inner, index = inner.__func__, index + 1
+        elif isinstance(inner, functools.partial):
+            inner, index = inner.func, index + len(inner.args)
+        elif (wrapped := getattr(inner, "__wrapped__", None)) is not None:
+            inner = wrapped
+        elif not inspect.isroutine(inner):
+            inner = getattr(inner, "__call__", inner)  # noqa: B004  # the method that a call runs
+    return inner, index
 
 
 def _annotation(function: Callable[..., Any]) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -124,6 +125,45 @@ def test_a_handler_is_called_with_json_of_its_class() -> None:
 
     deliver(refund, {"order_id": 7})
     assert got == [Cancelled(7)]
+
+
+def refund_by(mailer: str, event: Cancelled) -> tuple[str, Cancelled]:
+    return mailer, event
+
+
+def wrapping(function: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.wraps(function)(lambda *args: function(*args))
+
+
+class Refunds:
+    @wrapping
+    def refund(self, event: Cancelled) -> tuple[str, Cancelled]:
+        return "method", event
+
+    @wrapping
+    def __call__(self, event: Cancelled) -> tuple[str, Cancelled]:
+        return "instance", event
+
+    def refund_by(self, mailer: str, event: Cancelled) -> tuple[str, Cancelled]:
+        return mailer, event
+
+
+@pytest.mark.parametrize(
+    ("function", "mailer"),
+    [
+        (functools.partial(refund_by, "partial"), "partial"),
+        (wrapping(functools.partial(refund_by, "wrapped")), "wrapped"),
+        (functools.partial(wrapping(refund_by), "inside"), "inside"),
+        (functools.partial(Refunds().refund_by, "bound"), "bound"),
+        (Refunds().refund, "method"),
+        (Refunds(), "instance"),
+    ],
+)
+def test_the_annotation_is_that_of_the_argument_that_the_delivery_becomes(
+    function: Any, mailer: str
+) -> None:
+    handler("shop.orders.cancelled", name="refund")(function)
+    assert deliver("refund", {"order_id": 7}) == (mailer, Cancelled(7))
 
 
 def test_a_union_takes_several_types() -> None:
