@@ -134,7 +134,8 @@ class _Struct:
 
     def load(self, value: Any) -> Any:
         try:
-            return self._msgspec.convert(value, self._cls)
+            # JSON turns the keys of dict[int, ...] into text.
+            return self._msgspec.convert(value, self._cls, str_keys=True)
         except self._msgspec.ValidationError as error:
             problem, _, path = str(error).partition(" - at `$")
             path = path.rstrip("`").removeprefix(".")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -172,6 +173,24 @@ def test_classes_of_other_libraries(cls: Any) -> None:
     with pytest.raises(InvalidPayload, match=r"prices\[1\]"):
         found.load({**payload, "prices": ["1", "x"]}, 1)
     assert id_field in str(found.codec.schema())
+
+
+class ModelOfDict(pydantic.BaseModel):
+    lines: dict[int, str]
+
+
+class StructOfDict(msgspec.Struct):
+    lines: dict[int, str]
+
+
+@pytest.mark.parametrize("cls", [ModelOfDict, StructOfDict])
+def test_keys_that_json_writes_as_text_come_back(cls: Any) -> None:
+    message("a.b")(cls)
+    instance = cls(lines={1: "a"})
+    stored = json.loads(json.dumps(Message(instance).payload))
+    found = message_class(cls)
+    assert found is not None
+    assert found.load(stored, 1) == instance
 
 
 @pytest.mark.parametrize("cls", [Model, Struct])
