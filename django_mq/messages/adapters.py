@@ -88,8 +88,8 @@ class _Model:
         try:
             return self._cls.model_validate_json(json.dumps(value), strict=True)
         except ValueError as error:
-            if not hasattr(error, "errors"):
-                raise
+            if not hasattr(error, "errors"):  # JSON cannot have it: an integer of too many digits
+                raise Mismatch(f"is refused: {error}", redacted=("", "is refused")) from None
             first = error.errors(include_url=False, include_input=False)[0]
             redacted = self._redacted_path(first["loc"]), f"is refused: {first['type']}"
             raise Mismatch(
