@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from django_mq.messages.scalars import SCALARS, Mismatch, kind_of
+from django_mq.messages.scalars import SCALARS, Mismatch, kind_of, scalar_of
 
 
 class Unsupported(TypeError):
@@ -240,8 +240,8 @@ class CodecBuilder:
             return self.build(arguments[0])
         if hint in (Any, object):
             return _Anything()
-        if hint in SCALARS:
-            return SCALARS[hint]
+        if (scalar := scalar_of(hint)) is not None:
+            return scalar
         if isinstance(hint, type) and issubclass(hint, enum.Enum):
             return _Choice(hint)
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):

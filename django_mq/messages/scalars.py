@@ -212,3 +212,11 @@ SCALARS: dict[Any, Scalar] = {
         loaded=_read(UUID),
     ),
 }
+
+
+def scalar_of(hint: Any) -> Scalar | None:
+    """Return the codec of a type that is stored as a single value, None for any other type."""
+    try:
+        return SCALARS.get(hint)
+    except TypeError:  # it cannot be hashed: list[Annotated[int, []]]
+        return None

@@ -108,6 +108,7 @@ def there_and_back(hint: Any, value: Any) -> Any:
         (dict, {"a": 1}),
         (UserId, 5),
         (Annotated[int, "cents"], 5),
+        (list[Annotated[int, {"unit": "cents"}]], [5]),
         (Item, Item("box", parts=[Item("lid")])),
     ],
 )
