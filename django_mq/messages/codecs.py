@@ -175,6 +175,10 @@ class DataclassCodec:
             hints = typing.get_type_hints(self.cls, include_extras=True)
         except Exception as error:
             raise Unsupported(f"an annotation of {self.cls.__qualname__}: {error}") from error
+        for name, hint in hints.items():
+            if isinstance(hint, dataclasses.InitVar) and not hasattr(self.cls, name):
+                where = f"{self.cls.__qualname__}.{name}"
+                raise Unsupported(f"{where}: an InitVar is not stored, so it needs a default")
         for field in dataclasses.fields(self.cls):
             if not field.init:
                 continue

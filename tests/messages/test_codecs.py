@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Annotated, Any, Literal, NewType, Optional
@@ -53,6 +53,21 @@ class Positive:
 @dataclass
 class Odd:
     value: complex
+
+
+@dataclass
+class Seeded:
+    value: int
+    seed: InitVar[int]
+
+
+@dataclass(slots=True)
+class Scaled:
+    value: int
+    scale: InitVar[int] = 1
+
+    def __post_init__(self, scale: int) -> None:
+        self.value *= scale
 
 
 @dataclass
@@ -110,6 +125,7 @@ def there_and_back(hint: Any, value: Any) -> Any:
         (Annotated[int, "cents"], 5),
         (list[Annotated[int, {"unit": "cents"}]], [5]),
         (Item, Item("box", parts=[Item("lid")])),
+        (Scaled, Scaled(5)),
     ],
 )
 def test_values_come_back_equal(hint: Any, value: Any) -> None:
@@ -223,6 +239,7 @@ def test_unknown_fields_are_ignored_and_missing_ones_defaulted() -> None:
     [
         (Odd, "Odd.value"),
         (Unknown, "Nowhere"),
+        (Seeded, "Seeded.seed: an InitVar is not stored"),
         (set[int], "no JSON form"),
         (int | str, "no JSON form"),
         (dict[int, str], "keys"),
