@@ -150,7 +150,8 @@ def _handler(handler: Callable[..., Any] | str) -> Handler:
     found = [
         each
         for each in handlers.all_handlers()
-        if each.function is handler or handler in (each.name, *each.aliases)
+        # Each access to a method makes another bound method, which is only equal.
+        if each.function == handler or handler in (each.name, *each.aliases)
     ]
     if len(found) > 1:
         raise LookupError(

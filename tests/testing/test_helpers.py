@@ -184,6 +184,17 @@ class DeliverTest(TestCase):
         with pytest.raises(LookupError, match="several handlers: give one of the names two, one"):
             deliver(both)
 
+    def test_a_method_is_found(self) -> None:
+        class Mailer:
+            def send(self, delivery: Any) -> Any:
+                return delivery.payload["id"]
+
+        mailer = Mailer()
+        handler("test.one", name="method")(mailer.send)
+        assert deliver(mailer.send, {"id": 7}) == 7
+        with pytest.raises(LookupError, match="is not a handler"):
+            deliver(Mailer().send, {"id": 7})
+
     def test_errors_reach_the_caller_and_writes_are_undone(self) -> None:
         @handler("test.one", name="one")
         def one(delivery: Any) -> None:
