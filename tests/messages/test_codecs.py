@@ -134,6 +134,14 @@ def test_values_come_back_equal(hint: Any, value: Any) -> None:
     assert type(found) is type(value)
 
 
+class Day(date):
+    """As freezegun makes them."""
+
+
+def test_a_date_may_be_of_a_subclass() -> None:
+    assert there_and_back(date, Day(2026, 1, 1)) == date(2026, 1, 1)
+
+
 def test_a_float_comes_back_as_float_although_jsonb_reads_a_whole_number() -> None:
     found = CodecBuilder().build(float).load(10**16)
     assert (found, type(found)) == (1e16, float)
