@@ -6,8 +6,11 @@ from datetime import datetime
 from typing import Any
 
 from django_mq.conf.local_time import local
+from django_mq.policy.error_text import one_line
 from django_mq.policy.message_filter import TIMES
 
+#: The maximum number of bytes of all conditions.
+MAX_WORDS = 2000
 #: Conditions with values of payloads or metadata.
 _PRIVATE = ("at_path", "metadata")
 
@@ -21,7 +24,7 @@ def public_words(conditions: dict[str, Any]) -> str:
     'no filter'
     """
     shown = {name: "..." if name in _PRIVATE else each for name, each in conditions.items()}
-    return ", ".join(in_words(shown)) or "no filter"
+    return one_line(", ".join(in_words(shown)), MAX_WORDS) or "no filter"
 
 
 def in_words(conditions: dict[str, Any]) -> list[str]:

@@ -16,6 +16,8 @@ IN_FLIGHT = "in_flight"
 STATES = frozenset((IN_FLIGHT, "dead", "running", "leased", "blocked", "held", "expired"))
 STATES |= {"paused", "retrying", "delayed", "processable"}
 FINGERPRINT = re.compile("[0-9a-f]{16}")
+#: Any text of a row, on one line: order keys have spaces and emoji that `isprintable()` refuses.
+_TEXT = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*")
 #: Any smallint, although a message has a priority from -100 to 100.
 _PRIORITIES = range(-(2**15), 2**15)
 _TEXTS = (
@@ -128,8 +130,8 @@ def _fits(name: str, value: Any) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """Return whether `value` is text that PostgreSQL can store."""
-    return type(value) is str and "\x00" not in value and value.isprintable()
+    """Return whether `value` is text that PostgreSQL can store, without control characters."""
+    return type(value) is str and _TEXT.fullmatch(value) is not None
 
 
 def _plain(value: Any) -> Any:

@@ -16,8 +16,10 @@ from django_mq import queues
 from django_mq.executor.watchdog import Link
 from django_mq.models import FailedAttempt, Operation, QueuedMessage
 from django_mq.operations import steps
+from django_mq.operations.filter_words import public_words
 from django_mq.outbox import notify
 from django_mq.policy.message_filter import STATES, MessageFilter
+from django_mq.policy.names import check_key
 from django_mq.store import message_filters as filters
 from django_mq.store import operations
 from django_mq.worker.operation_runner import OperationRunner
@@ -395,6 +397,13 @@ def test_every_condition_narrows():
     assert matching(queues=()) == set()
 
 
+@pytest.mark.parametrize("key", ["a\u00a0b", "\U0001f469\u200d\U0001f4bb", "\u3000"], ids=ascii)
+def test_a_filter_has_every_key_that_a_message_can_have(key):
+    wanted = MessageFilter(key=check_key(key, "key"))
+    assert MessageFilter.from_json(wanted.as_json()) == wanted
+    assert len(public_words({"key": "a\u2028b"}).splitlines()) == 1  # it is logged
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -411,6 +420,8 @@ def test_every_condition_narrows():
         *({"path": each, "at_path": "1"} for each in (5, 1.5, True, {}, {"a": 1}, "payload")),
         {"path": [["payload"]], "at_path": "1"},
         {"type": "a\x00"},
+        {"key": "a\nb"},
+        {"key": "\ud800"},
         {"heads": False},
         {"else": 1},
         [],
