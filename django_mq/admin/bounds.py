@@ -179,8 +179,12 @@ class BoundedChangeList(ChangeList):
         ]
 
     def get_filters_params(self, params: Any = None) -> dict[str, Any]:
-        """Refuse NUL characters, which the database would refuse."""
+        """Leave out empty boxes; refuse NUL characters, which the database would refuse."""
         found: dict[str, Any] = super().get_filters_params(params)
+        for spec in self.list_filter:
+            name = getattr(spec, "parameter_name", "")
+            if getattr(spec, "ignores_empty", False) and found.get(name, [""])[-1] == "":
+                found.pop(name, None)
         if any("\x00" in value for values in found.values() for value in values):
             raise IncorrectLookupParameters
         return found

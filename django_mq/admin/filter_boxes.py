@@ -48,6 +48,8 @@ class BoxFilter(ExactFilter):
 
     template = "admin/django_mq/filter_box.html"
     hint: Any = ""
+    #: Its form sends an empty text for no filter; see `BoundedChangeList`.
+    ignores_empty = True
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return []
@@ -212,12 +214,19 @@ class FingerprintFilter(BoxFilter):
         return self.narrow(rows).filter(Exact(Subquery(newest.values("fingerprint")[:1]), value))
 
 
-class LastErrorFilter(BoxFilter):
-    """By the class of the last error, among those of the newest failed attempts.
+def read_error_class(text: str) -> str:
+    """Return `text` if it may be the name of a class; raises ValueError otherwise.
 
-    Only whole class names are compared: a prefix would reveal the text letter by letter to users
-    who may not see it.
+    Only whole names are compared with errors: a prefix would reveal their texts letter by letter to
+    users who may not see them.
     """
+    if _CLASS.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is not the class of an error")
+    return text
+
+
+class LastErrorFilter(BoxFilter):
+    """By the class of the last error, among those of the newest failed attempts."""
 
     title = "last error"
     parameter_name = "error_class"
@@ -229,6 +238,8 @@ class LastErrorFilter(BoxFilter):
         return self.offer(filter(None, set(newest.values_list("error_class", flat=True))))
 
     def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
-        if _CLASS.fullmatch(value) is None:
-            raise IncorrectLookupParameters
-        return rows.filter(Q(last_error=value) | Q(last_error__startswith=f"{value}: "))
+        try:
+            name = read_error_class(value)
+        except ValueError as error:
+            raise IncorrectLookupParameters(str(error)) from error
+        return rows.filter(Q(last_error=name) | Q(last_error__startswith=f"{name}: "))

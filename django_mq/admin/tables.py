@@ -43,7 +43,9 @@ class TableAdmin(ReadOnlyAdmin):
 
     def search_looks(self, term: str) -> bool:
         """Return whether no index serves a search for `term`."""
-        return bool(self.searched_texts) and not term.strip().startswith("#")
+        text = term.strip()
+        is_id = text.startswith("#") and id_of(text[1:]) is not None
+        return bool(self.searched_texts) and not is_id
 
     def found_by_index(self, request: HttpRequest, term: str) -> list[int]:
         """Return the keys of the rows that an index finds for `term`, the newest first."""

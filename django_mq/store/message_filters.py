@@ -55,8 +55,9 @@ _CONDITIONS = {
     "error_class": "(m.last_error = %(error_class)s"
     " or starts_with(m.last_error, %(error_class)s || ': '))",
     "worker": "(m.claimed_by = %(worker)s or starts_with(m.claimed_by, %(worker)s || ':'))",
-    "search": "(m.type = %(search)s or m.key = %(search)s or m.unique_id = %(search)s"
-    " or m.id::text = %(search)s)",
+    # As in the list, #7 is an id, or an order key.
+    "search": "(m.key = %(search)s or m.id::text = regexp_replace(%(search)s, '^#', '')"
+    " or (%(search)s !~ '^#[0-9]+$' and (m.type = %(search)s or m.unique_id = %(search)s)))",
     "since": "m.created_at >= %(since)s::timestamptz",
     "until": "m.created_at < %(until)s::timestamptz",
     "due_since": "m.processable_after >= %(due_since)s::timestamptz",

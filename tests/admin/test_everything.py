@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlencode
+
 import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
@@ -118,6 +120,64 @@ def test_the_list_and_the_operation_find_the_same(boss):
         shown = [each.pk for each in boss.get(f"{LIST}?{query}").context["cl"].result_list]
         assert (query, shown) == (query, [mine.pk])
         assert "1 message matches" in text(boss.get(everything("requeue", query)))
+
+
+ODD_KEYS = (" ", " k", "k ", "#k", "a\u00a0b", "\U0001f469\u200d\U0001f4bb")
+
+
+@pytest.mark.parametrize("key", ODD_KEYS, ids=ascii)
+def test_odd_keys_are_those_of_the_list(boss, key):
+    mine = add(key=key, dead=-5)
+    add(key="k", dead=-5), add(dead=-5)
+    for name in ("key", "q") if key.strip() == key else ("key",):
+        query = urlencode({"state": "dead", name: key})
+        shown = [each.pk for each in boss.get(f"{LIST}?{query}").context["cl"].result_list]
+        assert (query, shown) == (query, [mine.pk])
+        assert "1 message matches" in text(boss.get(everything("requeue", query)))
+    assert filter_of(QueryDict(urlencode({"key": key})), None, private=False).key == key
+    assert queues.operate("requeue", key=key).filter == {"key": key}
+
+
+@pytest.mark.parametrize(
+    "name", ["key", "type", "queue", "handler", "priority", "error_class", "fingerprint", "q"]
+)
+def test_an_empty_box_is_no_filter(boss, name):
+    """Its form sends the empty text, with which the list was empty and the operation was not."""
+    mine = add(type="a.b", dead=-5)
+    add(type="c.d", dead=-5)
+    query = f"state=dead&type=a.b&{name}=" if name != "type" else f"id={mine.pk}&type="
+    shown = [each.pk for each in boss.get(f"{LIST}?{query}").context["cl"].result_list]
+    assert shown == [mine.pk]
+    assert "1 message matches" in text(boss.get(everything("discard", query)))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "unique_id=",
+        "key__exact=",
+        "id=",
+        "key=a&key__exact=b",
+        "type__exact=a.*",
+        "claimed_by__exact=w",
+        "state__exact=dead",
+        "error_class=ValueError:%20no",
+    ],
+)
+def test_nothing_is_done_where_the_list_shows_less(boss, query):
+    """The last one would reveal whether a message has this error to users who may not see it."""
+    add(type="a.b", key="b", dead=-5, last_error="ValueError: no: really")
+    assert boss.get(everything("discard", f"queue=mail&{query}")).url == LIST
+
+
+def test_a_hash_before_a_number_is_an_id(boss):
+    other = add(key="1", dead=-5)
+    for key in (f"#{other.pk}", str(other.pk)):
+        add(key=key, dead=-5)
+    query = f"state=dead&q=%23{other.pk}"
+    shown = {each.key for each in boss.get(f"{LIST}?{query}").context["cl"].result_list}
+    assert shown == {"1", f"#{other.pk}"}
+    assert "2 messages match" in text(boss.get(everything("requeue", query)))
 
 
 def test_a_scoped_user_acts_on_their_queues_alone():
