@@ -19,7 +19,7 @@ from django_mq.admin.bounds import TookTooLong, writing
 from django_mq.admin.message_actions import MESSAGE_ACTIONS
 from django_mq.admin.texts import excerpt, moment_column, notes_below, titled, took, when
 from django_mq.models import Operation
-from django_mq.operations.filter_words import in_words
+from django_mq.operations.filter_words import in_words, without_values
 from django_mq.policy.column_bounds import id_of
 
 OPEN = ("waiting", "running")
@@ -50,6 +50,14 @@ class OperationAdmin(ReadOnlyAdmin):
             actions = self._may_cancel(request)
             for row in found.result_list:
                 row.is_cancellable = row.state in OPEN and row.action in actions
+                row.shows_values = self.may_see_payloads(request)
+        return found
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        """Return the operation; it knows whether the user may see values of payloads."""
+        found = super().get_object(request, object_id, from_field)
+        if found is not None:
+            found.shows_values = self.may_see_payloads(request)
         return found
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
@@ -91,7 +99,10 @@ class OperationAdmin(ReadOnlyAdmin):
 
     @admin.display(description="operation")
     def what(self, row: Operation) -> Any:
-        words = in_words(row.filter) if isinstance(row.filter, dict) else []
+        conditions = row.filter if isinstance(row.filter, dict) else {}
+        if not getattr(row, "shows_values", False):
+            conditions = without_values(conditions)
+        words = in_words(conditions)
         label = MESSAGE_ACTIONS[row.action].label
         notes = [excerpt(each) for each in words] or ["every message"]
         return titled(f"#{row.pk} {label}", *notes)

@@ -23,8 +23,16 @@ def public_words(conditions: dict[str, Any]) -> str:
     >>> public_words({})
     'no filter'
     """
-    shown = {name: "..." if name in _PRIVATE else each for name, each in conditions.items()}
-    return one_line(", ".join(in_words(shown)), MAX_WORDS) or "no filter"
+    return one_line(", ".join(in_words(without_values(conditions))), MAX_WORDS) or "no filter"
+
+
+def without_values(conditions: dict[str, Any]) -> dict[str, Any]:
+    """Return the conditions without values of payloads and metadata.
+
+    >>> without_values({"path": ["payload", "id"], "at_path": "7"})
+    {'path': ['payload', 'id'], 'at_path': '...'}
+    """
+    return {name: "..." if name in _PRIVATE else each for name, each in conditions.items()}
 
 
 def in_words(conditions: dict[str, Any]) -> list[str]:

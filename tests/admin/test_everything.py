@@ -203,6 +203,19 @@ def test_a_scoped_user_sees_operations_on_their_queues_alone(boss):
     assert isinstance(admin.site.get_model_admin(QueuedMessage), QueuedMessageAdmin)
 
 
+def test_only_users_who_may_see_payloads_see_the_values_of_a_filter(login):
+    add(payload={"card": "4111"}, dead=-1)
+    may = login(*VIEW, "requeue_message", "view_payload", "view_operation", name="m")
+    may_not = login(*VIEW, "requeue_message", "view_operation", name="n")
+    may.post(everything("requeue", "state=dead&q=payload.card:4111"))
+    queues.operate("requeue", metadata={"card": "4111"})
+    made = Operation.objects.earliest("pk")
+    for page in (url("operation"), url("operation", "change", made.pk)):
+        assert "at path 4111" in text(may.get(page))
+        assert "path payload.card" in text(may_not.get(page))
+        assert "4111" not in text(may_not.get(page))
+
+
 def test_the_heads_of_all_that_wait_become_an_operation(boss, login, monkeypatch):
     """By selecting all matching messages, and by the link in the list of blocked messages."""
     monkeypatch.setattr(actions, "MAX_MESSAGES", 3)
