@@ -8,19 +8,26 @@ from typing import Any, Literal, cast
 from asgiref.sync import sync_to_async
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.views.main import PAGE_VAR, ChangeList
+from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
 from django.db.models import Q, QuerySet, TextField
 from django.db.models.functions import Cast
-from django.http import Http404, HttpRequest, HttpResponseRedirect, StreamingHttpResponse
+from django.http import (
+    Http404,
+    HttpRequest,
+    HttpResponseRedirect,
+    QueryDict,
+    StreamingHttpResponse,
+)
 from django.http.response import HttpResponseBase
 from django.utils.text import slugify
 
 from django_mq.admin.base import ReadOnlyAdmin, own_page
 from django_mq.admin.bounds import limited_statements, redirects_on_timeout
 from django_mq.admin.export_files import DOCUMENTS, TYPES, as_csv, as_json, document
+from django_mq.admin.json_paths import read_path
 from django_mq.admin.windows import AFTER_PARAMETER
 from django_mq.conf.local_time import local, utc_now
 
@@ -66,7 +73,7 @@ class ExportAdmin(ReadOnlyAdmin):
         columns = self.exported + private
         rows = self._matching(request)
         what = "with payloads" if "payload" in columns else "without payloads"
-        filters = request.GET.urlencode() or "none"
+        filters = _public(request.GET).urlencode() or "none"
         name = str(self.opts.verbose_name_plural)
         note = f"Exported {name} as {kind}, {what}. Filters: {filters}."
         self.log_export(request, note)
@@ -104,6 +111,16 @@ class ExportAdmin(ReadOnlyAdmin):
         except IncorrectLookupParameters as error:  # the stock view of a list catches it
             raise BadRequest("A filter in the URL has a value that it cannot have.") from error
         return found
+
+
+def _public(query: QueryDict) -> QueryDict:
+    """Return the parameters of a list for the log, without a value of a payload."""
+    path = read_path(query.get(SEARCH_VAR, "").strip())
+    if path is None:
+        return query
+    shown = query.copy()
+    shown[SEARCH_VAR] = f"{'.'.join((path.column, *path.path))}:..."
+    return shown
 
 
 def exported(

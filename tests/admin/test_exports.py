@@ -87,6 +87,13 @@ def test_an_export_is_logged_with_its_filters(boss):
     assert LogEntry.objects.count() == 1
 
 
+def test_the_log_of_an_export_has_no_value_of_a_payload(boss):
+    add(payload={"card": "4111"})
+    assert len(export(boss, "csv", "?q=+payload.card:4111")) == 1
+    note = LogEntry.objects.get().change_message
+    assert note.endswith("Filters: q=payload.card%3A....")
+
+
 @pytest.mark.parametrize("query", ["priority=x", "fingerprint=x", "state=x", "id=x", "key=%00"])
 def test_a_filter_that_can_match_nothing_is_refused(boss, query):
     assert boss.post(f"{LIST}export/csv/?{query}").status_code == 400
