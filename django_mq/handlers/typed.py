@@ -43,13 +43,14 @@ class ArgumentSpec(NamedTuple):
 class TypedCall:
     """Calls a handler with instances of the message classes that its annotation names.
 
-    With `singly`, a delivery with wrong content fails alone, and is removed from the list.
+    In a list outside transactions, a delivery with wrong content fails alone, and is removed.
     """
 
-    def __init__(self, function: Callable[..., Any], *, batch: bool, singly: bool = False) -> None:
+    def __init__(self, function: Callable[..., Any], *, batch: bool, atomic: bool) -> None:
         self._function = function
         self._batch = batch
-        self._singly = singly
+        self._atomic = atomic
+        self._singly = batch and not atomic
 
     @functools.cached_property
     def takes(self) -> ArgumentSpec:
@@ -74,6 +75,10 @@ class TypedCall:
             instances = [_instance(each, classes) for each in deliveries] if classes else []
         if not wrapped:
             yield argument if not classes else instances if self._batch else instances[0]
+            return
+        if self._atomic:  # its on_commit hooks read the payload after the call
+            given = list(map(_with_payload, deliveries, instances))
+            yield given if self._batch else given[0]
             return
         for delivery, instance in zip(deliveries, instances, strict=True):
             delivery._payload = instance
@@ -102,7 +107,7 @@ def typed(
     ):
         return function
     kind = AsyncTypedCall if is_async else TypedCall
-    return kind(function, batch=batch, singly=batch and not atomic)
+    return kind(function, batch=batch, atomic=atomic)
 
 
 def refusal(handler: Handler, type: str, version: int) -> str:
@@ -164,6 +169,13 @@ def _instance(delivery: Delivery[Any], classes: dict[str, MessageClass]) -> Any:
         return found.load(delivery.raw, delivery.schema_version)
     except InvalidPayload as error:
         raise _unexpected(str(error), redacted_text=error._redacted_text) from error
+
+
+def _with_payload(delivery: Delivery[Any], instance: Any) -> Delivery[Any]:
+    """Return a delivery of the same message whose payload is `instance`."""
+    found: Delivery[Any] = Delivery(delivery._row, delivery._asked_at)
+    found._payload = instance
+    return found
 
 
 def _unexpected(text: str, *, redacted_text: str = "") -> UnexpectedPayload:

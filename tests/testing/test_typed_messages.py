@@ -116,6 +116,24 @@ def test_a_delivery_with_the_instance_as_payload() -> None:
     assert seen == [7]  # other code gets the JSON
 
 
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.django_db(transaction=True)
+def test_a_hook_after_the_commit_has_the_instance(batch: bool) -> None:
+    got: list[Any] = []
+
+    def later(delivery: Delivery[Placed]) -> None:
+        transaction.on_commit(lambda: got.append(delivery.payload))
+
+    def write_invoices(deliveries: list[Delivery[Placed]]) -> None:
+        for delivery in deliveries:
+            later(delivery)
+
+    handler("shop.orders.placed", batch=batch)(write_invoices if batch else later)
+    send(Placed(7))
+    assert drain() == 1
+    assert got == [Placed(7)]
+
+
 def test_a_handler_is_called_with_json_of_its_class() -> None:
     got: list[Any] = []
 
