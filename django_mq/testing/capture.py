@@ -49,11 +49,6 @@ class _Captured:
     def commit(self) -> None:
         self.committed = True
 
-    def is_kept(self) -> bool:
-        """Return whether the message is committed, or will be unless a block rolls back."""
-        hooks = [entry[1] for entry in self.connection.run_on_commit]
-        return self.committed or any(getattr(hook, "__self__", None) is self for hook in hooks)
-
 
 @dataclass(slots=True)
 class CapturedBroadcasts(Sequence[Broadcast]):
@@ -62,12 +57,16 @@ class CapturedBroadcasts(Sequence[Broadcast]):
     _captured: list[_Captured] = field(default_factory=list)
 
     def _kept(self, alias: str | None = None) -> list[Broadcast]:
-        """Return the broadcasts that are kept, on this alias if one is given."""
-        return [
-            each.broadcast
-            for each in self._captured
-            if alias in (None, each.connection.alias) and each.is_kept()
-        ]
+        """Return the broadcasts that are kept, on this alias if one is given.
+
+        They are committed, or will be unless a block rolls back.
+        """
+        chosen = [each for each in self._captured if alias in (None, each.connection.alias)]
+        open_ones = [each for each in chosen if not each.committed]
+        connections = {id(each.connection): each.connection for each in open_ones}
+        hooks = (entry[1] for each in connections.values() for entry in each.run_on_commit)
+        waiting = {id(getattr(hook, "__self__", None)) for hook in hooks}
+        return [each.broadcast for each in chosen if each.committed or id(each) in waiting]
 
     @overload
     def __getitem__(self, index: int) -> Broadcast: ...

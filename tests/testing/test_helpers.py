@@ -299,6 +299,22 @@ class CaptureTest(TestCase):
                 (n, ("one", "two")) for n in (0, 1, 2)
             ]
 
+    def test_many_messages_are_looked_up_together(self) -> None:
+        """Each one read all hooks of the transaction: 4,000 messages took 2.5 s."""
+
+        class Hooks(list[Any]):
+            reads = 0
+
+            def __iter__(self) -> Any:
+                self.reads += 1
+                return super().__iter__()
+
+        with capture_broadcasts() as broadcasts, transaction.atomic():
+            broadcast_many([Message("test.x", n) for n in range(20)])
+            connection.run_on_commit = hooks = Hooks(connection.run_on_commit)
+            assert len(broadcasts) == 20
+        assert hooks.reads == 1
+
     def test_it_ends_with_its_block(self) -> None:
         with capture_broadcasts() as broadcasts:
             pass
