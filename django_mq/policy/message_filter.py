@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from django_mq.policy.column_bounds import MAX_BIGINT
-from django_mq.values import in_utc
+from django_mq.values import in_utc, short_repr
 
 #: Both states in which a worker has a message.
 IN_FLIGHT = "in_flight"
@@ -73,7 +73,9 @@ class MessageFilter:
         for name in (*_TEXTS, *_IDS, *TIMES, *_OTHER_FIELDS):
             value = getattr(self, name)
             if value is not None and not _fits(name, value):
-                raise ValueError(f"{value!r} is not a {name} that a filter of messages can have")
+                raise ValueError(
+                    f"{short_repr(value)} is not a {name} that a filter of messages can have"
+                )
         if (self.path is None) is not (self.at_path is None):
             raise ValueError("a filter of messages has a path and the text at it, or neither")
 

@@ -25,6 +25,7 @@ from django_mq.queues.arguments import check_fingerprint, check_names, flag, sec
 from django_mq.queues.transactions import reading, writing
 from django_mq.store import select_messages as selection
 from django_mq.store.select_messages import Selection
+from django_mq.values import short_repr
 
 logger = logging.getLogger("django_mq")
 
@@ -248,5 +249,5 @@ def checked_ids(ids: Ids) -> list[int]:
     every = list(ids) if isinstance(ids, Iterable) else [ids]
     for each in every:
         if type(each) is not int or not 0 < each <= MAX_BIGINT:
-            raise ValueError(f"{each!r} is not the id of a message")
+            raise ValueError(f"{short_repr(each)} is not the id of a message")
     return sorted(set(every))

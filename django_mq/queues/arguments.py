@@ -12,7 +12,7 @@ from django_mq.policy.error_text import one_line
 from django_mq.policy.message_filter import FINGERPRINT
 from django_mq.policy.names import check_name
 from django_mq.store import schedules
-from django_mq.values import as_seconds, in_utc
+from django_mq.values import as_seconds, in_utc, short_repr
 
 #: A moment: aware, or seconds or a timedelta ago.
 Moment = datetime | timedelta | float
@@ -51,7 +51,7 @@ def operator_name(by: str) -> str:
     'ada\ufffd'
     """
     if not isinstance(by, str):
-        raise ValueError(f"by must be text, the name of an operator, not {by!r}")
+        raise ValueError(f"by must be text, the name of an operator, not {short_repr(by)}")
     return one_line(by, 150)
 
 
@@ -63,7 +63,7 @@ def whole_number(value: object, what: str, *, minimum: int = 1, maximum: int = M
     """
     if type(value) is not int or not minimum <= value <= maximum:
         raise ValueError(
-            f"{what} must be a whole number from {minimum} to {maximum:,}, not {value!r}"
+            f"{what} must be a whole number from {minimum} to {maximum:,}, not {short_repr(value)}"
         )
     return value
 
@@ -77,7 +77,7 @@ def seconds(value: float | timedelta, what: str) -> float:
     found = as_seconds(value)
     if found is None or found > MAX_SECONDS:
         raise ValueError(
-            f"{what} must be seconds or a timedelta, from 0 to 5,000 years, not {value!r}"
+            f"{what} must be seconds or a timedelta, from 0 to 5,000 years, not {short_repr(value)}"
         )
     return found
 
@@ -87,7 +87,9 @@ def check_moment(at: Moment, what: str) -> None:
     if not isinstance(at, datetime):
         seconds(at, what)
     elif at.utcoffset() is None:
-        raise ValueError(f"{what} must be an aware datetime, not {at!r}: use timezone.now()")
+        raise ValueError(
+            f"{what} must be an aware datetime, not {short_repr(at)}: use timezone.now()"
+        )
 
 
 def past_moment(alias: str, at: Moment, what: str) -> datetime:
@@ -111,7 +113,7 @@ def flag(value: object, what: str) -> bool:
     False
     """
     if not isinstance(value, bool):
-        raise ValueError(f"{what} must be True or False, not {value!r}")
+        raise ValueError(f"{what} must be True or False, not {short_repr(value)}")
     return value
 
 
@@ -119,6 +121,6 @@ def check_fingerprint(value: str) -> None:
     """Raise ValueError unless `value` can be a fingerprint."""
     if not isinstance(value, str) or not FINGERPRINT.fullmatch(value):
         raise ValueError(
-            f"{value!r} is not a fingerprint: mq_errors, queues.errors() and the page Errors show"
-            " those of the failed attempts, 16 hexadecimal digits each"
+            f"{short_repr(value)} is not a fingerprint: mq_errors, queues.errors() and the page"
+            " Errors show those of the failed attempts, 16 hexadecimal digits each"
         )

@@ -20,7 +20,7 @@ from django_mq.queues.arguments import MAX_SECONDS
 from django_mq.queues.transactions import wake, writing
 from django_mq.store import queue_backoff
 from django_mq.store import queues as store
-from django_mq.values import When, checked_when
+from django_mq.values import When, checked_when, short_repr
 
 logger = logging.getLogger("django_mq")
 
@@ -98,7 +98,7 @@ def limit(
     ):
         raise ValueError(
             f"max_in_flight must be a whole number from 0 to {MAX_IN_FLIGHT:,}, or None for the"
-            f" limit of the settings, not {max_in_flight!r}"
+            f" limit of the settings, not {short_repr(max_in_flight)}"
         )
     alias = alias_of(using)
     with writing(alias, dry_run=dry_run) as cursor:

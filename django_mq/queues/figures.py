@@ -14,6 +14,7 @@ from django_mq.queues.transactions import reading
 from django_mq.store import Cursor
 from django_mq.store import read_figures as store
 from django_mq.store.readers import prepare_to_read
+from django_mq.values import short_repr
 
 #: The longest span, in seconds, over which rates are computed.
 WINDOW = 300
@@ -82,7 +83,7 @@ def figures(
     cost grows with the number of rows: for an hour, one per minute, worker, queue and handler.
     """
     if not isinstance(span, str) or span not in SPANS:
-        raise ValueError(f"span must be hour, day or week, not {span!r}")
+        raise ValueError(f"span must be hour, day or week, not {short_repr(span)}")
     names = queue_names(queue)
     with reading(alias_of(using)) as cursor:
         prepare_to_read(cursor)

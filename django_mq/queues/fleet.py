@@ -21,6 +21,7 @@ from django_mq.queues.transactions import reading
 from django_mq.states import GONE_AFTER
 from django_mq.store import oldest_snapshot
 from django_mq.store.oldest_snapshot import HorizonHolder
+from django_mq.values import short_repr
 
 #: For how many seconds a worker has been silent. A number, because the driver reads intervals only
 #: in the server's default IntervalStyle.
@@ -109,7 +110,9 @@ def timings(*, worker: str | None = None, using: str | None = None) -> dict[str,
     messages without a handler, or with a handler unknown to their worker.
     """
     if worker is not None and not (isinstance(worker, str) and worker and worker.isprintable()):
-        raise ValueError(f"worker must be the id of a worker, as workers() has it, not {worker!r}")
+        raise ValueError(
+            f"worker must be the id of a worker, as workers() has it, not {short_repr(worker)}"
+        )
     beats = WorkerHeartbeat.objects.using(alias_of(using)).order_by("-last_seen", "pk")
     if worker is None:
         beats = beats.filter(last_seen__gt=Now() - GONE_AFTER)

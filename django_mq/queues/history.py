@@ -17,6 +17,7 @@ from django_mq.queues.actions import Changed, Ids, checked_ids, log_changed
 from django_mq.queues.arguments import Moment, check_moment, check_names, past_moment, whole_number
 from django_mq.queues.transactions import reading
 from django_mq.store import replay as store
+from django_mq.values import short_repr
 
 #: Messages that one statement reads or writes.
 CHUNK = 1000
@@ -146,7 +147,7 @@ def _pages(
 def _in_chain(correlation_id: str) -> Q:
     """Return the condition of a chain; the message that began it gave the chain its own id."""
     if not isinstance(correlation_id, str):
-        raise ValueError(f"correlation_id must be text, not {correlation_id!r}")
+        raise ValueError(f"correlation_id must be text, not {short_repr(correlation_id)}")
     found = Q(correlation_id=correlation_id.replace("\0", ""))
     if (id := id_of(correlation_id)) is not None:
         found |= Q(id=id)

@@ -22,6 +22,7 @@ from django_mq.queues.arguments import flag, operator_name, whole_number
 from django_mq.queues.transactions import writing
 from django_mq.store import message_filters as filters
 from django_mq.store import operations as store
+from django_mq.values import short_repr
 
 logger = logging.getLogger("django_mq")
 
@@ -95,7 +96,7 @@ def _checked_type(type: str) -> str:
 def _checked_user(user_id: object) -> str:
     text = str(user_id)
     if not text.isprintable():
-        raise ValueError(f"user_id must be the key of a user, not {text!r}")
+        raise ValueError(f"user_id must be the key of a user, not {short_repr(text)}")
     return text
 
 
@@ -107,9 +108,11 @@ def _chosen(
     Raises ValueError if there are several, or if the action does not apply.
     """
     if not isinstance(action, str) or action not in CHANGES:
-        raise ValueError(f"there is no action {action!r}; there are {', '.join(sorted(CHANGES))}")
+        raise ValueError(
+            f"there is no action {short_repr(action)}; there are {', '.join(sorted(CHANGES))}"
+        )
     if wanted is not None and not isinstance(wanted, MessageFilter):
-        raise ValueError(f"a filter of messages is a MessageFilter, not {wanted!r}")
+        raise ValueError(f"a filter of messages is a MessageFilter, not {short_repr(wanted)}")
     if wanted is not None and conditions != MessageFilter():
         raise ValueError("select messages by a filter, or by queue, state and so on, not both")
     chosen = wanted or conditions

@@ -56,6 +56,24 @@ def test_durations_that_the_server_can_count_with(age):
     assert not queues.purge(older_than=age, limit=2**63 - 1)
 
 
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (queues.cancel, "is not the id"),
+        (lambda value: queues.peek(limit=value), "limit must be"),
+        (lambda value: queues.purge(older_than=value), "older_than must be"),
+        (lambda value: queues.limit("mail", value), "max_in_flight must be"),
+        (lambda value: queues.errors(fingerprint=value), "is not a fingerprint"),
+        (lambda value: queues.operate("cancel", priority=value), "is not a priority"),
+        (queues.figures, "span must be"),
+    ],
+)
+def test_a_number_that_python_does_not_print_is_named_by_its_type(call, text):
+    with pytest.raises(ValueError, match=text) as caught:
+        call(10**5000)
+    assert "a value of type int" in str(caught.value)
+
+
 @pytest.mark.parametrize("waiting", [None, "no", "maybe", 0, 1])
 def test_purge_is_told_by_true_that_waiting_messages_go(waiting):
     """A text that the server reads as true would remove rows by mistake."""
