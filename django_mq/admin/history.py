@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import QuerySet
+from django.db.models import QuerySet, TextField
+from django.db.models.functions import Cast
 from django.http import HttpRequest, HttpResponse
 from django.template.defaultfilters import filesizeformat
 from django.utils.html import format_html
@@ -134,7 +135,9 @@ class HandledMessageAdmin(ExportAdmin, ReplayingAdmin):
 
     def _document(self, message: HandledMessage, column: str) -> Any:
         """Show a document with secrets hidden, or a note that it was not kept."""
-        rows = HandledMessage.objects.using(self.alias).filter(pk=message.pk)
-        if not rows.filter(**{f"{column}__isnull": False}).exists():
+        rows = HandledMessage.objects.using(self.alias)
+        rows = rows.filter(pk=message.pk, ended_at=message.ended_at)  # two may share an id
+        text = rows.values_list(Cast(column, TextField()), flat=True).first()
+        if text is None:
             return "Not kept: set history_payload for the queue or the handler."
-        return block(pretty(self.stored_json(message, column)))
+        return block(pretty(text))

@@ -37,6 +37,19 @@ def keep(id, *, hours=1, **given):
     )
 
 
+@pytest.mark.parametrize("hours", [(1, 2), (2, 1)])
+def test_of_two_messages_with_one_id_the_page_shows_one(login, hours):
+    """After a reset of the sequence. The content of the other may be of a queue not to be seen."""
+    for each in hours:
+        keep(7, hours=each, payload={"ended": f"{each} h ago"}, type=f"t{each}")
+    page = text(
+        login(*VIEW, "view_handledmessage", "view_payload").get(url("handledmessage", "change", 7))
+    )
+    assert "t1" in page
+    assert "1 h ago" in page
+    assert "2 h ago" not in page
+
+
 def replay(client, ids, **more):
     data = {"ids": ",".join(map(str, ids)), "confirmed": "yes", **more}
     return client.post(url("handledmessage", "replay"), data)
