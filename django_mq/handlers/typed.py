@@ -233,14 +233,18 @@ def _takes(function: Callable[..., Any], *, batch: bool) -> ArgumentSpec:
     listed = typing.get_origin(hint) is list
     if listed:
         [hint] = typing.get_args(hint)
-    wrapped = typing.get_origin(hint) is Delivery
-    if wrapped:
-        [hint] = typing.get_args(hint)
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    members = typing.get_args(hint) if is_union else (hint,)
+    members = _members(hint)
+    wrapped = all(typing.get_origin(each) is Delivery for each in members)
+    if wrapped:  # Delivery[A | B], or Delivery[A] | Delivery[B]
+        members = tuple(inner for each in members for inner in _members(*typing.get_args(each)))
     found = [message_class(each) for each in members]
     classes = {each.type: each for each in found if each is not None}
     if not classes and not any(isinstance(each, type) and is_supported(each) for each in members):
+        if any(map(_names_class, members)):
+            raise Unresolved(
+                f"the argument of {shown(function)} is annotated with {_resolved(function)}, which"
+                " no handler gets: use a message class, Delivery[...] or a list of them"
+            )
         return ArgumentSpec({}, False)
     for member, known in zip(members, found, strict=True):
         if known is None:
@@ -252,6 +256,16 @@ def _takes(function: Callable[..., Any], *, batch: bool) -> ArgumentSpec:
         one = " | ".join(each.cls.__qualname__ for each in classes.values())
         raise Unresolved(_contradiction(function, f"Delivery[{one}]" if wrapped else one, batch))
     return ArgumentSpec(classes, wrapped)
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the annotation itself."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
+def _names_class(hint: Any) -> bool:
+    return message_class(hint) is not None or any(map(_names_class, typing.get_args(hint)))
 
 
 def _contradiction(function: Callable[..., Any], one: str, batch: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -195,6 +195,19 @@ def test_a_union_takes_several_types() -> None:
         broadcast_many([Message(Placed(7)), Message(Cancelled(7))])
     assert drain() == 2
     assert got == [Placed(7), Cancelled(7)]
+
+
+@pytest.mark.parametrize(
+    "annotation", [Delivery[Placed | Cancelled], Delivery[Placed] | Delivery[Cancelled]], ids=str
+)
+def test_a_union_of_deliveries(annotation: Any) -> None:
+    def audit(delivery: Any) -> Any:
+        return delivery.payload
+
+    audit.__annotations__["delivery"] = annotation
+    handler("shop.orders.placed", "shop.orders.cancelled")(audit)
+    for instance in (Placed(7), Cancelled(7)):
+        assert deliver(audit, instance) == instance
 
 
 def test_a_renamed_type() -> None:
@@ -469,6 +482,25 @@ def test_annotations_that_contradict_batch(annotation: Any, batch: bool, text: s
     [(id, found)] = problems()
     assert id == "django_mq.E012"
     assert text in found
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [Delivery[Placed] | None, Sequence[Placed], Iterable[Delivery[Placed]], dict[str, Placed]],
+    ids=str,
+)
+@pytest.mark.parametrize("batch", [False, True])
+def test_an_annotation_that_has_a_class_elsewhere_is_refused(annotation: Any, batch: bool) -> None:
+    """The handler would get plain deliveries."""
+
+    def count(events: Any) -> None: ...
+
+    upcast("shop.orders.placed", 1)(lambda payload: payload)
+    count.__annotations__["events"] = annotation
+    handler("shop.orders.placed", batch=batch)(count)
+    [(id, found)] = problems()
+    assert id == "django_mq.E012"
+    assert "use a message class, Delivery[...] or a list of them" in found
 
 
 def test_lists_of_others_are_not_ours() -> None:
