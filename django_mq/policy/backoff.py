@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, cast
 
 from django_mq.exceptions import InvalidOption
+from django_mq.policy.error_text import one_line
 from django_mq.values import Seconds, as_seconds, short_repr
 
 #: Returns a number in [0, 1), like `random.random`; passed in, so that tests can choose it.
@@ -249,7 +250,7 @@ class RetryPolicy:
                 raise ValueError('its kind must be "exponential", "fixed" or "intervals"')
             return cls(attempts, _KINDS[kind](**numbers_of))
         except (TypeError, ValueError) as error:
-            raise ValueError(f"not a stored retry policy: {error}") from error
+            raise ValueError(f"not a stored retry policy: {one_line(str(error))}") from error
 
 
 def _intervals_of(seconds: object) -> Intervals:

@@ -201,6 +201,22 @@ def test_bad_data_raises_value_error_and_imports_nothing(data: object) -> None:
 
 
 @pytest.mark.parametrize(
+    "data",
+    [
+        {"kind": "fixed", "seconds": "x" * 10**6},
+        {"kind": "fixed", "seconds": 1, "forged\nERROR all is lost": 1},
+    ],
+    ids=["long", "lines"],
+)
+def test_the_error_about_bad_data_is_one_short_line(data: object) -> None:
+    """S13: other programs write rows, too, and a worker logs the error."""
+    with pytest.raises(ValueError, match="not a stored retry policy") as caught:
+        RetryPolicy.from_data(data)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
     ("make", "text"),
     [
         (lambda: RetryPolicy(max_attempts=0), "max_attempts must be 1 to"),
