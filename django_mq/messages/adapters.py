@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections import Counter
 from typing import Any, ClassVar, Protocol
 
 from django_mq.messages.codecs import Codec, CodecBuilder, Unsupported
@@ -62,11 +63,14 @@ class _Dataclass:
         self.dump = codec.dump
         self.load = codec.load
         self._schema = codec.schema
+        names = Counter(each.__qualname__ for each in self._codecs.dataclasses)
+        for each in self._codecs.dataclasses.values():
+            if names[each.schema_name] > 1:
+                each.schema_name = f"{each.cls.__module__}.{each.schema_name}"
 
     def schema(self) -> dict[str, Any]:
-        parts = {
-            cls.__qualname__: codec.definition() for cls, codec in self._codecs.dataclasses.items()
-        }
+        codecs = self._codecs.dataclasses.values()
+        parts = {each.schema_name: each.definition() for each in codecs}
         return {**self._schema(), "$defs": parts}
 
 

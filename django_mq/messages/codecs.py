@@ -167,6 +167,7 @@ class DataclassCodec:
 
     def __init__(self, cls: type) -> None:
         self.cls = cls
+        self.schema_name = cls.__qualname__  # a message may contain two classes of one name
         self._fields: dict[str, tuple[Codec, bool]] = {}
 
     def resolve(self, build: Callable[[Any], Codec]) -> None:
@@ -217,7 +218,7 @@ class DataclassCodec:
             raise Mismatch(f"{refused}: {error}", redacted=redacted) from error
 
     def schema(self) -> dict[str, Any]:
-        return {"$ref": f"#/$defs/{self.cls.__qualname__}"}
+        return {"$ref": f"#/$defs/{self.schema_name}"}
 
     def definition(self) -> dict[str, Any]:
         """Return the definition that `schema()` refers to."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Literal
@@ -156,6 +156,22 @@ def test_gaps_in_a_chain(versions: list[int], oldest: int, gap: int | None) -> N
     assert found is not None
     assert found.oldest == oldest
     assert found.gap(found.oldest) == gap
+
+
+def test_two_classes_of_one_name_have_two_schemas() -> None:
+    lines = [make_dataclass("Line", [(name, int)]) for name in ("order", "invoice")]
+    for each, module in zip(lines, ("shop.order", "shop.invoice"), strict=True):
+        each.__module__ = module
+    cls = make_dataclass("Both", [("first", lines[0]), ("second", list[lines[1]])])
+    message("a.b")(cls)
+    found = message_class(cls)
+    assert found is not None
+    schema = found.codec.schema()
+    assert sorted(schema["$defs"]) == ["Both", "shop.invoice.Line", "shop.order.Line"]
+    assert list(schema["$defs"]["shop.invoice.Line"]["properties"]) == ["invoice"]
+    fields = schema["$defs"]["Both"]["properties"]
+    assert fields["first"] == {"$ref": "#/$defs/shop.order.Line"}
+    assert fields["second"]["items"] == {"$ref": "#/$defs/shop.invoice.Line"}
 
 
 @pytest.mark.parametrize("cls", [Model, Struct])
