@@ -1,4 +1,4 @@
-"""Facts of the server that an installation depends on: indexes, rights, vacuum settings, limits."""
+"""Facts of the server: its encoding, indexes and rights, vacuum settings, limits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from django_mq.store import Cursor
+
+ENCODING = "select current_setting('server_encoding')"
+
+
+def encoding(cursor: Cursor) -> str:
+    """Return the encoding of the database, as in "UTF8"."""
+    cursor.execute(ENCODING)
+    (name,) = cursor.fetchone()
+    return str(name)
+
 
 INDEXES = """
 select asked.name, c.relname, i.indisvalid and i.indisready

@@ -25,7 +25,7 @@ from django_mq import handler, queues
 from django_mq.queues import doctor
 from django_mq.queues.doctor import Finding, examine, links, schedules, schema, upkeep
 from django_mq.queues.transactions import reading
-from django_mq.store import session_facts
+from django_mq.store import server_facts, session_facts
 from django_mq.store.limits import Limits
 from tests.database import second_connection
 from tests.queues.pooler import Pooler
@@ -96,7 +96,7 @@ class TestTheCommand:
         assert run_doctor("--ignore", "d003", "--ignore", "D020")[0] == 0
 
     def test_an_id_that_no_finding_has_is_an_error(self) -> None:
-        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D020") as raised:
+        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D021") as raised:
             run_doctor("--ignore", "d099", "--ignore", "D013", "--ignore", "x")
         assert raised.value.returncode == 2
 
@@ -294,6 +294,13 @@ def test_d012_clocks_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_facts, "time", lambda: 1_000_000_000.0)
     (text,) = found("D012")
     assert "ahead of this machine's" in text
+
+
+def test_d021_an_encoding_that_lacks_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found("D021") == []
+    monkeypatch.setattr(server_facts, "encoding", lambda _: "LATIN1")
+    (text,) = found("D021")
+    assert "encoding is LATIN1" in text
 
 
 class TestQueuesAndTypes:

@@ -30,6 +30,7 @@ EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
     ("migrations", schema.migrations),
     ("indexes", schema.indexes),
     ("rights", schema.rights),
+    ("the encoding", schema.encoding),
     ("open snapshots", upkeep.snapshots),
     ("replication slots", upkeep.slots),
     ("autovacuum", upkeep.autovacuum),

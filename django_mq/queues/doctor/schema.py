@@ -1,4 +1,4 @@
-"""Migrations, indexes and rights."""
+"""Migrations, indexes, rights and the encoding."""
 
 from __future__ import annotations
 
@@ -100,4 +100,22 @@ def rights(alias: str) -> Iterator[Finding]:
             text=f"This login lacks rights that a worker needs: {listed}.",
             hint="Grant them: see 'Database roles' in the documentation. Or run mq_doctor with the"
             " workers' login.",
+        )
+
+
+def encoding(alias: str) -> Iterator[Finding]:
+    """D021: the database cannot store every character.
+
+    A payload with another character aborts the producer's transaction, and an error text with one
+    cannot be stored. SQL_ASCII stores any bytes.
+    """
+    with short_cursor(alias) as cursor:
+        name = server_facts.encoding(cursor)
+    if name not in ("UTF8", "SQL_ASCII"):
+        yield Finding(
+            id="D021",
+            level="warning",
+            text=f"The database's encoding is {name}: it refuses messages and error texts with"
+            " characters that this encoding lacks.",
+            hint="Move the data to a database with the encoding UTF8, which Django expects too.",
         )
