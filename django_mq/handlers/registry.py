@@ -12,6 +12,8 @@ from datetime import timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
+from django.apps import apps
+
 from django_mq.exceptions import InvalidHandler
 from django_mq.handlers.callables import code_of, layers_of, shown, source_of
 from django_mq.policy.backoff import RetryPolicy
@@ -110,7 +112,7 @@ class Registry:
         """Register `new`; raise InvalidHandler if one of its names is taken.
 
         A handler from a reloaded module replaces the one from the same source line; a function that
-        a loop makes for other messages does not.
+        a loop makes for other messages, while the apps are loaded, does not.
         """
         old = self._handlers.get(new.name)
         if old and any(old.function is layer for layer in layers_of(new.function)):
@@ -153,12 +155,13 @@ def _is_reloaded(old: Handler, new: Handler) -> bool:
     """Return whether `new` is `old` from a module that was loaded again.
 
     A loop or a factory also makes several functions at one source line, but from one code object;
-    loading a module compiles another one. The code of all tasks is that of their runner.
+    loading a module compiles another one. The code of all tasks is that of their runner. Once the
+    apps are ready, tests make handlers by calling one helper again and again.
     """
     source = source_of(new.function)
     if source is None or source != source_of(old.function):
         return False
-    if not new.patterns or code_of(new.function) is not code_of(old.function):
+    if apps.ready or not new.patterns or code_of(new.function) is not code_of(old.function):
         return True
     return all(getattr(new, name) == getattr(old, name) for name in SUBSCRIPTION)
 

@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from django.apps import apps
 
 from django_mq import Delivery, InvalidHandler, RetryPolicy, fixed, handler, handlers
 from django_mq.conf import get_settings
@@ -395,7 +396,11 @@ def test_a_reloaded_module_replaces_its_handler() -> None:
     ],
     ids=repr,
 )
-def test_the_functions_of_a_loop_need_names_of_their_own(options: list[dict[str, Any]]) -> None:
+def test_the_functions_of_a_loop_need_names_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, options: list[dict[str, Any]]
+) -> None:
+    monkeypatch.setattr(apps, "ready", False)
+
     def subscribe(patterns: tuple[str, ...] = ("shop.placed",), **rest: Any) -> None:
         @handler(*patterns, **rest)
         def on_order(delivery: Delivery) -> None: ...
@@ -407,7 +412,11 @@ def test_the_functions_of_a_loop_need_names_of_their_own(options: list[dict[str,
     assert len(handlers.all_handlers()) == 2
 
 
-def test_the_same_subscription_of_one_function_replaces_itself() -> None:
+def test_the_same_subscription_of_one_function_replaces_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(apps, "ready", False)
+
     def subscribe() -> None:
         @handler("shop.placed", queue="mail", where={"tier": "gold"})
         def on_order(delivery: Delivery) -> None: ...
@@ -415,6 +424,16 @@ def test_the_same_subscription_of_one_function_replaces_itself() -> None:
     subscribe()
     subscribe()
     assert len(handlers.all_handlers()) == 1
+
+
+def test_a_helper_of_tests_may_subscribe_its_function_again() -> None:
+    for pattern in "shop.placed", "shop.paid":
+
+        @handler(pattern)
+        def on_order(delivery: Delivery) -> None: ...
+
+    [found] = handlers.all_handlers()
+    assert found.patterns == ("shop.paid",)
 
 
 def test_another_function_of_the_same_name_does_not_replace_it() -> None:
