@@ -12,6 +12,7 @@ from django_mq.policy.routing import TASKS, plain_types
 #: How similar a suggested name must be, from 0 to 1, and how many are suggested.
 CUTOFF, MAX_SUGGESTIONS = 0.7, 3
 IN_HANDLERS = "handlers are looked for in handlers.py of each installed app"
+OTHERWISE = " (handlers here take it only from other queues or with other metadata)"
 IN_TASKS = "tasks are looked for in tasks.py of each installed app and in OPTIONS['modules']"
 
 
@@ -38,9 +39,14 @@ def probable_types(type: str) -> list[str]:
 
 
 def nearest_types(type: str) -> str:
-    """Return a remark: similar types that handlers here take, and where handlers are looked for."""
-    searched = IN_TASKS if type.startswith(TASKS) else IN_HANDLERS
-    return _suggestion(type, _known_types(type), searched)
+    """Return a remark: similar types that handlers here take, and where handlers are looked for.
+
+    A type that handlers here take by name is spelled well, so nothing else was meant.
+    """
+    known = _known_types(type)
+    if type in known:
+        return OTHERWISE
+    return _suggestion(type, known, IN_TASKS if type.startswith(TASKS) else IN_HANDLERS)
 
 
 def _known_types(type: str) -> tuple[str, ...]:

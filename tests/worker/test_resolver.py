@@ -119,6 +119,15 @@ def test_a_held_message_names_what_may_have_been_meant() -> None:
     assert_held(named, "named shop.mial (did you mean shop.mail? handlers are looked for")
 
 
+def test_a_type_that_is_spelled_well_gets_no_other_suggestion() -> None:
+    subscribe("shop.orders.placed", "elsewhere", queue="elsewhere")
+    subscribe("shop.orders.placed", "gold", queue="mail", where={"tier": "gold"})
+    subscribe("shop.orders.places", "similar", queue="elsewhere")
+    message = add(type="shop.orders.placed")
+    assert sort() == []
+    assert_held(message, "in queue mail (handlers here take it only from other queues or with")
+
+
 def test_a_handler_does_not_run_in_a_queue_it_did_not_allow() -> None:
     """S32: a role that may insert into a low queue cannot trigger a privileged handler there."""
     subscribe("billing.#", "billing", queue="secure", queues=("audit",))
