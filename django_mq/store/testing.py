@@ -6,7 +6,8 @@ from datetime import datetime
 
 from django_mq.store import Cursor
 
-# One microsecond apart, all in the past, so that they keep their order.
+# One microsecond apart, all in the past, so that they keep their order. A message that is held was
+# held for longer by then: its next wait grows, until it is dead.
 MAKE_DUE = """
 with later as materialized (
     select m.id, row_number() over (order by m.processable_after desc, m.id desc) as ordinal
@@ -17,7 +18,8 @@ with later as materialized (
        and (%(until)s::timestamptz is null or m.processable_after <= %(until)s::timestamptz)
 )
 update django_mq_queuedmessage m
-   set processable_after = statement_timestamp() - later.ordinal * interval '1 microsecond'
+   set processable_after = statement_timestamp() - later.ordinal * interval '1 microsecond',
+       held_since = m.held_since - (m.processable_after - statement_timestamp())
   from later
  where m.id = later.id
 returning m.id

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
-from django.test import TestCase
+from django.test import TestCase, override_settings
 
 from django_mq import (
     InvalidName,
@@ -24,6 +24,7 @@ from django_mq.handlers import isolated
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.testing import assert_broadcast, capture_broadcasts, deliver, drain, due
 from testproject.shop.models import Product
+from tests.rows import add, stored
 
 
 def send(type: str, payload: Any = None, **options: Any) -> Any:
@@ -38,6 +39,14 @@ def _broadcast_and_fail() -> None:
 
 
 class DrainTest(TestCase):
+    def test_a_held_message_ages_by_the_time_that_due_skips(self) -> None:
+        message = add(handler="shop.renamed")
+        with override_settings(DJANGO_MQ={"HOLD_FOR": 60}):
+            for _ in range(8):  # waits of 1, 1, 2, 4, 8, 16 and 32 seconds, then it is dead
+                assert drain() == 0
+                due()
+        assert stored(message).state == "dead"
+
     def test_it_runs_what_is_due_and_what_that_broadcasts(self) -> None:
         """PMQ-19: it returns the number of processed messages, 0 for none."""
         seen = []
