@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_mq")
 
-#: Seconds after which a firewall may have dropped a silent connection. The worker's own statement
-#: then goes first, so that no handler meets the error.
+#: Seconds after which a firewall may have dropped a silent connection.
 STALE_AFTER = 60.0
 
 
@@ -101,6 +100,7 @@ class Session:
         """Return the driver's connection; connects if there is none."""
         if self.wrapper.connection is None:
             self.wrapper.ensure_connection()
+            self.record_activity()
         driver: psycopg.Connection[Any] = self.wrapper.connection
         return driver
 
@@ -211,9 +211,14 @@ class Session:
         """Note that the server has just answered."""
         self._active_at = monotonic()
 
-    def is_stale(self) -> bool:
-        """Return whether it has been silent for so long that it may have been cut unnoticed."""
-        return monotonic() - self._active_at > STALE_AFTER
+    def probe(self) -> None:
+        """Let the server answer if the connection has been silent for long; call it when idle.
+
+        It may have been cut unnoticed: then this meets the error, and no handler does.
+        """
+        if not self.borrowed and monotonic() - self._active_at > STALE_AFTER:
+            simple_query(self.connect(), "select 1")
+            self.record_activity()
 
     def is_alive(self) -> bool:
         """Return whether the connection survived the last error; if so, the server answered."""

@@ -31,7 +31,8 @@ class SliceBody:
 
     A delivery starts without a lock if its claim or renewal was requested less than `unlocked_for`
     seconds ago: no other worker can have taken the message by then. A batch starts without locks if
-    each of its deliveries may. `nested`: the transaction is a test's, and each row is locked first.
+    each of its deliveries may. `nested`: the transaction is a test's. On the connection of a test,
+    each row is locked first.
     """
 
     session: Session
@@ -50,7 +51,7 @@ class SliceBody:
             own_session=not self.session.borrowed,
             begin=lambda: self._begin_for_handler(state),
         )
-        always = self.nested or self.session.is_stale()
+        always = self.nested or self.session.borrowed
         leased_since = float("inf") if always else lease_clock() - self.unlocked_for
         if batch:
             self._run_batch(state, leased_since)

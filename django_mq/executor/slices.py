@@ -108,6 +108,7 @@ class SliceRunner:
             self._session.make_clean()
         try:
             state.driver = driver = self._session.connect()
+            self._session.probe()
             state.settings.update(slice_limits.of_server(driver.info.server_version))
             with self._session.block():
                 self._body.run(state)

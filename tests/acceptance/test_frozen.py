@@ -15,11 +15,11 @@ from tests.acceptance.processes import Worker
 SHORT = {"LEASE": 2, "POLL_INTERVAL": 0.5}
 
 
-@pytest.mark.parametrize("kind", ["call", "acall"])
+@pytest.mark.parametrize("kind", ["call", "acall", "late"])
 def test_a_zombie_outside_a_transaction_is_fenced(
     start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
 ) -> None:
-    """Guarantees 4, 5: `finish()` refuses, and only the other worker's effect is there."""
+    """Guarantees 4, 5, 6: the other takes it after the lease, and only its effect is there."""
     zombie = start(mq=SHORT)
     [id] = queue.send(kind, "m", gate="open{attempt}")
     zombie.until(witness.started, "it runs")

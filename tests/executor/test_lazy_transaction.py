@@ -10,8 +10,10 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import OperationalError, connection, transaction
+from psycopg.pq import TransactionStatus
 
 from django_mq import handler
+from django_mq.executor import session
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
 from tests.database import second_connection
@@ -102,6 +104,54 @@ def test_the_transaction_begins_as_the_alias_says(bench: Bench, level: str, word
     bench.run_all(bench.claim())
     assert seen[0] in words
     assert waiting() == set()
+
+
+def test_the_first_message_of_a_connection_is_not_locked(bench: Bench) -> None:
+    """Guarantee 6: a frozen worker then holds nothing but a lease."""
+    seen: list[Any] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        seen.append(bench.wrapper.__dict__["connection"].info.transaction_status)
+
+    add(handler="h")
+    bench.run_all(bench.claim())
+    assert seen == [TransactionStatus.IDLE]
+
+
+def test_a_silent_connection_is_probed_and_nothing_is_locked(
+    bench: Bench, sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None: ...
+
+    add(handler="h")
+    sent.start()
+    monkeypatch.setattr(session, "STALE_AFTER", -1.0)
+    bench.run_all(bench.claim())
+    probe, ack = sent.queries()
+    assert '"select 1"' in probe
+    assert "delete from django_mq_queuedmessage" in ack
+
+
+def test_no_handler_meets_the_error_of_a_connection_that_was_cut_unnoticed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        calls.append(delivery.attempt)
+        effect(delivery)
+
+    message = add(handler="h")
+    pid = bench.session.connect().info.backend_pid
+    with second_connection() as other:
+        other.execute("select pg_terminate_backend(%s, 10000)", [pid])
+    monkeypatch.setattr(session, "STALE_AFTER", -1.0)
+    bench.run_all(bench.claim())
+    assert (effects(), waiting(), attempts_of(message)) == ({message.pk}, set(), [])
+    assert calls == [1]
 
 
 # ---- users and others

@@ -170,7 +170,7 @@ class Bench:
         self.back: list[bool] = []
         self.runs: list[list[int]] = []
         self.session = Session(self.wrapper)
-        self.session.record_activity()
+        self.session.connect()
         context = run_context(ShortOutage(self.stopping), self._settled, lease=1000.0)
         self.settlement = Settlement(self.session, context)
         self.slices = SliceRunner(

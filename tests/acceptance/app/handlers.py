@@ -91,6 +91,14 @@ def gate(delivery: Any) -> None:
     witness().wait_at(gate_of(delivery))
 
 
+@handler("acceptance.late", queue="work", retry=SOON)
+def late(delivery: Any) -> None:
+    """Wait before the first use of the connection, then write."""
+    begin(delivery)
+    witness().wait_at(gate_of(delivery))
+    effect(delivery)
+
+
 @handler("acceptance.query", queue="work", timeout=1, retry=SOON)
 def query(delivery: Any) -> None:
     """Like `hang`, but inside a statement: the server is busy, and does not listen."""
