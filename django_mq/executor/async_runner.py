@@ -12,7 +12,7 @@ from typing import Any
 from django_mq.executor import reports
 from django_mq.executor.async_settler import AsyncSettler, StartAnswer
 from django_mq.executor.async_slots import Slots
-from django_mq.executor.call_timeout import CANCEL_SECONDS, LoopTimeout, wait_for_calls
+from django_mq.executor.call_timeout import CANCEL_SECONDS, LoopTimeout, own_cancel, wait_for_calls
 from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.leased_call import leased_call, result_of, split_started
@@ -183,9 +183,11 @@ class AsyncRunner(threading.Thread):
         error = asyncio.CancelledError("by another handler") if cancelled else call.exception()
         ended = call.result() if error is None else []
         # Cancelled by the drain it stays on the scoreboard, and the attempt counts.
-        if error is not None and not (cancelled and self._cancelling):  # the leases lapse
+        if error is not None and not (cancelled and self._cancelling):
             log_failure("executor_failed", error, "async runner failed")
-            ended = [Ended(task.delivery, Settled.LOST) for task in tasks]
+            begun = entries.limit is not None or not cancelled
+            settled = Settled.LOST if begun else Settled.RELEASED
+            ended = [Ended(task.delivery, settled) for task in tasks]
             entries.end()
         failed = any(each.settled is not ACKED for each in ended)
         self._slots.end(_fences(tasks), failed=failed)
@@ -252,12 +254,13 @@ class AsyncRunner(threading.Thread):
                 result = await result_of(tasks[0].handler.call, call)
         except BaseException as raised:
             kind = type(raised)  # not isinstance(), which reads the error's own `__class__`
-            if issubclass(kind, asyncio.CancelledError) and self._cancelling:
-                raise  # cancelled by the drain, not by the handler itself
+            if issubclass(kind, asyncio.CancelledError | GeneratorExit) and self._cancelling:
+                raise  # ended by the drain, not by the handler itself
             late = issubclass(kind, TimeoutError) and limit.expired()
             error = self._ended(tasks, raised) if late else raised
             if late:  # its blocking call goes on: the supervisor ends the process if that lasts
                 await self._thread.wait_for_calls(call.deliveries[0])
+        error = await own_cancel() or error
         seconds = perf_counter() - began
         if self._stopped:
             for task in tasks:

@@ -73,3 +73,18 @@ async def wait_for_calls(running: Collection[asyncio.Task[Any]], seconds: float 
             await asyncio.wait(set(running), timeout=deadline.remaining())
         if deadline.passed():
             return
+
+
+async def own_cancel() -> asyncio.CancelledError | None:
+    """Return the cancel of this task that asyncio has yet to raise, if there is one.
+
+    There is one if a handler has cancelled its own task and ended without waiting. At the end of
+    the task, asyncio would discard the outcome of the call for it.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError as error:
+            return error
+    return None

@@ -1,4 +1,4 @@
-"""A handler that cancels every task of the loop, as recipes for a clean exit do."""
+"""Handlers that cancel tasks of the loop: their own, or all, as recipes for a clean exit do."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 from django.test import override_settings
 
 from django_mq import handler
+from django_mq.models import FailedAttempt
 from django_mq.store import leases
 from tests.rows import insert_all
 from tests.waiting import until
-from tests.worker.conftest import PATIENCE, Running, waiting
+from tests.worker.conftest import PATIENCE, Running, Said, waiting
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -76,6 +77,48 @@ def test_nor_is_one_whose_task_has_not_begun(start: Start) -> None:
     until(lambda: not waiting(), seconds=20.0)
     assert running.worker._run is not None
     assert running.worker._run.parts.runner.room() == 100
+    running.stop()
+
+
+def test_a_message_whose_call_has_not_begun_runs_again_at_once_and_uncharged(
+    start: Start, said: Said
+) -> None:
+    """It was left to the end of its lease, and lost an attempt."""
+
+    @handler("#", queue="mail", name="cancels")
+    async def cancels(delivery: Any) -> None:
+        cancel_all_others()
+
+    @handler("#", queue="mail", name="neighbour")
+    async def neighbour(delivery: Any) -> None: ...
+
+    insert_all(
+        {"handler": name, "after": at} for name, at in (("cancels", -60), ("neighbour", -50))
+    )
+    running = start()
+    assert [each.attempt for each in said.wait("message_acked", 2)] == [1, 1]
+    running.stop()
+
+
+@pytest.mark.parametrize("error", [None, ValueError()], ids=repr)
+def test_a_handler_that_ends_with_a_cancel_of_its_own_has_failed(
+    start: Start, said: Said, error: Exception | None
+) -> None:
+    """Nothing was recorded: it ran again after its lease, and again."""
+
+    @handler("#", queue="mail", name="cancels")
+    async def cancels(delivery: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        if error is not None:
+            raise error
+
+    (id,) = insert_all([{"handler": "cancels", "max_attempts": 1}])
+    running = start()
+    said.wait("message_dead")
+    failed = FailedAttempt.objects.get(message_id=id)
+    assert failed.error_class.endswith("CancelledError")
     running.stop()
 
 
