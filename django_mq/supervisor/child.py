@@ -44,6 +44,8 @@ FIGURES = b"#"
 STOP = b"x"
 #: The first byte of a line with an order of an operator that the child carried out.
 ORDER = b"="
+#: The line in which a child says that it drains because of a signal, whoever sent that.
+TOLD = b"t"
 #: The maximum number of ids in a log line.
 MAX_IDS = 20
 
@@ -112,6 +114,7 @@ def _listen(worker: Worker, link: socket.socket, signals: StopSignals) -> None:
     while True:
         ready, _ = wait_ready([link.fileno(), signals.fileno()])
         if signals.fileno() in ready and signals.read():
+            _send(link, TOLD)
             worker.ask_to_stop()
         if link.fileno() in ready:
             try:

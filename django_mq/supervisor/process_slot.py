@@ -17,7 +17,7 @@ from django_mq.executor.scoreboard import Entry, MonitoredPart, Scoreboard
 from django_mq.messages import Fence
 from django_mq.policy.outcomes import was_stopped
 from django_mq.policy.stack import running_in
-from django_mq.supervisor.child import FAILED, FIGURES, GAVE_UP, GOODBYE, ORDER, STOP, encode
+from django_mq.supervisor.child import FAILED, FIGURES, GAVE_UP, GOODBYE, ORDER, STOP, TOLD, encode
 from django_mq.supervisor.send_buffer import SendBuffer
 from django_mq.supervisor.stack_file import StackFile
 from django_mq.supervisor.worker_figures import WorkerFigures
@@ -49,7 +49,7 @@ PART_NAMES = {
 class ProcessSlot:
     """A slot of the supervisor, and the process that has it now.
 
-    - `recycling`: the process is to be replaced because of its memory.
+    - `recycling`: the process drains, because of its memory or a signal, and is to be replaced.
     - `quiet`: an operator told it to claim nothing; so does the next process.
     - `leaving`: an operator told it to stop; the slot gets no new one.
     - `overran`: it is being ended for a handler that ran past its timeout, at `kill_at`, after it
@@ -154,6 +154,8 @@ class ProcessSlot:
         for line in lines:
             if line in (GOODBYE, GAVE_UP):
                 self.last_line = line
+            elif line == TOLD:
+                self.recycling = True
             elif line.startswith(FIGURES):
                 self.figures.take(line.removeprefix(FIGURES))
             elif line.startswith(STOP):

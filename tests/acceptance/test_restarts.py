@@ -204,6 +204,19 @@ def test_no_room_for_a_process_is_waited_out(
     assert worker.ends() == 0
 
 
+def test_a_child_that_somebody_else_stops_is_replaced(
+    start: Callable[..., Worker], queue: Queue
+) -> None:
+    """Such as earlyoom, which ends the largest process by SIGTERM. The worker ended, with 0."""
+    worker = start()
+    worker.kill_child(0, signal.SIGTERM)
+    worker.has_started(2)
+    queue.send("write", "m")
+    queue.wait_empty(worker)
+    worker.tell(signal.SIGTERM)
+    assert worker.ends() == 0
+
+
 def refusals(worker: Worker) -> list[str]:
     return re.findall(r"cannot start a worker process .*; trying again (in \d+ s)", worker.said())
 
