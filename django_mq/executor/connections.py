@@ -12,7 +12,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import Error as DjangoError
 from psycopg import sql
-from psycopg.pq import Format, TransactionStatus
+from psycopg.pq import Format, PipelineStatus, TransactionStatus
 
 from django_mq.executor.created_sessions import settings_of
 from django_mq.executor.simple_protocol import simple_query
@@ -107,6 +107,11 @@ def statement_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
 def is_idle(driver: psycopg.Connection[Any]) -> bool:
     """Return whether no transaction is open, and the next statement would begin none."""
     return driver.autocommit and driver.info.transaction_status == TransactionStatus.IDLE
+
+
+def is_in_pipeline(driver: psycopg.Connection[Any]) -> bool:
+    """Return whether a pipeline is open, in which no statement of ours would be carried out."""
+    return driver.info.pipeline_status != PipelineStatus.OFF
 
 
 def roll_back(driver: psycopg.Connection[Any]) -> None:

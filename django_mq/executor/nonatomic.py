@@ -9,14 +9,13 @@ from typing import Any
 
 import psycopg
 from asgiref.sync import async_to_sync
-from psycopg.pq import TransactionStatus
 
 from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import reports
 from django_mq.executor.call_timeout import EntryTimeout
 from django_mq.executor.calls import call as run_handler
 from django_mq.executor.calls import tidy_up
-from django_mq.executor.connections import drop_connection, roll_back
+from django_mq.executor.connections import drop_connection, is_idle, is_in_pipeline, roll_back
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.leased_call import LeasedCall, leased_call, split_started
 from django_mq.executor.outage import LOST
@@ -114,7 +113,7 @@ class NonAtomic:
             seconds = perf_counter() - began
             if self._left_transaction_open() and error is None:
                 error = HandlerBrokeTransaction(
-                    "the handler left a transaction open; it was rolled back"
+                    "the handler left a transaction or a pipeline open; it was rolled back"
                 )
         finally:
             self.session.link.lent = False
@@ -133,8 +132,7 @@ class NonAtomic:
         wrapper, driver = self.session.wrapper, self.session.wrapper.connection
         within = wrapper.in_atomic_block
         if driver is not None and not driver.closed and not within:
-            idle = driver.info.transaction_status == TransactionStatus.IDLE
-            if idle and driver.autocommit:
+            if is_idle(driver) and not is_in_pipeline(driver):
                 self.session.reset()
                 return False
             within = True

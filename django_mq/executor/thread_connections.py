@@ -17,7 +17,7 @@ from django.db.backends.signals import connection_created
 from psycopg.pq import TransactionStatus
 
 from django_mq.executor import created_sessions
-from django_mq.executor.connections import drop_connection, reset_session
+from django_mq.executor.connections import drop_connection, is_in_pipeline, reset_session
 from django_mq.store.driver import may_prepare
 
 
@@ -131,4 +131,5 @@ def _is_idle(wrapper: BaseDatabaseWrapper) -> bool:
     driver = wrapper.connection
     if wrapper.vendor != "postgresql" or driver is None or driver.closed:
         return wrapper.autocommit and not getattr(driver, "in_transaction", False)  # sqlite3's
-    return bool(driver.info.transaction_status == TransactionStatus.IDLE)
+    idle: bool = driver.info.transaction_status == TransactionStatus.IDLE
+    return idle and not is_in_pipeline(driver)

@@ -57,12 +57,23 @@ def autocommit_off() -> None:
     connections["other"].set_autocommit(False)
 
 
+def pipeline_left_open() -> None:
+    connections["other"].ensure_connection()
+    pipeline = connections["other"].connection.pipeline()
+    pipeline.__enter__()
+    kept.append(pipeline)
+
+
+#: The collector would close these.
+kept: list[object] = []
+
+
 def write(number: int) -> None:
     Product.objects.using("other").create(name=f"{number}", price=1)
 
 
 @pytest.mark.usefixtures("_other")
-@pytest.mark.parametrize("leave", [raw_begin, block_left_open, autocommit_off])
+@pytest.mark.parametrize("leave", [raw_begin, block_left_open, autocommit_off, pipeline_left_open])
 @pytest.mark.parametrize(
     "options", [{}, {"atomic": False}, {"batch": True}], ids=["atomic", "not atomic", "batch"]
 )

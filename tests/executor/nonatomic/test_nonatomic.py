@@ -127,8 +127,26 @@ def autocommit_off() -> None:
     connection.set_autocommit(False)
 
 
+def leave_pipeline_open() -> None:
+    connection.ensure_connection()
+    pipeline = connection.connection.pipeline()
+    pipeline.__enter__()
+    kept.append(pipeline)
+
+
+#: The collector would close these.
+kept: list[object] = []
+
+
 @pytest.mark.parametrize(
-    "leave", [leave_atomic_open, leave_atomic_open_and_close, raw_begin, autocommit_off]
+    "leave",
+    [
+        leave_atomic_open,
+        leave_atomic_open_and_close,
+        raw_begin,
+        autocommit_off,
+        leave_pipeline_open,
+    ],
 )
 def test_a_transaction_left_open_is_rolled_back_and_a_failure(
     nonatomic: NonAtomicBench, leave: Callable[[], None]
