@@ -126,13 +126,13 @@ def any_row_kept(ended: Sequence[Ended]) -> bool:
 def hold_delay(held_for: float | None) -> float:
     """Return the seconds to wait before a message held for `held_for` seconds is looked at again.
 
-    At first 1 s, then as long as the message has been held, so that waits double; at most 5
-    minutes.
+    At first 1 s, then 1 s more than the message has been held, so that waits double: 1, 2, 4 s
+    and so on; at most 5 minutes.
 
-    >>> hold_delay(None), hold_delay(1.0), hold_delay(3.1), hold_delay(9000.0)
-    (1.0, 1.0, 3.1, 300.0)
+    >>> hold_delay(None), hold_delay(1.0), hold_delay(3.0), hold_delay(9000.0)
+    (1.0, 2.0, 4.0, 300.0)
     """
-    return min(max(1.0, held_for or 0.0), MAX_HOLD)
+    return min(1.0 + max(0.0, held_for or 0.0), MAX_HOLD)
 
 
 def moment_or_delay(after: float | datetime) -> tuple[datetime | None, float]:
