@@ -7,7 +7,8 @@ from datetime import datetime
 from django_mq.store import Cursor
 
 # One microsecond apart, all in the past, so that they keep their order. A message that is held was
-# held for longer by then: its next wait grows, until it is dead.
+# held for longer by then: its next wait grows, until it is dead. No worker holds it for more than 5
+# minutes at a time.
 MAKE_DUE = """
 with later as materialized (
     select m.id, row_number() over (order by m.processable_after desc, m.id desc) as ordinal
@@ -19,7 +20,8 @@ with later as materialized (
 )
 update django_mq_queuedmessage m
    set processable_after = statement_timestamp() - later.ordinal * interval '1 microsecond',
-       held_since = m.held_since - (m.processable_after - statement_timestamp())
+       held_since = m.held_since
+                  - least(m.processable_after - statement_timestamp(), interval '5 minutes')
   from later
  where m.id = later.id
 returning m.id

@@ -245,15 +245,6 @@ def test_held_for_too_long_is_dead(settings: Any, said: Said) -> None:
     assert 40 < wait <= 52  # as long again as it has been held, and 1 s
 
 
-@pytest.mark.parametrize(("held", "wait"), [(-1, 2), (-3, 4), (-7, 8)])
-def test_each_wait_is_twice_the_one_before(held: int, wait: int) -> None:
-    """1 s, 2 s, 4 s: a row met when its first wait is over has been held for 1 s."""
-    message = add(type="a", held=held)
-    assert sort() == []
-    found = (stored(message).processable_after - timezone.now()).total_seconds()
-    assert wait - 0.5 < found < wait + 0.5
-
-
 def test_waits_double(said: Said) -> None:
     message = add(type="a")
     assert sort() == []
