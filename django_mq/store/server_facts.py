@@ -1,4 +1,4 @@
-"""Facts of the server: its encoding, indexes and rights, vacuum settings, limits."""
+"""Facts of the server: its encoding and read-only mode, indexes and rights, vacuum, limits."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ def encoding(cursor: Cursor) -> str:
     cursor.execute(ENCODING)
     (name,) = cursor.fetchone()
     return str(name)
+
+
+READ_ONLY = "select pg_is_in_recovery(), current_setting('default_transaction_read_only')::bool"
+
+
+def read_only(cursor: Cursor) -> tuple[bool, bool]:
+    """Return whether the server is a standby, and whether transactions begin read only."""
+    cursor.execute(READ_ONLY)
+    is_standby, by_default = cursor.fetchone()
+    return is_standby, by_default
 
 
 INDEXES = """

@@ -96,7 +96,7 @@ class TestTheCommand:
         assert run_doctor("--ignore", "d003", "--ignore", "D020")[0] == 0
 
     def test_an_id_that_no_finding_has_is_an_error(self) -> None:
-        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D021") as raised:
+        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D022") as raised:
             run_doctor("--ignore", "d099", "--ignore", "D013", "--ignore", "x")
         assert raised.value.returncode == 2
 
@@ -301,6 +301,17 @@ def test_d021_an_encoding_that_lacks_characters(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(server_facts, "encoding", lambda _: "LATIN1")
     (text,) = found("D021")
     assert "encoding is LATIN1" in text
+
+
+def test_d022_read_only_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found("D022") == []
+    with connection.cursor() as cursor:
+        cursor.execute("set local default_transaction_read_only = on")
+    (text,) = found("D022")
+    assert "default_transaction_read_only" in text
+    monkeypatch.setattr(server_facts, "read_only", lambda _: (True, False))
+    (text,) = found("D022")
+    assert "standby" in text
 
 
 class TestQueuesAndTypes:

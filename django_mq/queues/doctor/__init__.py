@@ -31,6 +31,7 @@ EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
     ("indexes", schema.indexes),
     ("rights", schema.rights),
     ("the encoding", schema.encoding),
+    ("read-only sessions", schema.read_only),
     ("open snapshots", upkeep.snapshots),
     ("replication slots", upkeep.slots),
     ("autovacuum", upkeep.autovacuum),

@@ -1,4 +1,4 @@
-"""Migrations, indexes, rights and the encoding."""
+"""Migrations, indexes, rights, the encoding and read-only sessions."""
 
 from __future__ import annotations
 
@@ -118,4 +118,26 @@ def encoding(alias: str) -> Iterator[Finding]:
             text=f"The database's encoding is {name}: it refuses messages and error texts with"
             " characters that this encoding lacks.",
             hint="Move the data to a database with the encoding UTF8, which Django expects too.",
+        )
+
+
+def read_only(alias: str) -> Iterator[Finding]:
+    """D022: nothing can be written: no message is stored, and no worker claims any."""
+    with short_cursor(alias) as cursor:
+        is_standby, by_default = server_facts.read_only(cursor)
+    if is_standby:
+        yield Finding(
+            id="D022",
+            level="error",
+            text="The server is a standby, which is read only.",
+            hint="Connect to the primary, for example with target_session_attrs=read-write in"
+            f" OPTIONS of {alias!r}.",
+        )
+    elif by_default:
+        yield Finding(
+            id="D022",
+            level="error",
+            text="Transactions of this login are read only: default_transaction_read_only is on.",
+            hint="Turn it off where it is set: for the role, the database or the server, or in"
+            f" OPTIONS of {alias!r}.",
         )
