@@ -66,7 +66,7 @@ def test_what_could_not_be_settled_lapses(
 
     failed = fail_once(monkeypatch, owner, name)
     first, second = add(handler="h", key=key), add(handler="h", key=key)
-    running = start(async_slots=1, batch_size=1)
+    running = start(async_slots=1 if key is None else 2)  # the next of the key waits here
     until(lambda: failed)
 
     def ended() -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -10,7 +12,7 @@ import pytest
 from django.test import override_settings
 
 from django_mq import handler
-from django_mq.executor.async_settler import AsyncSettler
+from django_mq.executor.async_settler import LOCKED_PAUSE, AsyncSettler
 from django_mq.executor.nonatomic import NonAtomic
 from django_mq.executor.tasks import Task
 from django_mq.models import FailedAttempt
@@ -96,6 +98,37 @@ def test_it_does_not_hold_up_other_coroutines(
     locking.before(monkeypatch, AsyncSettler, "start_leases")
     insert_all({"handler": "h", "key": key} for key in "abc")  # of a line: leases come first
     check(start(), locking, ran)
+
+
+def test_it_is_looked_at_again_after_a_pause_whatever_else_is_locked(
+    start: Start, locking: Locking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Further messages whose rows are locked do not put off the next look, nor hasten it."""
+    ran: list[int] = []
+    looks: list[float] = []
+    loop = asyncio.new_event_loop()
+    real = AsyncSettler._start_all
+
+    def start_all(self: AsyncSettler, tasks: list[Task]) -> Any:
+        started = real(self, tasks)
+        if len(tasks) > 1:
+            looks.append(monotonic())
+        if len(looks) < 3:  # another one comes meanwhile
+            self.start_leases(tasks[:1], asyncio.Future(loop=loop))
+        return started
+
+    @handler("#", queue="mail", name="h")
+    async def h(delivery: Any) -> None:
+        ran.append(delivery.id)
+
+    locking.before(monkeypatch, AsyncSettler, "start_leases")
+    monkeypatch.setattr(AsyncSettler, "_start_all", start_all)
+    insert_all([{"handler": "h", "key": "a"}])
+    running = start()
+    until(lambda: len(looks) >= 3, "the locked message is looked at", seconds=MOMENT)
+    assert looks[2] - looks[1] >= LOCKED_PAUSE
+    check(running, locking, ran)
+    loop.close()
 
 
 @override_settings(DJANGO_MQ={"POLL_INTERVAL": 0.1})
