@@ -87,6 +87,17 @@ def test_it_counts_once_a_second(clock: Clock, django_assert_num_queries: Any) -
         send()
 
 
+def test_an_old_count_admits_nothing(clock: Clock) -> None:
+    """Other processes have broadcast since."""
+    send()
+    add()
+    add()
+    send()  # the fourth, admitted by the count
+    clock.now += 1.1
+    with pytest.raises(BroadcastBusy):
+        send()
+
+
 def in_block() -> None:
     with transaction.atomic():
         send()
@@ -167,7 +178,8 @@ def test_a_transaction_that_added_rows_is_refused_by_what_is_there_now() -> None
 
 @pytest.mark.parametrize("refused", [False, True])
 @pytest.mark.django_db(transaction=True)
-def test_rows_that_were_rolled_back_refuse_nothing(refused: bool) -> None:
+def test_rows_that_were_rolled_back_refuse_nothing(clock: Clock, refused: bool) -> None:
+    clock.ticking = 0.001  # the count before them may refuse for a moment
     with contextlib.suppress(ZeroDivisionError), transaction.atomic():
         broadcast_many([Message("a.b", queue="mail")] * 3)
         if refused:
@@ -264,15 +276,32 @@ def test_other_queues_pay_nothing(django_assert_num_queries: Any) -> None:
         send(queue="other")
 
 
+@contextlib.contextmanager
+def testcase() -> Iterator[None]:
+    """The block of a TestCase, whose messages are rolled back, and one in it."""
+    test = transaction.atomic()
+    test._from_testcase = True
+    with test:
+        with transaction.atomic():
+            yield
+        transaction.set_rollback(True)
+
+
 def test_a_count_ends_with_the_test_that_it_was_made_in() -> None:
-    """A TestCase's messages are rolled back, and the clock may not have moved since."""
+    """The clock may not have moved since."""
     for _ in range(2):
-        test = transaction.atomic()
-        test._from_testcase = True
-        with test:
-            with transaction.atomic():
-                for _ in range(3):
-                    send()
-                with pytest.raises(BroadcastBusy):
-                    send()
-            transaction.set_rollback(True)
+        with testcase():
+            for _ in range(3):
+                send()
+            with pytest.raises(BroadcastBusy):
+                send()
+
+
+def test_the_count_of_one_test_admits_nothing_in_the_next() -> None:
+    with testcase():
+        send()
+    with testcase():
+        for _ in range(3):
+            add()
+        with pytest.raises(BroadcastBusy):
+            send()

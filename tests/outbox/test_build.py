@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.db import transaction
 
-from django_mq import Delivery, broadcast_many, handler, handlers
+from django_mq import (
+    Delivery,
+    InvalidOption,
+    RetryPolicy,
+    broadcast,
+    broadcast_many,
+    handler,
+    handlers,
+)
 from django_mq.conf import get_settings
 from django_mq.messages import Message
 from django_mq.models import QueuedMessage
@@ -46,3 +56,38 @@ def test_the_same_type_with_other_metadata_is_another_route() -> None:
     assert [each.copies[0].handler for each in receipts] == ["gold", "", "gold", ""]
     stored = QueuedMessage.objects.order_by("id").values_list("metadata__tier", flat=True)
     assert list(stored) == tiers
+
+
+OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"after": 60}, "processable_after"),
+    ({"expires": 60}, "expires_at"),
+    ({"retry": RetryPolicy(max_attempts=3)}, "max_attempts"),
+    ({"key": "k"}, "key"),
+    ({"unique_id": "u"}, "unique_id"),
+    ({"priority": 1}, "priority"),
+    ({"schema_version": 2}, "schema_version"),
+    ({"queue": "mail"}, "queue"),
+]
+
+
+@pytest.mark.parametrize(("options", "column"), OPTIONS, ids=[column for _, column in OPTIONS])
+def test_the_same_type_with_an_option_is_another_row(options: dict[str, Any], column: str) -> None:
+    with transaction.atomic():
+        broadcast_many([Message("t"), Message("t"), Message("t", **options)])
+    first, second, third = QueuedMessage.objects.order_by("id").values_list(column, flat=True)
+    assert first == second != third
+
+
+@pytest.mark.parametrize("options", [{"priority": False}, {"schema_version": True}])
+def test_a_route_that_is_known_does_not_excuse_a_bad_option(options: Any) -> None:
+    with transaction.atomic():
+        broadcast("t")
+        with pytest.raises(InvalidOption):
+            broadcast("t", **options)
+
+
+def test_other_settings_are_other_routes(settings: Any) -> None:
+    for queue in ("first", "second"):
+        settings.DJANGO_MQ = {"DEFAULT_QUEUE": queue}
+        with transaction.atomic():
+            assert broadcast("t").copies[0].queue == queue
