@@ -12,6 +12,7 @@ import pytest
 
 from django_mq import Delivery, RetryPolicy, fixed, handler, message
 from django_mq.messages import classes
+from django_mq.models import Result
 from django_mq.signals import message_acked
 from tests.rows import add, stored
 from tests.waiting import until
@@ -89,6 +90,15 @@ def test_a_timeout_charges_those_without_an_answer(start: Start) -> None:
     assert start(until_empty=True).join()
     assert [stored(each).attempts for each in messages] == [1, 0, 1]
     assert attempts_of(messages[0]) == ["django_mq.policy.outcomes.TimedOut"]
+
+
+@BOTH
+def test_a_result_is_stored_for_those_that_want_one(start: Start, is_async: bool) -> None:
+    on(len, is_async=is_async)
+    add(handler="h", after=-60)
+    second = add(handler="h", wants_result=True)
+    assert start(until_empty=True).join()
+    assert list(Result.objects.values_list("pk", "value")) == [(second.pk, 2)]
 
 
 @BOTH

@@ -89,14 +89,25 @@ def test_a_drain_of_a_test_has_no_floor(settings: Any) -> None:
     assert stored(message).dead_reason == "exhausted"
 
 
-def test_a_snooze_may_signal_queue_backoff(start: Start, said: Said, settings: Any) -> None:
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_snooze_may_signal_queue_backoff(
+    start: Start, said: Said, settings: Any, listed: bool
+) -> None:
     """Snooze(backoff=True): no attempt is used, and the fleet eases off."""
     backoff = {"multiplier": 1000, "maximum": 1000, "jitter": 0}
     settings.DJANGO_MQ = {"LEASE": 300, "QUEUES": {"mail": {"backoff": backoff}}}
 
-    @handler("#", queue="mail", name="h")
-    def h(delivery: Delivery) -> None:
-        raise Snooze(3600, backoff=True)
+    if listed:
+
+        @handler("#", queue="mail", name="h", batch=True, atomic=False)
+        def together(deliveries: list[Delivery]) -> None:
+            deliveries[0].snooze(3600, backoff=True)
+
+    else:
+
+        @handler("#", queue="mail", name="h")
+        def h(delivery: Delivery) -> None:
+            raise Snooze(3600, backoff=True)
 
     message = add(handler="h")
     running = start()

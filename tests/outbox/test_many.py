@@ -72,19 +72,19 @@ def test_what_is_no_message_is_refused() -> None:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("by", ["rows", "size"])
+@pytest.mark.parametrize("by", ["rows", "size", "unique"])
 def test_an_iterator_is_read_in_chunks(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory stays constant: stored messages are dropped before more are read."""
-    monkeypatch.setattr(chunks, "CHUNK_ROWS" if by == "rows" else "CHUNK_SIZE", 100)
-    payload = "x" * (0 if by == "rows" else 8)  # plus the two quotes
-    per_chunk = 100 if by == "rows" else 9  # each row has {} as its metadata
+    monkeypatch.setattr(chunks, f"CHUNK_{by.upper()}", 100)
+    payload = "x" * (8 if by == "size" else 0)  # plus the two quotes
+    per_chunk = 9 if by == "size" else 100  # each row has {} as its metadata
     stored_when_read = []
 
     def messages() -> Iterator[Message]:
-        for _ in range(3 * per_chunk + 1):
+        for n in range(3 * per_chunk + 1):
             # Queries of the generator run between the COPYs, on the same connection.
             stored_when_read.append(QueuedMessage.objects.count())
-            yield Message("a", payload)
+            yield Message("a", payload, unique_id=str(n) if by == "unique" else None)
 
     with transaction.atomic():
         receipt = broadcast_many(messages())

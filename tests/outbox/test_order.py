@@ -110,9 +110,10 @@ def send(queue: str, key: str | None = None, **options: Any) -> Callable[[], Any
         (send("keys", "k"), send("keys", "k", unique_id="u")),
         (send("keys", "k", unique_id="u"), send("keys", "k")),
         (send("both"), send("both", "k")),
+        (send("both"), send("both")),
         (send("both", "k"), send("both", "other")),
     ],
-    ids=["key", "unique-second", "unique-first", "ordered", "ordered-keys"],
+    ids=["key", "unique-second", "unique-first", "ordered", "same-route", "ordered-keys"],
 )
 def test_ids_rise_in_the_order_of_commits(
     pool: ThreadPoolExecutor, first: Callable[[], Any], second: Callable[[], Any]

@@ -87,6 +87,15 @@ def test_what_is_rolled_back_does_not_ring(bell: Listener, change: str) -> None:
     assert stored(follower).blocked_by is not None
 
 
+@pytest.mark.parametrize("after", [0, 3600])
+def test_a_debounce_that_makes_a_message_due_rings(bell: Listener, after: float) -> None:
+    first_of_a_key()
+    bell.heard()
+    with transaction.atomic():
+        broadcast("a.b", unique_id="u", on_duplicate="debounce", after=after)
+    assert bell.heard() == ([] if after else [""])
+
+
 def test_a_blocked_message_that_leaves_its_key_rings(bell: Listener) -> None:
     """The message itself is due."""
     first = add(handler="h", type="a.b", key="k", after=3600)

@@ -15,6 +15,9 @@ from django_mq.executor.nonatomic import NonAtomic
 from django_mq.executor.scoreboard import ExecutorEntries, Scoreboard
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
+from django_mq.executor.tasks import Task
+from django_mq.store import claim_keyed
+from django_mq.store.claim import Lane
 from tests.database import second_connection
 from tests.worker.conftest import Bench, ShortOutage, run_context
 
@@ -37,6 +40,20 @@ class NonAtomicBench(Bench):
             entries=ExecutorEntries(self.scoreboard, 0, 200),
             settlement=Settlement(self.session, context),
         )
+
+    def claim_with_keys(self) -> list[Task]:
+        """Claim the due messages, several of a key, in the order of their ids."""
+        with second_connection() as other:
+            claimed = claim_keyed.claim(
+                other.cursor(),
+                lanes=[Lane("mail", 0)],
+                claimer="bench:1",
+                lease=60.0,
+                limit=10,
+                max_bytes=1 << 20,
+                skip_dead=False,
+            )
+        return sorted(map(self.task, claimed.rows), key=lambda task: task.delivery.id)
 
     def go(self) -> list[bool]:
         """Claim the due messages and run them; return whether each was started."""

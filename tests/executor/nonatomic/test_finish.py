@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from django_mq import LeaseLost
 from django_mq.models import FailedAttempt
+from tests.database import listening
 from tests.executor.nonatomic.conftest import NonAtomicBench, on, take_over
 from tests.rows import add, stored
 from tests.worker.conftest import PATIENCE, Said, attempts_of, effect, effects, waiting
@@ -178,6 +179,24 @@ def test_finish_twice_is_refused(nonatomic: NonAtomicBench) -> None:
     add(handler="h")
     nonatomic.go()
     assert seen == ["refused"]
+
+
+@pytest.mark.parametrize(("given", "rings"), [({}, 0), ({"key": "k"}, 1), ({"ordered": True}, 1)])
+def test_the_next_of_a_line_need_not_wait_for_the_rest_of_the_handler(
+    nonatomic: NonAtomicBench, given: dict[str, Any], rings: int
+) -> None:
+    heard: list[int] = []
+
+    @on()
+    def h(delivery: Any) -> None:
+        with listening() as listener:
+            with delivery.finish():
+                pass
+            heard.append(len(listener.heard()))
+
+    add(handler="h", **given)
+    assert nonatomic.nonatomic.run(nonatomic.claim_with_keys())
+    assert heard == [rings]
 
 
 def test_finish_inside_a_block_is_refused(nonatomic: NonAtomicBench) -> None:

@@ -11,9 +11,6 @@ from django.db import connection
 from django_mq import Delivery, LeaseLost, Reject, Retry, RetryPolicy, Snooze, fixed
 from django_mq.executor.scoreboard import Entry
 from django_mq.models import QueuedMessage
-from django_mq.store import claim_keyed
-from django_mq.store.claim import Lane
-from tests.database import second_connection
 from tests.executor.nonatomic.conftest import NonAtomicBench, on, take_over
 from tests.rows import add, stored
 from tests.worker.conftest import Said, add_many, attempts_of, waiting
@@ -111,6 +108,21 @@ def test_an_error_ends_those_without_an_answer(
     assert attempts_of(messages[1]) == []
 
 
+def test_nothing_behind_one_that_does_not_start_runs(nonatomic: NonAtomicBench) -> None:
+    lists: list[list[int]] = []
+
+    @batch()
+    def h(deliveries: list[Delivery]) -> None:
+        lists.append([each.id for each in deliveries])
+
+    messages = [add(handler="h", key=key) for key in "abab"]
+    tasks = nonatomic.claim_with_keys()
+    take_over(messages[1].pk)
+    assert nonatomic.nonatomic.run(tasks)
+    assert lists == [[messages[0].pk, messages[2].pk]]
+    assert attempts_left(messages) == {1: 2, 3: 0}
+
+
 def test_one_that_is_not_acked_releases_its_followers(nonatomic: NonAtomicBench) -> None:
     """They have run, but must follow it: they run again, without using an attempt."""
 
@@ -119,17 +131,7 @@ def test_one_that_is_not_acked_releases_its_followers(nonatomic: NonAtomicBench)
         deliveries[1].fail(ValueError())
 
     messages = [add(handler="h", key=key) for key in "abab"]
-    with second_connection() as other:
-        claimed = claim_keyed.claim(
-            other.cursor(),
-            lanes=[Lane("mail", 0)],
-            claimer="bench:1",
-            lease=60.0,
-            limit=10,
-            max_bytes=1 << 20,
-            skip_dead=False,
-        )
-    tasks = sorted(map(nonatomic.task, claimed.rows), key=lambda task: task.delivery.id)
+    tasks = nonatomic.claim_with_keys()
     assert len(tasks) == 4
     assert nonatomic.nonatomic.run(tasks)
     assert attempts_left(messages) == {1: 1, 3: 0}
