@@ -277,7 +277,7 @@ def test_other_queues_pay_nothing(django_assert_num_queries: Any) -> None:
 
 
 @contextlib.contextmanager
-def testcase() -> Iterator[None]:
+def in_testcase() -> Iterator[None]:
     """The block of a TestCase, whose messages are rolled back, and one in it."""
     test = transaction.atomic()
     test._from_testcase = True
@@ -290,7 +290,7 @@ def testcase() -> Iterator[None]:
 def test_a_count_ends_with_the_test_that_it_was_made_in() -> None:
     """The clock may not have moved since."""
     for _ in range(2):
-        with testcase():
+        with in_testcase():
             for _ in range(3):
                 send()
             with pytest.raises(BroadcastBusy):
@@ -298,9 +298,9 @@ def test_a_count_ends_with_the_test_that_it_was_made_in() -> None:
 
 
 def test_the_count_of_one_test_admits_nothing_in_the_next() -> None:
-    with testcase():
+    with in_testcase():
         send()
-    with testcase():
+    with in_testcase():
         for _ in range(3):
             add()
         with pytest.raises(BroadcastBusy):
