@@ -183,6 +183,38 @@ def test_e009_router_is_at_odds_with_itself(add_alias: AddAlias) -> None:
     assert "Result, UniqueKey to 'other'" in error.msg
 
 
+class Migrations:
+    """Allows migrations of django_mq in the named aliases only."""
+
+    def __init__(self, *aliases: str) -> None:
+        self.aliases = aliases
+
+    def allow_migrate(self, db: str, app_label: str, **hints: object) -> bool | None:
+        return db in self.aliases if app_label == "django_mq" else None
+
+
+def test_e009_router_creates_the_tables_elsewhere(add_alias: AddAlias) -> None:
+    """Guarantee 12."""
+    add_alias("other", NAME="other")
+    with override_settings(DATABASE_ROUTERS=[Migrations("other")]):
+        (error,) = found()
+    assert error.id == "django_mq.E009"
+    assert "QueuedMessage" in error.msg
+    assert "in 'other', but not in 'default'" in error.msg
+    with override_settings(DATABASE_ROUTERS=[Migrations("other"), Router("other")]):
+        assert ids() == ["W001"]
+    with override_settings(DATABASE_ROUTERS=[Migrations("default", "other")]):
+        assert ids() == []
+
+
+def test_migrations_may_run_past_a_pooler_or_by_another_project(add_alias: AddAlias) -> None:
+    add_alias("direct")
+    with override_settings(DATABASE_ROUTERS=[Migrations("direct")]):
+        assert ids() == []
+    with override_settings(DATABASE_ROUTERS=[Migrations()]):
+        assert ids() == []
+
+
 def test_e013_nobody_commits(add_alias: AddAlias) -> None:
     add_alias("manual", AUTOCOMMIT=False)
     assert ids() == []

@@ -10,14 +10,13 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Any
 
-from django.apps import apps
 from django.conf import settings as django_settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, connections, router
+from django.db import DatabaseError, connections
 from django.utils.version import get_version_tuple
 
-from django_mq.checks import message_classes, misspelt  # noqa: F401  (they register checks)
+from django_mq.checks import message_classes, misspelt, routers  # noqa: F401  (they register)
 from django_mq.checks.registering import TAG, CheckMessages, check
 from django_mq.conf import Settings, alias_of, find_errors, is_postgresql
 from django_mq.handlers import all_handlers, allowed_queues
@@ -107,24 +106,6 @@ def check_encoder(settings: Settings, databases: Collection[str]) -> CheckMessag
     except ImproperlyConfigured as error:
         hint = "Set ENCODER to the dotted path of a JSONEncoder class."
         yield checks.Error(str(error), hint=hint, id="django_mq.E008")
-
-
-@check(TAG)
-def check_router(settings: Settings, databases: Collection[str]) -> CheckMessages:
-    """E009: the router sends some of our tables to another database than the messages."""
-    elsewhere: dict[str, list[str]] = defaultdict(list)
-    for model in apps.get_app_config("django_mq").get_models():
-        elsewhere[router.db_for_write(model)].append(model.__name__)
-    home = alias_of()
-    elsewhere.pop(home, None)
-    for alias, models in sorted(elsewhere.items()):
-        yield checks.Error(
-            f"The database router writes {', '.join(models)} to {alias!r},"
-            f" but messages are stored in {home!r}.",
-            hint="Route the whole app django_mq to one alias, and set DATABASE to that alias or"
-            " None.",
-            id="django_mq.E009",
-        )
 
 
 @check(TAG)
