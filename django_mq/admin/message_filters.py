@@ -37,7 +37,7 @@ MOMENTS = {
 #: Columns for which an operation also compares beginnings, or values that are computed.
 INEXACT = frozenset(("state", "type", "claimed_by"))
 #: Parameters that the list ignores while they are empty.
-OPTIONAL = frozenset(
+OPTIONAL = MOMENTS.keys() | frozenset(
     ("handler", "type", "key", "queue", "priority", "error_class", "fingerprint", "claimed_by", "q")
 )
 #: The parameter for an action on the heads of the listed messages.
@@ -61,7 +61,7 @@ def filter_of(query: QueryDict, allowed: Collection[str] | None, *, private: boo
         text = texts[-1]
         if name in (*MOMENTS, "q"):
             text = text.strip()
-        if name in NON_FILTER_PARAMETERS or (not text and name in (*OPTIONAL, *MOMENTS)):
+        if name in NON_FILTER_PARAMETERS or (not text and name in OPTIONAL):
             continue
         more = _conditions(name, text, now, private=private)
         if more.keys() & found.keys():

@@ -47,10 +47,10 @@ class OperationAdmin(ReadOnlyAdmin):
         """Return the list; each row knows whether the user may cancel it."""
         found = super().get_changelist_instance(request)
         if request.method == "GET":
-            actions = self._may_cancel(request)
+            actions, shows_values = self._may_cancel(request), self.may_see_payloads(request)
             for row in found.result_list:
                 row.is_cancellable = row.state in OPEN and row.action in actions
-                row.shows_values = self.may_see_payloads(request)
+                row.shows_values = shows_values
         return found
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:

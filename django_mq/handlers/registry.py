@@ -112,7 +112,7 @@ class Registry:
         """Register `new`; raise InvalidHandler if one of its names is taken.
 
         A handler from a reloaded module replaces the one from the same source line; a function that
-        a loop makes for other messages, while the apps are loaded, does not.
+        a loop makes for other messages does not, while the apps are loading.
         """
         old = self._handlers.get(new.name)
         if old and any(old.function is layer for layer in layers_of(new.function)):

@@ -44,7 +44,7 @@ FIGURES = b"#"
 STOP = b"x"
 #: The first byte of a line with an order of an operator that the child carried out.
 ORDER = b"="
-#: The line in which a child says that it drains because of a signal, whoever sent that.
+#: The line by which a child says that it drains because of a signal, whoever sent it.
 TOLD = b"t"
 #: The maximum number of ids in a log line.
 MAX_IDS = 20

@@ -13,7 +13,7 @@ from django.test import RequestFactory
 
 from django_mq import queues
 from django_mq.admin import OperationAdmin, QueuedMessageAdmin, actions
-from django_mq.admin.message_filters import filter_of
+from django_mq.admin.message_filters import MOMENTS, OPTIONAL, filter_of
 from django_mq.models import FailedAttempt, Operation, QueuedMessage
 from django_mq.operations.steps import take_step
 from django_mq.store import message_filters as filters
@@ -294,3 +294,12 @@ def test_errors_are_linked_from_the_overview_and_the_index(boss, login):
 def test_errors_need_the_right_to_see_attempts(login):
     client = login("view_queuedmessage")
     assert client.get(url("failedattempt", "errors")).status_code == 403
+
+
+def test_the_list_and_an_operation_ignore_the_same_empty_boxes() -> None:
+    boxes = {
+        each.parameter_name
+        for each in QueuedMessageAdmin.list_filter
+        if getattr(each, "ignores_empty", False)
+    }
+    assert {*boxes, *MOMENTS, "q"} == OPTIONAL

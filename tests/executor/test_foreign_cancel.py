@@ -61,29 +61,10 @@ def test_a_message_that_waits_for_its_lease_is_not_held_for_ever(
     running.stop()
 
 
-@SHORT
-def test_nor_is_one_whose_task_has_not_begun(start: Start) -> None:
-    @handler("#", queue="mail", name="cancels")
-    async def cancels(delivery: Any) -> None:
-        cancel_all_others()
-
-    @handler("#", queue="mail", name="neighbour")
-    async def neighbour(delivery: Any) -> None: ...
-
-    insert_all(
-        {"handler": name, "after": at} for name, at in (("cancels", -60), ("neighbour", -50))
-    )
-    running = start()
-    until(lambda: not waiting(), seconds=20.0)
-    assert running.worker._run is not None
-    assert running.worker._run.parts.runner.room() == 100
-    running.stop()
-
-
-def test_a_message_whose_call_has_not_begun_runs_again_at_once_and_uncharged(
+def test_one_whose_task_has_not_begun_runs_again_at_once_and_uncharged(
     start: Start, said: Said
 ) -> None:
-    """It was left to the end of its lease, and lost an attempt."""
+    """It was left to the end of its lease, lost an attempt, and kept its slot for ever."""
 
     @handler("#", queue="mail", name="cancels")
     async def cancels(delivery: Any) -> None:
@@ -97,6 +78,8 @@ def test_a_message_whose_call_has_not_begun_runs_again_at_once_and_uncharged(
     )
     running = start()
     assert [each.attempt for each in said.wait("message_acked", 2)] == [1, 1]
+    assert running.worker._run is not None
+    until(lambda: running.worker._run.parts.runner.room() == 100)
     running.stop()
 
 

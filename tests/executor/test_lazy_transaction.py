@@ -148,6 +148,7 @@ def test_no_handler_meets_the_error_of_a_connection_that_was_cut_unnoticed(
     pid = bench.session.connect().info.backend_pid
     with second_connection() as other:
         other.execute("select pg_terminate_backend(%s, 10000)", [pid])
+    bench.slices.prepare()  # as an executor does before it waits
     monkeypatch.setattr(session, "STALE_AFTER", -1.0)
     bench.run_all(bench.claim())
     assert (effects(), waiting(), attempts_of(message)) == ({message.pk}, set(), [])
