@@ -20,6 +20,7 @@ from django_mq.policy.names import check_key, check_name
 from django_mq.policy.uniqueness import OnDuplicate
 from django_mq.store import free_unique_ids, operators
 from django_mq.store.cancel import cancel as cancel_waiting
+from django_mq.store.put_aside import drop_aside
 from django_mq.values import When
 
 
@@ -134,9 +135,9 @@ def cancel(
     """Remove the waiting copies that match all given arguments: an id, a type, a unique id.
 
     Copies that a worker holds are only counted (`in_flight`); dead letters stay. The unique ids of
-    removed copies are free again. Messages put aside by `on_duplicate="requeue"` or `"rerun"` have
-    no id yet: a matching type or unique id also removes them, and counts them (`put_aside`). The
-    removal is part of your transaction, if one is open.
+    removed copies are free again, except in a quiet time, which goes on. Messages put aside by
+    `on_duplicate="requeue"` or `"rerun"` have no id yet: a matching type or unique id also removes
+    them, and counts them (`put_aside`). The removal is part of your transaction, if one is open.
 
     An id or a unique id is found by an index, fast enough for a web request. A type alone has no
     index: many short statements walk over all messages, 0.5 s per million.
@@ -153,7 +154,7 @@ def cancel(
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
         put_aside = 0
         if id is None:  # first, since freeing an id promotes content put aside
-            put_aside = free_unique_ids.drop_aside(cursor, type=type, unique_id=unique_id)
+            put_aside = drop_aside(cursor, type=type, unique_id=unique_id)
         removed, in_flight = cancel_waiting(cursor, id=id, type=type, unique_id=unique_id)
         operators.free_followers(cursor, removed)
         free_unique_ids.end_removed(cursor, removed)

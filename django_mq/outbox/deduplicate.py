@@ -16,7 +16,13 @@ from psycopg.errors import DeadlockDetected, LockNotAvailable
 from django_mq.exceptions import BroadcastBusy
 from django_mq.messages import CopyReceipt
 from django_mq.outbox.dedupe_plan import Candidate, DedupeCall, PlannedWrites, ids_text
-from django_mq.store import free_unique_ids, operators, put_aside, unique_ids
+from django_mq.store import (
+    change_waiting,
+    free_unique_ids,
+    operators,
+    put_aside,
+    unique_ids,
+)
 from django_mq.store.insert import draw
 from django_mq.store.rows import NewRow
 from django_mq.store.unique_ids import StoredUniqueId, UniqueId, UniqueRow
@@ -157,7 +163,7 @@ def _replace(cursor: CursorWrapper, writes: PlannedWrites) -> list[operators.Rem
     """Write new contents; return the rows that left a key, as if removed from its line."""
     if not writes.replacing:
         return []
-    replaced = unique_ids.replace(cursor, writes.replacing)
+    replaced = change_waiting.replace(cursor, writes.replacing)
     if len(replaced) < len(writes.replacing):
         raise _Changed
     left = [
@@ -171,7 +177,7 @@ def _replace(cursor: CursorWrapper, writes: PlannedWrites) -> list[operators.Rem
 
 def _move(cursor: CursorWrapper, writes: PlannedWrites) -> None:
     """Write new due times of waiting rows."""
-    if writes.moving and unique_ids.move(cursor, writes.moving) < len(writes.moving):
+    if writes.moving and change_waiting.move(cursor, writes.moving) < len(writes.moving):
         raise _Changed
 
 

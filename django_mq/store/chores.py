@@ -188,17 +188,33 @@ PRUNE = {
         by="keep_until",
         id="message_id",
     ),
-    "quiet ids": _prune(
-        "django_mq_uniquekey", "quiet_until <= statement_timestamp()", by="quiet_until"
-    ),
+    # A message that was broadcast in the quiet time, and waits, keeps its id.
+    "quiet ids": """
+with over as materialized (
+    select id, message_id
+      from django_mq_uniquekey
+     where quiet_until <= statement_timestamp()
+     order by quiet_until
+     limit %(limit)s
+       for update skip locked
+), kept as (
+    update django_mq_uniquekey
+       set quiet_until = null
+     where id = any(array(select id from over where message_id is not null))
+), freed as (
+    delete from django_mq_uniquekey
+     where id = any(array(select id from over where message_id is null))
+)
+select id from over
+""",
 }
 
 
 def prune(cursor: Cursor, what: str, *, limit: int, older_than: float = 0.0) -> int:
     """Delete failed attempts or results that are `older_than` seconds old; return how many.
 
-    Kept results and quiet unique ids are deleted only after their own time is over. A quiet id
-    whose time is over already counts as free.
+    Kept results and quiet times of unique ids are deleted only after their own time is over. A
+    quiet id whose time is over already counts as free.
     """
     cursor.execute(PRUNE[what], {"limit": limit, "older_than": older_than})
     return len(cursor.fetchall())

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.policy import column_bounds as bounds
 from django_mq.store import array, notify
-from django_mq.store.unique_ids import HOLDS, NAMES, UniqueId, columns, holder_of, if_as_seen
+from django_mq.store.unique_ids import (
+    HOLDS,
+    IF_QUIET,
+    NAMES,
+    UniqueId,
+    columns,
+    holder_of,
+    if_as_seen,
+)
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -24,14 +32,15 @@ class EndedMessage(NamedTuple):
 
 # The id of an unrouted message is stored under the empty handler name, even after a handler got the
 # message. For the forms of the lookups see `store/__init__.py`. An interval whose years and days
-# cancel out, such as psql may write, would overflow the sum, so it is converted to seconds.
-FREE = """
+# cancel out, such as psql may write, would overflow the sum, so it is converted to seconds. A quiet
+# time that is not over outlasts a message that was broadcast in it.
+FREE = f"""
 with holder as materialized (
     select u.id, u.queue, u.handler, u.type, u.unique_id,
-           case when done.success and u.unique_for is not null then
+           greatest(u.quiet_until, case when done.success and u.unique_for is not null then
                 statement_timestamp() + make_interval(secs => least(greatest(
                     extract(epoch from u.unique_for), 0), 3155760000)::float8)
-           end as quiet_until
+           end) as quiet_until
       from (
         select done.message_id, done.success, done.queue, name.handler, done.type, done.unique_id
           from unnest(%(message_ids)s::bigint[], %(successes)s::bool[], %(queues)s::text[],
@@ -43,7 +52,8 @@ with holder as materialized (
                done.unique_id collate "C"
      ) done
      cross join lateral (
-        select u.id, u.queue, u.handler, u.type, u.unique_id, u.unique_for
+        select u.id, u.queue, u.handler, u.type, u.unique_id, u.unique_for,
+               {IF_QUIET} as quiet_until
           from django_mq_uniquekey u
          where u.queue = done.queue and u.handler = done.handler
            and u.type = done.type and u.unique_id = done.unique_id and u.put_aside is null
@@ -243,24 +253,6 @@ select u.id
 def lock(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
     """Wait for transactions that end the messages of these ids, or promote those put aside."""
     cursor.execute(LOCK, columns(ids))
-
-
-DROP_ASIDE = """
-delete from django_mq_uniquekey
- where id = any(array(
-    select id from django_mq_uniquekey
-     where put_aside is not null
-       and (%(type)s::text is null or type = %(type)s)
-       and (%(unique_id)s::text is null or unique_id = %(unique_id)s)
-       for update skip locked))
-returning id
-"""
-
-
-def drop_aside(cursor: Cursor, *, type: str | None, unique_id: str | None) -> int:
-    """Delete content put aside that matches every argument that is not None; return how many."""
-    cursor.execute(DROP_ASIDE, {"type": type, "unique_id": unique_id})
-    return len(cursor.fetchall())
 
 
 # Of several dead letters with one id, the last gets it. Content put aside goes before them.

@@ -1,4 +1,4 @@
-"""Put content aside for a unique id; find what was left there, by a scan of the ids in pieces."""
+"""Put content aside for a unique id; find what was left there, by scans in pieces; drop it."""
 
 from __future__ import annotations
 
@@ -70,3 +70,21 @@ def free_put_aside(cursor: Cursor, *, limit: int, after: UniqueId | None = None)
     found = [(UniqueId._make(row[:4]), row[4]) for row in cursor.fetchall()]
     resume = found[-1][0] if len(found) >= limit else None
     return PutAsideIds([id for id, free in found if free], resume)
+
+
+DROP_ASIDE = """
+delete from django_mq_uniquekey
+ where id = any(array(
+    select id from django_mq_uniquekey
+     where put_aside is not null
+       and (%(type)s::text is null or type = %(type)s)
+       and (%(unique_id)s::text is null or unique_id = %(unique_id)s)
+       for update skip locked))
+returning id
+"""
+
+
+def drop_aside(cursor: Cursor, *, type: str | None, unique_id: str | None) -> int:
+    """Delete content put aside that matches every argument that is not None; return how many."""
+    cursor.execute(DROP_ASIDE, {"type": type, "unique_id": unique_id})
+    return len(cursor.fetchall())

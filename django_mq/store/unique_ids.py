@@ -33,6 +33,10 @@ def columns(ids: Iterable[UniqueId]) -> dict[str, object]:
     return dict(zip(NAMES, map(texts, found), strict=True))
 
 
+#: The end of the quiet time of the id `u`; null once it is over.
+IF_QUIET = "case when u.quiet_until > statement_timestamp() then u.quiet_until end"
+
+
 def holder_of(id: str) -> str:
     """Return the FROM item `u`: the last holder of the unique id of the row `id`.
 
@@ -50,10 +54,12 @@ def holder_of(id: str) -> str:
 def if_as_seen(rows: str, id: str) -> str:
     """Return the end of an INSERT that takes the unique ids of `rows` that are still as seen.
 
-    The version reveals a transaction that gave more time to a message that had expired.
+    The version reveals a transaction that gave more time to a message that had expired. A quiet
+    time that is not over stays beside the message.
     """
     return f"""on conflict (queue, handler, type, unique_id) where put_aside is null do update
-       set message_id = excluded.message_id, unique_for = excluded.unique_for, quiet_until = null
+       set message_id = excluded.message_id, unique_for = excluded.unique_for,
+           quiet_until = {IF_QUIET}
      where exists (
         select from {rows} where {rows}.{id} = excluded.message_id
            and {rows}.seen_id is not distinct from u.message_id
@@ -143,7 +149,8 @@ class UniqueRow(NamedTuple):
         )
 
 
-_ROW = """id bigint, queue text, type text, payload jsonb, max_attempts integer,
+#: The columns of a document, without those of its unique id as it was seen.
+ROW = """id bigint, queue text, type text, payload jsonb, max_attempts integer,
         handler text, schema_version integer, metadata jsonb, priority smallint, key text,
         retry jsonb, wants_result boolean, ordered boolean, due timestamptz, delay float8,
         expires timestamptz, lifetime float8, unique_id text, unique_for float8"""
@@ -154,7 +161,7 @@ ADD = f"""
 with new as materialized (
     select row.*
       from jsonb_to_recordset(%(rows)s::jsonb) as row (
-        {_ROW}, seen_id bigint, seen_until timestamptz, seen_version text)
+        {ROW}, seen_id bigint, seen_until timestamptz, seen_version text)
 ), taken as (
     insert into django_mq_uniquekey as u (queue, handler, type, unique_id, message_id, unique_for)
     select queue, handler, type, unique_id, id, make_interval(secs => unique_for)
@@ -186,113 +193,6 @@ def add(cursor: Cursor, rows: Sequence[UniqueRow]) -> set[int]:
     """
     cursor.execute(ADD, {"rows": documents(rows)})
     return {id for (id,) in cursor.fetchall()}
-
-
-# A locked row is skipped: another session claims, changes or replaces it. Attempts are never
-# lowered, and at least one is left. A message that leaves its key is no longer blocked. An expired
-# one may just have lost its id to a newer one: then it gets no more time.
-REPLACE = f"""
-with new as materialized (
-    select row.*
-      from jsonb_to_recordset(%(rows)s::jsonb) as row ({_ROW}, sets_due boolean)
-), waiting as materialized (
-    select m.id, m.key
-      from (select id from new order by id) new
-     cross join lateral (
-        select m.id, m.key
-          from django_mq_queuedmessage m
-         where m.id = new.id and m.leased_until is null and m.dead_at is null
-           for no key update skip locked
-     ) m
-), holder as materialized (
-    select u.id, u.message_id, new.unique_for
-      from new join waiting using (id)
-     cross join lateral (
-        select u.id, u.message_id
-          from django_mq_uniquekey u
-         where u.queue = new.queue and u.handler = new.handler and u.type = new.type
-           and u.unique_id = new.unique_id and u.put_aside is null and u.message_id = new.id
-         limit 1
-     ) u
-), quiet as (
-    update django_mq_uniquekey u
-       set unique_for = make_interval(secs => holder.unique_for)
-      from holder
-     where u.id = any(array(select id from holder)) and u.id = holder.id
-       and u.message_id = holder.message_id
-    returning u.message_id
-)
-update django_mq_queuedmessage m
-   set payload = new.payload, metadata = new.metadata, schema_version = new.schema_version,
-       priority = new.priority, key = new.key, retry = new.retry, held_since = null,
-       blocked_by = case when m.key is not distinct from new.key then m.blocked_by end,
-       max_attempts = least(greatest(new.max_attempts, m.attempts + 1), 2147483646),
-       unique_for = make_interval(secs => new.unique_for),
-       expires_at = coalesce(new.expires,
-                             statement_timestamp() + new.lifetime * interval '1 second'),
-       processable_after = case
-           when not new.sets_due then m.processable_after
-           else coalesce(new.due, statement_timestamp() + new.delay * interval '1 second') end
-  from new join waiting using (id) join quiet on quiet.message_id = new.id
- where m.id = any(array(select id from waiting)) and m.id = new.id
-returning m.id, m.queue, m.handler,
-          case when waiting.key is distinct from new.key then waiting.key end
-"""
-
-
-class Replaced(NamedTuple):
-    """A row with new content; `previous_key` is its previous key, if that changed."""
-
-    id: int
-    queue: str
-    handler: str
-    previous_key: str | None
-
-
-def replace(cursor: Cursor, rows: Sequence[tuple[UniqueRow, bool]]) -> list[Replaced]:
-    """Give waiting rows new content and options, and a new due time where the flag is set.
-
-    Returns the rows that were still waiting, not locked, and had their ids.
-    """
-    documents = [
-        f'{unique.document()[:-1]},"sets_due":{"true" if sets_due else "false"}}}'
-        for unique, sets_due in rows
-    ]
-    cursor.execute(REPLACE, {"rows": f"[{','.join(documents)}]"})
-    return [Replaced._make(row) for row in cursor.fetchall()]
-
-
-# Changes the same rows as REPLACE, but only their due times. A message that would expire before its
-# new due time could never start: it keeps the one that it has.
-MOVE = """
-with new as materialized (
-    select row.*
-      from jsonb_to_recordset(%(rows)s::jsonb) as row (id bigint, due timestamptz, delay float8)
-), waiting as materialized (
-    select m.id
-      from (select id from new order by id) new
-     cross join lateral (
-        select m.id
-          from django_mq_queuedmessage m
-         where m.id = new.id and m.leased_until is null and m.dead_at is null
-           for no key update skip locked
-     ) m
-)
-update django_mq_queuedmessage m
-   set processable_after = case
-           when m.expires_at <= moved.due then m.processable_after else moved.due end
-  from waiting
-  join (select id, coalesce(due, statement_timestamp() + delay * interval '1 second') as due
-          from new) moved using (id)
- where m.id = any(array(select id from waiting)) and m.id = moved.id
-returning m.id
-"""
-
-
-def move(cursor: Cursor, rows: Sequence[UniqueRow]) -> int:
-    """Give waiting rows new due times; return how many still waited and were not locked."""
-    cursor.execute(MOVE, {"rows": documents(rows)})
-    return len(cursor.fetchall())
 
 
 def documents(rows: Sequence[UniqueRow]) -> str:

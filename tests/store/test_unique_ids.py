@@ -12,7 +12,7 @@ from django.db import OperationalError, connection, transaction
 
 from django_mq import broadcast
 from django_mq.models import QueuedMessage, UniqueKey
-from django_mq.store import backlog, chores, free_unique_ids
+from django_mq.store import backlog, change_waiting, chores, free_unique_ids
 from django_mq.store import operators as operate
 from django_mq.store import put_aside as aside
 from django_mq.store import unique_ids as unique
@@ -91,16 +91,18 @@ def test_an_update_of_what_is_locked_changes_nothing(
     message = take()
     lock(other, message.pk)
     cursor.execute("set statement_timeout = '60s'")
-    assert unique.replace(cursor, [(new(message.pk), True)]) == []
+    assert change_waiting.replace(cursor, [(new(message.pk), True)]) == []
     other.rollback()
-    assert [each.id for each in unique.replace(cursor, [(new(message.pk), True)])] == [message.pk]
+    assert [each.id for each in change_waiting.replace(cursor, [(new(message.pk), True)])] == [
+        message.pk
+    ]
     assert stored(message).payload == {"n": 2}
 
 
 @pytest.mark.parametrize("columns", [{"leased": 30}, {"leased": -30}, {"dead": -1}])
 def test_an_update_touches_only_what_waits(cursor: Cursor, columns: dict[str, Any]) -> None:
     message = take(**columns)
-    assert unique.replace(cursor, [(new(message.pk), True)]) == []
+    assert change_waiting.replace(cursor, [(new(message.pk), True)]) == []
 
 
 def test_the_end_of_a_message_that_has_lost_its_id_changes_nothing(cursor: Cursor) -> None:
@@ -180,7 +182,8 @@ def test_at_other_isolation_levels(level: str) -> None:
 STATEMENTS: dict[str, Callable[[Cursor], object]] = {
     "read_states": lambda cursor: unique.read_states(cursor, [ID]),
     "add": lambda cursor: unique.add(cursor, [new(101)]),
-    "replace": lambda cursor: unique.replace(cursor, [(new(101), True)]),
+    "replace": lambda cursor: change_waiting.replace(cursor, [(new(101), True)]),
+    "move": lambda cursor: change_waiting.move(cursor, [new(101)]),
     "put aside": lambda cursor: put_aside(cursor, [new(0)]),
     "end": lambda cursor: free_unique_ids.end(cursor, [EndedMessage(101, ID, True)]),
     "promote": lambda cursor: free_unique_ids.promote_put_aside(cursor, [ID]),

@@ -253,3 +253,15 @@ def test_the_chores_forget_quiet_times_that_are_over() -> None:
     with second_connection() as own:
         chores.run(own.cursor(), get_settings())
     assert UniqueKey.objects.get().unique_id == "new"
+
+
+def test_the_chores_leave_the_id_of_a_message_that_waited_for_the_end() -> None:
+    subscribe(lambda delivery: None)
+    send(unique_id="u", unique_for=60)
+    drain()
+    send(unique_id="u", on_duplicate="requeue")
+    UniqueKey.objects.update(quiet_until=Now())
+    with second_connection() as own:
+        chores.run(own.cursor(), get_settings())
+    assert UniqueKey.objects.get().quiet_until is None
+    assert send(unique_id="u").outcome == "duplicate"

@@ -15,7 +15,7 @@ from django.db import connection, transaction
 
 from django_mq import queues
 from django_mq.models import QueuedMessage, UniqueKey
-from django_mq.store import free_unique_ids, unique_ids
+from django_mq.store import change_waiting, free_unique_ids
 from django_mq.store.put_aside import put_aside
 from django_mq.store.rows import NewRow
 from django_mq.store.unique_ids import UniqueId, UniqueRow
@@ -49,7 +49,7 @@ def take(together: Callable[..., Future[Any]], taker: Callable[[], Any], *, roll
 
 def replace(row: UniqueRow) -> None:
     with connection.cursor() as cursor:
-        assert unique_ids.replace(cursor, [(row, False)])
+        assert change_waiting.replace(cursor, [(row, False)])
 
 
 def live() -> QueuedMessage:
