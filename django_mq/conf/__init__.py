@@ -22,6 +22,7 @@ from django.db import connections, router
 from django.utils.module_loading import import_string
 
 from django_mq.conf import readers
+from django_mq.conf.brokers import Destination, read_destinations
 from django_mq.conf.readers import (
     Reader,
     SettingError,
@@ -142,6 +143,7 @@ class Settings:
     log_error_texts: bool = _setting(flag, False)
     admin: bool = _setting(flag, True)
     queues: Mapping[str, QueueOptions] = _setting(readers.mapping, make=dict)
+    relays: Mapping[str, Destination] = _setting(readers.mapping, make=dict)
     #: The options of a queue that `queues` does not list.
     unlisted: QueueOptions
 
@@ -248,6 +250,7 @@ def _read_settings(raw: object) -> tuple[Settings | None, list[SettingError]]:
             continue
         listed = read_fields(QueueOptions, given, str.lower, where, errors, inherited)
         queues[name] = QueueOptions(**listed)
+    values["relays"] = read_destinations(values["relays"], errors)
     if errors:
         return None, errors
     unlisted = QueueOptions(**inherited)

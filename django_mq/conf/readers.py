@@ -21,6 +21,10 @@ from django_mq.values import as_seconds, short_repr
 Reader = Callable[[Any], Any]
 
 
+class SecretValueError(ValueError):
+    """An error of a value that no text may show, since it may have a password."""
+
+
 def integer(low: int, high: int = MAX_INTEGER) -> Reader:
     """Return a reader of whole numbers from `low` to `high`.
 
@@ -144,6 +148,8 @@ class SettingError:
 
 def setting_error(where: str, value: object, error: ValueError) -> SettingError:
     """Return an error that names the setting and its value, and says what the value must be."""
+    if isinstance(error, SecretValueError):
+        return SettingError(where, f"{error}.")
     return SettingError(where, f"is {short_repr(value)}: {error}.")
 
 

@@ -1,0 +1,176 @@
+"""Relay to RabbitMQ, or another broker of AMQP 0-9-1; publisher confirms ack each message."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pika
+from pika.adapters.asyncio_connection import AsyncioConnection
+from pika.channel import Channel
+from pika.exceptions import AMQPError, ChannelClosed, ChannelWrongStateError
+from pika.spec import Basic
+
+from django_mq.conf.brokers import AmqpDestination
+from django_mq.contrib.relays.envelope import Outgoing
+from django_mq.contrib.relays.links import BrokerAway, named
+from django_mq.contrib.relays.loops import ClientLoop
+
+LOST = (AMQPError, OSError, asyncio.TimeoutError)
+# It logs seven errors for each connection that fails, which a relay reports itself.
+if logging.getLogger("pika").level == logging.NOTSET:
+    logging.getLogger("pika").setLevel(logging.CRITICAL)
+
+
+class MessageRefused(Exception):
+    """The broker did not take a message: no queue gets it, or it was not confirmed."""
+
+
+class AmqpLink:
+    """Publishes the messages of a batch at once, each with a confirm of its own."""
+
+    def __init__(self, destination: AmqpDestination) -> None:
+        self._to = destination
+        self._loop = ClientLoop(destination.timeout)
+        self._connection: AsyncioConnection | None = None
+        self._publisher: Publisher | None = None
+        try:
+            self._loop.run(self._connect())
+        except LOST as error:
+            self.close()
+            raise BrokerAway(repr(error)) from error
+
+    def send(self, batch: Sequence[Outgoing]) -> Iterator[tuple[Outgoing, Exception | None]]:
+        try:
+            answers = self._loop.run(self._publish_all(batch))
+        except LOST as error:
+            raise BrokerAway(repr(error)) from error
+        # The broker closes the channel for one bad message, and does not say which.
+        unclear = [each for each in batch if isinstance(answers[each.id], ChannelClosed)]
+        for message in batch:
+            if len(batch) == 1 or not isinstance(answers[message.id], ChannelClosed):
+                yield message, answers[message.id]
+        if len(batch) > 1:
+            for message in unclear:
+                yield from self.send([message])
+
+    def close(self) -> None:
+        if self._connection is not None and self._connection.is_open:
+            self._connection.close()
+            self._loop.run(asyncio.sleep(0))  # sends the frame
+        self._loop.close()
+
+    async def _connect(self) -> None:
+        opened: asyncio.Future[object] = self._loop.loop.create_future()
+
+        def failed(connection: object, error: BaseException) -> None:
+            if not opened.done():
+                opened.set_exception(error)
+
+        parameters = pika.URLParameters(self._to.url)
+        parameters.socket_timeout = parameters.stack_timeout = self._to.timeout
+        parameters.connection_attempts = 1
+        self._connection = AsyncioConnection(
+            parameters,
+            on_open_callback=opened.set_result,
+            on_open_error_callback=failed,
+            on_close_callback=self._lost,
+            custom_ioloop=self._loop.loop,
+        )
+        await opened
+
+    async def _publish_all(self, batch: Sequence[Outgoing]) -> dict[str, Exception | None]:
+        if self._publisher is None or not self._publisher.channel.is_open:
+            self._publisher = await self._open_channel()
+        return await self._publisher.publish_all(self._to, batch)
+
+    async def _open_channel(self) -> Publisher:
+        assert self._connection is not None  # noqa: S101
+        opened: asyncio.Future[Channel] = self._loop.loop.create_future()
+        self._connection.channel(on_open_callback=opened.set_result)
+        publisher = Publisher(await opened)
+        confirming: asyncio.Future[Any] = self._loop.loop.create_future()
+        publisher.channel.confirm_delivery(publisher.confirmed, confirming.set_result)
+        await confirming
+        return publisher
+
+    def _lost(self, connection: object, error: BaseException) -> None:
+        if self._publisher is not None:
+            self._publisher.end(error)
+
+
+class Publisher:
+    """A channel with confirms, and what its messages wait for."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._published = 0
+        self._waiting: dict[int, tuple[str, asyncio.Future[Exception | None]]] = {}
+        self._unroutable: set[str] = set()
+        channel.add_on_return_callback(self._returned)
+        channel.add_on_close_callback(lambda _, error: self.end(error))
+
+    async def publish_all(
+        self, to: AmqpDestination, batch: Sequence[Outgoing]
+    ) -> dict[str, Exception | None]:
+        """Publish messages; return the error of each, None if it is confirmed."""
+        waiting = []
+        for message in batch:
+            answer: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+            waiting.append(answer)
+            self._published += 1
+            self._waiting[self._published] = message.id, answer
+            self._publish(to, message)
+        answers = await asyncio.gather(*waiting)
+        return {message.id: answer for message, answer in zip(batch, answers, strict=True)}
+
+    def confirmed(self, frame: Any) -> None:
+        """Answer the messages that the broker has confirmed, or has not."""
+        method = frame.method
+        upto = method.delivery_tag
+        tags = [tag for tag in self._waiting if tag <= upto] if method.multiple else [upto]
+        for tag in tags:
+            id, answer = self._waiting.pop(tag)
+            error = None
+            if not isinstance(method, Basic.Ack):
+                error = MessageRefused("the broker did not confirm it")
+            elif id in self._unroutable:
+                error = MessageRefused("no queue of the broker is bound to its routing key")
+            self._unroutable.discard(id)
+            answer.set_result(error)
+
+    def end(self, error: BaseException) -> None:
+        """Answer what waits: the channel is closed, or the connection lost."""
+        waiting, self._waiting = list(self._waiting.values()), {}
+        for _, answer in waiting:
+            if answer.done():
+                continue
+            if isinstance(error, ChannelClosed):
+                answer.set_result(error)
+            else:
+                answer.set_exception(error)
+
+    def _returned(self, channel: object, method: object, properties: Any, body: object) -> None:
+        self._unroutable.add(properties.message_id)  # its confirm comes next
+
+    def _publish(self, to: AmqpDestination, message: Outgoing) -> None:
+        headers = {f"cloudEvents_{name}": value for name, value in message.attributes.items()}
+        properties = pika.BasicProperties(
+            content_type=message.content_type,
+            delivery_mode=2,  # kept on disk
+            headers=headers,
+            message_id=message.id,
+            timestamp=int(message.created_at.timestamp()),
+            type=message.type,
+        )
+        with suppress(ChannelWrongStateError):  # it has just been closed, which answers the message
+            self.channel.basic_publish(
+                to.exchange,
+                named(to.routing_key, message),
+                message.body,
+                properties,
+                mandatory=to.mandatory,
+            )

@@ -1,0 +1,123 @@
+"""Connections to the broker of one destination, kept open between batches."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from time import monotonic
+from typing import NamedTuple, Protocol
+
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from django_mq.conf.brokers import TYPE, Destination
+from django_mq.contrib.relays.envelope import Outgoing
+from django_mq.signals import worker_stopped
+
+#: Seconds after which an unused connection is replaced: nobody answers its heartbeats.
+MAX_IDLE = 20.0
+
+
+class BrokerAway(Exception):
+    """The broker cannot be reached, or takes no messages now; this says nothing about a message."""
+
+
+class Link(Protocol):
+    """A connection to a broker."""
+
+    def send(self, batch: Sequence[Outgoing]) -> Iterator[tuple[Outgoing, Exception | None]]:
+        """Publish messages; yield each with None when the broker has confirmed it, or its error.
+
+        Raises BrokerAway; the messages that were not yielded then may have arrived or not.
+        """
+
+    def close(self) -> None:
+        """Close the connection, whatever its state."""
+
+
+class Kind(NamedTuple):
+    """How to reach one kind of broker.
+
+    `package` is imported, and `extra` of django_mq installs it; empty for the standard library.
+    `keeps_order`: the broker itself keeps the order of a key, so several of its messages may be on
+    their way.
+    """
+
+    link: str
+    package: str = ""
+    extra: str = ""
+    keeps_order: bool = False
+
+
+_HERE = "django_mq.contrib.relays"
+KINDS = {
+    "amqp": Kind(f"{_HERE}.amqp.AmqpLink", "pika", "amqp"),
+    "kafka": Kind(f"{_HERE}.kafka.KafkaLink", "confluent_kafka", "kafka", keeps_order=True),
+    "nats": Kind(f"{_HERE}.nats.NatsLink", "nats", "nats"),
+    "redis": Kind(f"{_HERE}.redis.RedisLink", "redis", "redis"),
+    "webhook": Kind(f"{_HERE}.webhook.WebhookLink"),
+}
+
+
+def missing_package(kind: str) -> str:
+    """Return which command installs what this kind of broker needs; empty if nothing is missing."""
+    found = KINDS[kind]
+    if not found.package or find_spec(found.package) is not None:
+        return ""
+    return f"it needs the package {found.package}: pip install 'django-mq[{found.extra}]'"
+
+
+def open_link(destination: Destination) -> Link:
+    """Return a new connection. Raises BrokerAway, and ImproperlyConfigured without its package."""
+    if missing := missing_package(destination.kind):
+        raise ImproperlyConfigured(f"a relay of the kind {destination.kind!r}: {missing}")
+    link: Link = import_string(KINDS[destination.kind].link)(destination)
+    return link
+
+
+class Links:
+    """The open connections to one destination; each is used by one thread at a time.
+
+    They are closed when a worker of the process stops.
+    """
+
+    def __init__(self, destination: Destination) -> None:
+        self.destination = destination
+        worker_stopped.connect(self._close_idle)
+        self._lock = threading.Lock()
+        self._idle: list[tuple[Link, float]] = []
+        self._process = os.getpid()
+
+    def take(self) -> tuple[Link, bool]:
+        """Return a connection, and whether it was used before. Raises BrokerAway."""
+        for link, since in self._popped():
+            if monotonic() - since < MAX_IDLE:
+                return link, True
+            link.close()
+        return open_link(self.destination), False
+
+    def give_back(self, link: Link) -> None:
+        """Keep a connection that works for the next batch."""
+        with self._lock:
+            self._idle.append((link, monotonic()))
+
+    def _close_idle(self, **_: object) -> None:
+        for link, _since in self._popped():
+            link.close()
+
+    def _popped(self) -> Iterator[tuple[Link, float]]:
+        while True:
+            with self._lock:
+                if self._process != os.getpid():  # the parent's, and not to be closed here
+                    self._idle, self._process = [], os.getpid()
+                if not self._idle:
+                    return
+                found = self._idle.pop()
+            yield found
+
+
+def named(pattern: str, message: Outgoing) -> str:
+    """Return the name of a topic, subject, stream or routing key for a message."""
+    return pattern.replace(TYPE, message.type)

@@ -1,0 +1,92 @@
+"""Relay to a stream of NATS JetStream, whose ack confirms each message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import nats
+from nats.errors import BadSubjectError, MaxPayloadError
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
+
+from django_mq.conf.brokers import NatsDestination
+from django_mq.contrib.relays.envelope import EVENT, Outgoing, percent_encoded
+from django_mq.contrib.relays.links import BrokerAway, named
+from django_mq.contrib.relays.loops import ClientLoop
+
+#: Errors of a message rather than of the server; the last one: no stream has its subject.
+OF_MESSAGE = (APIError, BadSubjectError, MaxPayloadError, ValueError, NoStreamResponseError)
+LOST = (NatsError, OSError, asyncio.TimeoutError)
+
+
+class NatsLink:
+    """Publishes the messages of a batch at once, each with an ack of its own."""
+
+    def __init__(self, destination: NatsDestination) -> None:
+        self._to = destination
+        self._loop = ClientLoop(destination.timeout + 1)
+        try:
+            self._client = self._loop.run(
+                nats.connect(
+                    destination.url,
+                    connect_timeout=max(int(destination.timeout), 1),
+                    allow_reconnect=False,
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=0,
+                    error_cb=_ignore,
+                )
+            )
+        except LOST as error:
+            self._loop.close()
+            raise BrokerAway(repr(error)) from error
+        self._stream = self._client.jetstream(timeout=destination.timeout)
+
+    def send(self, batch: Sequence[Outgoing]) -> Iterator[tuple[Outgoing, Exception | None]]:
+        try:
+            answers = self._loop.run(self._publish_all(batch))
+        except LOST as error:
+            raise BrokerAway(repr(error)) from error
+        away: Exception | None = None
+        for message, answer in zip(batch, answers, strict=True):
+            if answer is None or (
+                isinstance(answer, OF_MESSAGE) and not isinstance(answer, ServiceUnavailableError)
+            ):
+                yield message, answer
+            else:
+                away = answer
+        if away is not None:
+            raise BrokerAway(repr(away)) from away
+
+    def close(self) -> None:
+        with suppress(*LOST):
+            self._loop.run(self._client.close())
+        self._loop.close()
+
+    async def _publish_all(self, batch: Sequence[Outgoing]) -> list[Exception | None]:
+        return await asyncio.gather(*map(self._publish, batch))
+
+    async def _publish(self, message: Outgoing) -> Exception | None:
+        try:
+            await self._stream.publish(
+                named(self._to.subject, message), message.body, headers=_headers(message)
+            )
+        except Exception as error:
+            return error
+        return None
+
+
+def _headers(message: Outgoing) -> dict[str, str]:
+    """Return the headers by the NATS binding, and the id by which JetStream drops duplicates."""
+    found = {name: percent_encoded(value) for name, value in message.headers("ce-").items()}
+    if message.attributes:
+        found["ce-datacontenttype"] = message.content_type
+    elif message.content_type == EVENT:
+        found["Content-Type"] = message.content_type
+    found["Nats-Msg-Id"] = percent_encoded(message.unique_id)
+    return found
+
+
+async def _ignore(error: Exception) -> None:
+    """Keep the client from logging errors that the relay reports."""

@@ -1,0 +1,67 @@
+"""Relay to a stream of Redis or Valkey: an XADD for each message; the entry's id confirms it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import redis
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ConnectionError,
+    MasterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    TimeoutError,
+)
+
+from django_mq.conf.brokers import RedisDestination
+from django_mq.contrib.relays.envelope import Outgoing
+from django_mq.contrib.relays.links import BrokerAway, named
+
+#: Errors of the server rather than of a message.
+AWAY = (
+    AuthenticationError,
+    BusyLoadingError,
+    ConnectionError,
+    MasterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    TimeoutError,
+)
+
+
+class RedisLink:
+    """Adds messages to streams, in one round trip for each batch."""
+
+    def __init__(self, destination: RedisDestination) -> None:
+        self._to = destination
+        self._client = redis.Redis.from_url(
+            destination.url,
+            socket_timeout=destination.timeout,
+            socket_connect_timeout=destination.timeout,
+        )
+
+    def send(self, batch: Sequence[Outgoing]) -> Iterator[tuple[Outgoing, Exception | None]]:
+        pipeline = self._client.pipeline(transaction=False)
+        for message in batch:
+            fields: dict[Any, Any] = {
+                **message.headers("ce_"),
+                "content-type": message.content_type,
+                "data": message.body,
+            }
+            stream = named(self._to.stream, message)
+            pipeline.xadd(stream, fields, maxlen=self._to.maxlen, approximate=True)
+        try:
+            answers = pipeline.execute(raise_on_error=False)
+        except RedisError as error:
+            raise BrokerAway(str(error)) from error
+        for message, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, AWAY):
+                raise BrokerAway(str(answer)) from answer
+            yield message, answer if isinstance(answer, Exception) else None
+
+    def close(self) -> None:
+        self._client.close()

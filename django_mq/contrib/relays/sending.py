@@ -1,0 +1,140 @@
+"""The handler of a relay: a batch of messages goes to a broker, and each is acked by its answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+
+from django_mq.conf import get_settings
+from django_mq.conf.brokers import Destination
+from django_mq.contrib.relays.envelope import Outgoing, outgoing
+from django_mq.contrib.relays.links import KINDS, BrokerAway, Link, Links
+from django_mq.messages import Delivery
+from django_mq.policy.error_text import one_line
+
+logger = logging.getLogger("django_mq")
+
+#: Metadata of a message that came in through an inbox.
+INBOX = "mq.inbox"
+#: Seconds until a message is tried again whose broker was away.
+AWAY_SECONDS = 5.0
+
+
+class Relay:
+    """Passes the messages of one handler on to a destination."""
+
+    def __init__(self, to: str, *, inbox: bool) -> None:
+        self.to = to
+        self._inbox = inbox
+        self._links: Links | None = None
+        self._away = False
+
+    @property
+    def links(self) -> Links:
+        """The connections to the destination; raises ImproperlyConfigured if there is none."""
+        destination = get_settings().relays.get(self.to)
+        if destination is None:
+            raise ImproperlyConfigured(unknown_destination(self.to))
+        if self._links is None or self._links.destination is not destination:
+            self._links = Links(destination)
+        return self._links
+
+    def send(self, deliveries: list[Delivery]) -> None:
+        """Publish the messages, and answer those that the broker has not confirmed."""
+        links = self.links
+        source = source_of(links.destination)
+        waiting: dict[str, tuple[Outgoing, Delivery]] = {}
+        for each in deliveries:
+            if INBOX in each.metadata and not self._inbox:
+                continue  # it would go back to where it came from
+            message = outgoing(each, links.destination.envelope, source)
+            waiting[message.id] = message, each
+        while waiting:
+            try:
+                link, used = links.take()
+            except BrokerAway as away:
+                return self._snooze(waiting.values(), away)
+            try:
+                self._publish(link, waiting, KINDS[links.destination.kind].keeps_order)
+            except BrokerAway as away:
+                link.close()
+                if not used:
+                    return self._snooze(waiting.values(), away)
+                continue  # the broker may have restarted since: try a new connection
+            except BaseException:
+                link.close()
+                raise
+            links.give_back(link)
+            self._is_back()
+
+    def _publish(
+        self, link: Link, waiting: dict[str, tuple[Outgoing, Delivery]], keeps_order: bool
+    ) -> None:
+        """Publish what waits; remove each message that has its answer."""
+        failed: set[str] = set()
+        for wave in waves([message for message, _ in waiting.values()], together=keeps_order):
+            sent = [each for each in wave if each.key not in failed]
+            for message, error in link.send(sent):
+                delivery = waiting.pop(message.id)[1]
+                if error is not None:
+                    delivery.fail(error)
+                    failed.update([] if message.key is None else [message.key])
+        for _, delivery in waiting.values():  # behind one of its key that failed
+            delivery.snooze(0)
+        waiting.clear()
+
+    def _snooze(self, unanswered: Iterable[tuple[Outgoing, Delivery]], away: BrokerAway) -> None:
+        for _, delivery in unanswered:
+            delivery.snooze(AWAY_SECONDS, backoff=True)
+        if not self._away:
+            self._away = True
+            logger.warning(
+                "relay to %s: the broker is away, its messages wait: %s",
+                self.to,
+                one_line(str(away)),
+                extra={"event": "relay_away", "relay": self.to},
+            )
+
+    def _is_back(self) -> None:
+        if self._away:
+            self._away = False
+            logger.info(
+                "relay to %s: the broker is back",
+                self.to,
+                extra={"event": "relay_back", "relay": self.to},
+            )
+
+
+def waves(batch: Sequence[Outgoing], *, together: bool) -> Iterator[list[Outgoing]]:
+    """Yield the messages in parts that have one message of each key at most, in order.
+
+    All of them at once if `together`.
+    """
+    rest = list(batch)
+    while rest:
+        wave, later, keys = [], [], set()
+        for each in rest:
+            if each.key in keys and not together:
+                later.append(each)
+                continue
+            wave.append(each)
+            if each.key is not None:
+                keys.add(each.key)
+        yield wave
+        rest = later
+
+
+def source_of(destination: Destination) -> str:
+    """Return the CloudEvents source: that of the destination, else the name of the project."""
+    if destination.source is not None:
+        return destination.source
+    return "/" + str(getattr(django_settings, "ROOT_URLCONF", "django_mq")).partition(".")[0]
+
+
+def unknown_destination(to: str) -> str:
+    """Return the text for a relay whose destination is not in the settings."""
+    known = ", ".join(map(repr, get_settings().relays)) or "none"
+    return f"relay(to={to!r}): DJANGO_MQ['RELAYS'] has no such destination (it has {known})"

@@ -1,0 +1,156 @@
+"""Relay to an HTTP server: a POST for each message, signed by the Standard Webhooks rules.
+
+Source of the signature: https://github.com/standard-webhooks/standard-webhooks, version 1.0.0.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from http.client import HTTPException
+from time import time
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
+
+from django_mq.conf.brokers import WebhookDestination
+from django_mq.contrib.relays.envelope import Outgoing, percent_encoded
+from django_mq.contrib.relays.links import BrokerAway
+from django_mq.exceptions import Snooze
+
+#: A server that answers with one of these takes no messages now.
+AWAY = {
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+}
+#: Bytes of an answer that are read.
+MAX_ANSWER = 64 * 1024
+#: Seconds that a `Retry-After` may ask for.
+MAX_RETRY_AFTER = 24 * 3600.0
+
+
+class WebhookRefused(Exception):
+    """The server answered with an error status."""
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """Follows no redirect: another server would get what was signed for this one."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+class WebhookLink:
+    """Sends messages to an HTTP server, several at once."""
+
+    def __init__(self, destination: WebhookDestination) -> None:
+        self._to = destination
+        self._opener: OpenerDirector = build_opener(_NoRedirect)
+        self._threads = ThreadPoolExecutor(destination.concurrency, "django_mq-webhook")
+
+    def send(self, batch: Sequence[Outgoing]) -> Iterator[tuple[Outgoing, Exception | None]]:
+        away: BrokerAway | None = None
+        for message, answer in zip(batch, self._threads.map(self._post, batch), strict=True):
+            if isinstance(answer, BrokerAway):
+                away = answer
+            else:
+                yield message, answer
+        if away is not None:
+            raise away
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _post(self, message: Outgoing) -> Exception | None:
+        """Return the error of one message; None if the server accepted it."""
+        headers = self._headers(message)
+        request = Request(self._to.url, message.body, headers, method="POST")  # noqa: S310  (checked)
+        try:
+            with self._opener.open(request, timeout=self._to.timeout) as answer:
+                answer.read(MAX_ANSWER)
+        except HTTPError as error:
+            with error:
+                return _answer(error)
+        except (OSError, HTTPException) as error:  # URLError and timeouts are OSErrors
+            return _because(BrokerAway(f"{type(error).__name__}: {error}"), error)
+        return None
+
+    def _headers(self, message: Outgoing) -> dict[str, str]:
+        found = {"User-Agent": "django_mq", **self._to.headers}
+        found["Content-Type"] = message.content_type
+        for name, value in message.headers("ce-").items():
+            found[name] = percent_encoded(value)
+        found["webhook-id"] = message.id
+        if self._to.secret:
+            found["webhook-timestamp"] = str(int(time()))
+            found["webhook-signature"] = signature(
+                self._to.secret, message.id, found["webhook-timestamp"], message.body
+            )
+        return found
+
+
+def signature(secrets: Sequence[str], id: str, timestamp: str, body: bytes) -> str:
+    """Return the header `webhook-signature`: a signature by each secret.
+
+    >>> signature(["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"], "msg_p5jXN8AQM9LWM0D4loKWxJek",
+    ...     "1614265330", b'{"test": 2432232314}')
+    'v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE='
+    """
+    signed = f"{id}.{timestamp}.".encode() + body
+    return " ".join(
+        "v1," + base64.b64encode(hmac.digest(key_of(each), signed, "sha256")).decode()
+        for each in secrets
+    )
+
+
+def key_of(secret: str) -> bytes:
+    """Return the key of a secret: base64 after `whsec_`, else the text itself.
+
+    >>> key_of("whsec_aGk="), key_of("plain")
+    (b'hi', b'plain')
+    """
+    if secret.startswith("whsec_"):
+        try:
+            return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+        except binascii.Error:
+            pass
+    return secret.encode()
+
+
+def _answer(error: HTTPError) -> Exception:
+    """Return the error of a message that the server refused; BrokerAway if it refuses all."""
+    if error.code == HTTPStatus.TOO_MANY_REQUESTS or error.code in AWAY:
+        after = retry_after(error.headers, now=time())
+        if after is None:
+            return BrokerAway(f"it answered {error.code}")
+        return Snooze(after, backoff=True)
+    return WebhookRefused(f"the server answered {error.code} {error.reason}")
+
+
+def retry_after(headers: Message | Mapping[str, str], *, now: float) -> float | None:
+    """Return the seconds that `Retry-After` asks for, at most a day; None without a valid one.
+
+    >>> retry_after({"Retry-After": "120"}, now=0), retry_after({"Retry-After": "soon"}, now=0)
+    (120.0, None)
+    >>> retry_after({"Retry-After": "Thu, 01 Jan 1970 00:01:00 GMT"}, now=0)
+    60.0
+    """
+    given = (headers.get("Retry-After") or "").strip()
+    if given.isascii() and given.isdigit():
+        return min(float(given), MAX_RETRY_AFTER)
+    try:
+        return min(max(parsedate_to_datetime(given).timestamp() - now, 0.0), MAX_RETRY_AFTER)
+    except (ValueError, OverflowError, TypeError):
+        return None
+
+
+def _because(away: BrokerAway, error: Exception) -> BrokerAway:
+    away.__cause__ = error
+    return away

@@ -1,0 +1,144 @@
+"""A message that the broker refuses fails alone; servers that ask for time get it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from django_mq.models import FailedAttempt, QueuedMessage
+from tests.contrib.relays.brokers import HttpServer, NatsServer, RabbitServer, RedisServer
+from tests.contrib.relays.conftest import deliver
+from tests.contrib.relays.test_kinds import send
+from tests.rows import the_message
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Declare = Callable[..., None]
+
+
+def only(*kinds: type[Any]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "broker", [each.kind for each in kinds], indirect=True, scope="module"
+    )
+
+
+def failures() -> dict[int, str]:
+    """Return the error of each failed attempt, by the id of its message."""
+    return {each.message_id: each.error_text for each in FailedAttempt.objects.all()}
+
+
+@only(RabbitServer)
+def test_amqp_a_message_that_no_queue_gets_fails_alone(place: str, relayed: Declare) -> None:
+    relayed(options={"routing_key": "{type}"})
+    lost, ok = send("nobody.hears", 1) + send(place, 2)
+    deliver()
+    assert {str(id): "routing key" in text for id, text in failures().items()} == {lost: True}
+    assert ".MessageRefused: no queue" in the_message().last_error
+    assert ok != lost
+
+
+@only(RabbitServer)
+def test_amqp_a_message_that_no_queue_gets_may_be_fine(place: str, relayed: Declare) -> None:
+    relayed(options={"routing_key": "{type}", "mandatory": False})
+    send("nobody.hears", 1)
+    deliver()
+    assert not QueuedMessage.objects.exists()
+
+
+@only(RabbitServer)
+def test_amqp_a_missing_exchange_is_the_error_of_each_message(place: str, relayed: Declare) -> None:
+    relayed(options={"exchange": "shop.none"})
+    send(place, 1, 2, 3)
+    deliver()
+    assert ["NOT_FOUND" in text for text in failures().values()] == [True] * 3
+
+
+@only(NatsServer)
+def test_nats_a_subject_without_a_stream_is_an_error(place: str, relayed: Declare) -> None:
+    relayed(options={"subject": "{type}"})
+    [lost] = send("nobody.hears", 1)
+    send(place, 2)
+    deliver()
+    assert [str(id) for id in failures()] == [lost]
+
+
+@only(RedisServer)
+def test_redis_a_key_that_is_no_stream_is_an_error(
+    broker: RedisServer, place: str, relayed: Declare
+) -> None:
+    import redis
+
+    with redis.Redis.from_url(broker.url) as client:
+        client.set(f"{place}.text", "not a stream")
+    relayed(options={"stream": "{type}"})
+    [bad] = send(f"{place}.text", 1)
+    send(place, 2)
+    deliver()
+    assert {str(id): text.startswith("WRONGTYPE") for id, text in failures().items()} == {bad: True}
+
+
+@only(RedisServer)
+def test_redis_a_stream_keeps_about_maxlen_entries(
+    broker: RedisServer, place: str, relayed: Declare
+) -> None:
+    import redis
+
+    relayed(options={"maxlen": 100})
+    send(place, *range(300))
+    deliver()
+    with redis.Redis.from_url(broker.url) as client:
+        assert client.xlen(place) < 250
+
+
+@only(HttpServer)
+@pytest.mark.parametrize("status", [301, 400, 404, 410, 500])
+def test_webhook_an_error_status_fails_the_message_alone(
+    broker: HttpServer, place: str, relayed: Declare, status: int
+) -> None:
+    relayed()
+    bad, good = send(place, 1, 2)
+    broker.status = {bad: status}
+    deliver()
+    assert [(str(id), str(status) in text) for id, text in failures().items()] == [(bad, True)]
+    assert [each.native_id for each in broker.received(place, 1)] == [good]
+
+
+@only(HttpServer)
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+@pytest.mark.parametrize("after", [None, "600"])
+def test_webhook_a_busy_server_costs_no_attempt(
+    broker: HttpServer, place: str, relayed: Declare, status: int, after: str | None
+) -> None:
+    relayed()
+    [id] = send(place, 1)
+    broker.status = {id: status}
+    broker.answer_headers = {} if after is None else {"Retry-After": after}
+    deliver()
+    broker.answer_headers = {}
+    message = the_message()
+    assert (message.attempts, failures()) == (0, {})
+    waits = message.processable_after - datetime.now(UTC)
+    assert (waits > timedelta(minutes=9)) is (after is not None)
+
+
+@only(HttpServer)
+def test_webhook_a_request_is_signed_by_each_secret(
+    broker: HttpServer, place: str, relayed: Declare
+) -> None:
+    secrets = ["whsec_" + base64.b64encode(b"new key").decode(), "old key"]
+    relayed(options={"secret": secrets, "headers": {"Authorization": "Bearer t"}})
+    [id] = send(place, 1)
+    deliver()
+    [(_, headers, body)] = [each for each in broker.requests if each[0] == f"/{place}"]
+    signed = f"{id}.{headers['Webhook-Timestamp']}.".encode() + body
+    assert headers["Webhook-Signature"].split() == [
+        "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+        for key in (b"new key", b"old key")
+    ]
+    assert headers["Authorization"] == "Bearer t"
