@@ -145,7 +145,8 @@ def test_a_connection_that_was_cut_between_two_batches_is_replaced(
     broker.refuse(False)
     send(place, 2)
     deliver()
-    assert [each.body["n"] for each in broker.received(place, 2)] == [1, 2]
+    # Keyless records of Kafka go to any partition.
+    assert sorted(each.body["n"] for each in broker.received(place, 2)) == [1, 2]
     assert relay_events(caplog) == []
 
 
