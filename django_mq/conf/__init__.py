@@ -22,7 +22,7 @@ from django.db import connections, router
 from django.utils.module_loading import import_string
 
 from django_mq.conf import readers
-from django_mq.conf.brokers import Destination, read_destinations
+from django_mq.conf.inboxes import Inbox, read_inboxes
 from django_mq.conf.readers import (
     Reader,
     SettingError,
@@ -34,6 +34,7 @@ from django_mq.conf.readers import (
     read_fields,
     setting_error,
 )
+from django_mq.conf.relays import Destination, read_destinations
 from django_mq.exceptions import InvalidOption
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.encoding import encode
@@ -144,6 +145,7 @@ class Settings:
     admin: bool = _setting(flag, True)
     queues: Mapping[str, QueueOptions] = _setting(readers.mapping, make=dict)
     relays: Mapping[str, Destination] = _setting(readers.mapping, make=dict)
+    inboxes: Mapping[str, Inbox] = _setting(readers.mapping, make=dict)
     #: The options of a queue that `queues` does not list.
     unlisted: QueueOptions
 
@@ -251,6 +253,7 @@ def _read_settings(raw: object) -> tuple[Settings | None, list[SettingError]]:
         listed = read_fields(QueueOptions, given, str.lower, where, errors, inherited)
         queues[name] = QueueOptions(**listed)
     values["relays"] = read_destinations(values["relays"], errors)
+    values["inboxes"] = read_inboxes(values["inboxes"], errors)
     if errors:
         return None, errors
     unlisted = QueueOptions(**inherited)

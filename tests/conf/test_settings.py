@@ -36,7 +36,7 @@ def test_defaults() -> None:
     values = {
         each.name: getattr(settings, each.name)
         for each in dataclasses.fields(settings)
-        if each.name not in ("queues", "relays", "unlisted", "redact")
+        if each.name not in ("queues", "inboxes", "relays", "unlisted", "redact")
     }
     day = 86400
     assert values == {
@@ -71,7 +71,7 @@ def test_defaults() -> None:
         "log_error_texts": False,
         "admin": True,
     }
-    assert (settings.queues, settings.relays) == ({}, {})
+    assert (settings.queues, settings.relays, settings.inboxes) == ({}, {}, {})
     assert settings.encoder_class is DjangoJSONEncoder
 
 
@@ -257,6 +257,7 @@ BAD = [
     ("ADMIN", [None, 0]),
     ("QUEUES", [None, [], ["mail"], "mail"]),
     ("RELAYS", [None, [], ["events"], "events"]),
+    ("INBOXES", [None, [], ["crm"], "crm"]),
 ]
 
 

@@ -1,7 +1,8 @@
-"""docs/relays.md: its settings are valid, its relays are declared, its own relay publishes."""
+"""docs/relays.md and inboxes.md: settings are valid, relays are declared, examples run."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import fields
 from types import ModuleType, SimpleNamespace
@@ -11,8 +12,11 @@ import pytest
 from django.db import transaction
 
 from django_mq import Snooze, broadcast, handler, handlers
-from django_mq.conf import find_errors
-from django_mq.conf.brokers import KINDS, Destination
+from django_mq.conf import _read_settings, find_errors
+from django_mq.conf.inboxes import KINDS as INBOXES
+from django_mq.conf.relays import KINDS, Destination
+from django_mq.contrib.relays.consumer import marked
+from django_mq.contrib.relays.incoming import Incoming, message_of
 from django_mq.testing import drain
 from tests.docs.pages import DOCS, story
 
@@ -60,3 +64,28 @@ def test_it_names_every_option() -> None:
             assert f"`{option}`" in row, (kind, option)
     for option in common - {"kind", "url"}:
         assert f"\n| `{option}` |" in text, option
+
+
+@pytest.mark.django_db
+def test_the_page_of_inboxes(capsys: pytest.CaptureFixture[str]) -> None:
+    with story("inboxes.md") as page:
+        assert find_errors(page.DJANGO_MQ) == []
+        settings, _ = _read_settings(page.DJANGO_MQ)
+        assert settings is not None
+        event = {"specversion": "1.0", "id": "5", "source": "/crm", "type": "won", "data": {"n": 1}}
+        raw = Incoming(json.dumps(event).encode(), {}, "application/cloudevents+json", None)
+        message = message_of(raw, "crm", settings.inboxes["crm"])
+        assert (message.type, message.unique_id) == ("crm.won", "crm:5")
+        with transaction.atomic(), marked("crm"):
+            broadcast("crm.event", message.payload)
+        assert drain() == 1
+    assert capsys.readouterr().out == "{'n': 1} crm\n"
+
+
+def test_the_page_of_inboxes_names_every_option() -> None:
+    text = (DOCS / "inboxes.md").read_text()
+    options = {each.name for kind in INBOXES.values() for each in fields(kind)}
+    for option in options - {"kind", "url", "source"}:
+        assert f"\n| `{option}` |" in text, option
+    for kind in INBOXES:
+        assert f"\n| `{kind}` |" in text, kind

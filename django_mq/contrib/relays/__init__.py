@@ -63,7 +63,7 @@ def relay(
 
 @check(TAG)
 def check_destinations(settings: Settings, databases: Iterable[str]) -> CheckMessages:
-    """E014: a relay to a destination that is not there. E007: its package is not installed."""
+    """E014: a relay to a destination that is not there. E007: a package is not installed."""
     relays = (getattr(each.function, "__self__", None) for each in all_handlers())
     named = {each.to for each in relays if isinstance(each, Relay)}
     for to in sorted(named - set(settings.relays)):
@@ -72,10 +72,10 @@ def check_destinations(settings: Settings, databases: Iterable[str]) -> CheckMes
             hint="Add it, or correct the relay(...) in handlers.py.",
             id="django_mq.E014",
         )
-    for name, destination in settings.relays.items():
-        if missing := missing_package(destination.kind):
-            where = f"DJANGO_MQ['RELAYS'][{name!r}]"
+    brokers = [(f"['RELAYS'][{name!r}]", each.kind) for name, each in settings.relays.items()]
+    brokers += [(f"['INBOXES'][{name!r}]", each.kind) for name, each in settings.inboxes.items()]
+    for where, kind in brokers:
+        if missing := missing_package(kind):
             yield checks.Error(
-                f"{where} is of the kind {destination.kind!r}, and {missing}.",
-                id="django_mq.E007",
+                f"DJANGO_MQ{where} is of the kind {kind!r}, and {missing}.", id="django_mq.E007"
             )

@@ -14,7 +14,7 @@ from pika.channel import Channel
 from pika.exceptions import AMQPError, ChannelClosed, ChannelWrongStateError
 from pika.spec import Basic
 
-from django_mq.conf.brokers import AmqpDestination
+from django_mq.conf.relays import AmqpDestination
 from django_mq.contrib.relays.envelope import Outgoing
 from django_mq.contrib.relays.links import BrokerAway, named
 from django_mq.contrib.relays.loops import ClientLoop

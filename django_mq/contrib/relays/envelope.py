@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from django_mq.conf.brokers import Envelope
+from django_mq.conf.relays import Envelope
 from django_mq.messages import Delivery
 
 Attributes = dict[str, str | int | bool]

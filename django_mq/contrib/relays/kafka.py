@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from django_mq.conf.brokers import KafkaDestination
+from django_mq.conf.relays import KafkaDestination
 from django_mq.contrib.relays.envelope import Outgoing
 from django_mq.contrib.relays.links import BrokerAway, named
 

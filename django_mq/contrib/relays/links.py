@@ -12,8 +12,10 @@ from typing import NamedTuple, Protocol
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from django_mq.conf.brokers import TYPE, Destination
+from django_mq.conf.inboxes import Inbox
+from django_mq.conf.relays import TYPE, Destination
 from django_mq.contrib.relays.envelope import Outgoing
+from django_mq.contrib.relays.incoming import Incoming
 from django_mq.signals import worker_stopped
 
 #: Seconds after which an unused connection is replaced: nobody answers its heartbeats.
@@ -37,6 +39,22 @@ class Link(Protocol):
         """Close the connection, whatever its state."""
 
 
+class Source(Protocol):
+    """A consumer of a broker; every method raises BrokerAway."""
+
+    def receive(self, limit: int, seconds: float) -> list[Incoming]:
+        """Return up to `limit` messages; wait up to `seconds` for the first."""
+
+    def ack(self, batch: Sequence[Incoming]) -> None:
+        """Confirm all messages of a batch, which is what `receive()` has returned last."""
+
+    def keep_alive(self) -> None:
+        """Tell the broker that the consumer lives, while it waits for something else."""
+
+    def close(self) -> None:
+        """Close the connection, whatever its state; what is not acked will come again."""
+
+
 class Kind(NamedTuple):
     """How to reach one kind of broker.
 
@@ -46,6 +64,7 @@ class Kind(NamedTuple):
     """
 
     link: str
+    source: str = ""
     package: str = ""
     extra: str = ""
     keeps_order: bool = False
@@ -53,10 +72,31 @@ class Kind(NamedTuple):
 
 _HERE = "django_mq.contrib.relays"
 KINDS = {
-    "amqp": Kind(f"{_HERE}.amqp.AmqpLink", "pika", "amqp"),
-    "kafka": Kind(f"{_HERE}.kafka.KafkaLink", "confluent_kafka", "kafka", keeps_order=True),
-    "nats": Kind(f"{_HERE}.nats.NatsLink", "nats", "nats"),
-    "redis": Kind(f"{_HERE}.redis.RedisLink", "redis", "redis"),
+    "amqp": Kind(
+        f"{_HERE}.amqp.AmqpLink",
+        f"{_HERE}.amqp_inbox.AmqpSource",
+        package="pika",
+        extra="amqp",
+    ),
+    "kafka": Kind(
+        f"{_HERE}.kafka.KafkaLink",
+        f"{_HERE}.kafka_inbox.KafkaSource",
+        package="confluent_kafka",
+        extra="kafka",
+        keeps_order=True,
+    ),
+    "nats": Kind(
+        f"{_HERE}.nats.NatsLink",
+        f"{_HERE}.nats_inbox.NatsSource",
+        package="nats",
+        extra="nats",
+    ),
+    "redis": Kind(
+        f"{_HERE}.redis.RedisLink",
+        f"{_HERE}.redis_inbox.RedisSource",
+        package="redis",
+        extra="redis",
+    ),
     "webhook": Kind(f"{_HERE}.webhook.WebhookLink"),
 }
 
@@ -75,6 +115,17 @@ def open_link(destination: Destination) -> Link:
         raise ImproperlyConfigured(f"a relay of the kind {destination.kind!r}: {missing}")
     link: Link = import_string(KINDS[destination.kind].link)(destination)
     return link
+
+
+def open_source(name: str, inbox: Inbox) -> Source:
+    """Return a consumer of the inbox `name`.
+
+    Raises BrokerAway, and ImproperlyConfigured without its package.
+    """
+    if missing := missing_package(inbox.kind):
+        raise ImproperlyConfigured(f"an inbox of the kind {inbox.kind!r}: {missing}")
+    source: Source = import_string(KINDS[inbox.kind].source)(name, inbox)
+    return source
 
 
 class Links:

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import nats
+from nats.aio.client import Client
 from nats.errors import BadSubjectError, MaxPayloadError
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
-from django_mq.conf.brokers import NatsDestination
+from django_mq.conf.relays import NatsDestination
 from django_mq.contrib.relays.envelope import EVENT, Outgoing, percent_encoded
 from django_mq.contrib.relays.links import BrokerAway, named
 from django_mq.contrib.relays.loops import ClientLoop
@@ -21,6 +22,18 @@ OF_MESSAGE = (APIError, BadSubjectError, MaxPayloadError, ValueError, NoStreamRe
 LOST = (NatsError, OSError, asyncio.TimeoutError)
 
 
+async def connect(url: str, timeout: float) -> Client:
+    """Return a connected client, which does not reconnect by itself."""
+    return await nats.connect(
+        url,
+        connect_timeout=max(int(timeout), 1),
+        allow_reconnect=False,
+        max_reconnect_attempts=1,
+        reconnect_time_wait=0,
+        error_cb=_ignore,
+    )
+
+
 class NatsLink:
     """Publishes the messages of a batch at once, each with an ack of its own."""
 
@@ -28,16 +41,7 @@ class NatsLink:
         self._to = destination
         self._loop = ClientLoop(destination.timeout + 1)
         try:
-            self._client = self._loop.run(
-                nats.connect(
-                    destination.url,
-                    connect_timeout=max(int(destination.timeout), 1),
-                    allow_reconnect=False,
-                    max_reconnect_attempts=1,
-                    reconnect_time_wait=0,
-                    error_cb=_ignore,
-                )
-            )
+            self._client = self._loop.run(connect(destination.url, destination.timeout))
         except LOST as error:
             self._loop.close()
             raise BrokerAway(repr(error)) from error

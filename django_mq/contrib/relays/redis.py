@@ -17,7 +17,7 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-from django_mq.conf.brokers import RedisDestination
+from django_mq.conf.relays import RedisDestination
 from django_mq.contrib.relays.envelope import Outgoing
 from django_mq.contrib.relays.links import BrokerAway, named
 

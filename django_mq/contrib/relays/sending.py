@@ -9,7 +9,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 
 from django_mq.conf import get_settings
-from django_mq.conf.brokers import Destination
+from django_mq.conf.relays import Destination
 from django_mq.contrib.relays.envelope import Outgoing, outgoing
 from django_mq.contrib.relays.links import KINDS, BrokerAway, Link, Links
 from django_mq.messages import Delivery
@@ -131,7 +131,7 @@ def source_of(destination: Destination) -> str:
     """Return the CloudEvents source: that of the destination, else the name of the project."""
     if destination.source is not None:
         return destination.source
-    return "/" + str(getattr(django_settings, "ROOT_URLCONF", "django_mq")).partition(".")[0]
+    return "/" + (getattr(django_settings, "ROOT_URLCONF", "") or "django_mq").partition(".")[0]
 
 
 def unknown_destination(to: str) -> str:

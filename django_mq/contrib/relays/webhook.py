@@ -19,7 +19,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
-from django_mq.conf.brokers import WebhookDestination
+from django_mq.conf.relays import WebhookDestination
 from django_mq.contrib.relays.envelope import Outgoing, percent_encoded
 from django_mq.contrib.relays.links import BrokerAway
 from django_mq.exceptions import Snooze

@@ -101,6 +101,10 @@ class Broker:
         """Return the first `count` messages of a place, waiting for them."""
         raise NotImplementedError
 
+    def publish(self, place: str, body: bytes, **headers: str) -> None:
+        """Publish a message like another program; `id` becomes the broker's own, if it has one."""
+        raise NotImplementedError
+
     def _is_up(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, (self.directory / "log").read_text()
@@ -149,6 +153,12 @@ class RedisServer(Broker):
             for _, fields in entries
         ]
 
+    def publish(self, place: str, body: bytes, **headers: str) -> None:
+        import redis
+
+        with redis.Redis.from_url(self.url) as client:
+            client.xadd(place, {**headers, "data": body})
+
 
 class NatsServer(Broker):
     kind, place = "nats", "subject"
@@ -184,6 +194,9 @@ class NatsServer(Broker):
             )
             for each in self._run(read)
         ]
+
+    def publish(self, place: str, body: bytes, **headers: str) -> None:
+        self._run(lambda stream: stream.publish(place, body, headers=headers or None))
 
     def _run(self, function: Any) -> Any:
         import nats
@@ -271,6 +284,14 @@ class RabbitServer(Broker):
             for properties, body in found
         ]
 
+    def publish(self, place: str, body: bytes, **headers: str) -> None:
+        import pika
+
+        id = headers.pop("id", None)
+        properties = pika.BasicProperties(headers=headers, message_id=id)
+        with self._channel() as channel:
+            channel.basic_publish("amq.topic", place, body, properties)
+
     @contextmanager
     def _channel(self) -> Iterator[Any]:
         import pika
@@ -325,6 +346,13 @@ class KafkaServer(Broker):
         finally:
             consumer.close()
         return [self._received(each) for each in found]
+
+    def publish(self, place: str, body: bytes, **headers: str) -> None:
+        from confluent_kafka import Producer
+
+        producer = Producer({"bootstrap.servers": self.url.removeprefix("kafka://")})
+        producer.produce(place, body, headers=list(headers.items()))
+        assert producer.flush(30) == 0
 
     def _received(self, record: Any) -> Received:
         headers = {name: value.decode() for name, value in record.headers()}

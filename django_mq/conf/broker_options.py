@@ -1,0 +1,139 @@
+"""Readers of the options of brokers, for relays and inboxes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, field
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlsplit
+
+from django_mq.conf import readers
+from django_mq.conf.readers import (
+    Reader,
+    SecretValueError,
+    SettingError,
+    one_of,
+    read_fields,
+    setting_error,
+)
+
+
+def option(read: Reader, default: Any = MISSING, *, make: Any = MISSING) -> Any:
+    """Return the field of an option."""
+    return field(default=default, default_factory=make, metadata={"read": read})
+
+
+def secret_option(read: Reader, default: Any = MISSING, *, make: Any = MISSING) -> Any:
+    """Return an option whose value may have a password: no repr and no error shows it."""
+
+    def read_secret(value: object) -> Any:
+        try:
+            return read(value)
+        except ValueError as error:
+            raise SecretValueError(error) from None
+
+    return field(default=default, default_factory=make, repr=False, metadata={"read": read_secret})
+
+
+def url_of(*schemes: str) -> Reader:
+    """Return a reader of URLs with one of these schemes."""
+
+    def read(value: object) -> str:
+        try:
+            given = urlsplit(readers.text(value))
+            if given.scheme in schemes and (given.netloc or given.path.strip("/")):
+                return str(value)
+        except ValueError:
+            pass
+        raise ValueError(f"must be a URL that begins with {' or '.join(schemes)}, and ://")
+
+    return read
+
+
+def text_or_empty(value: object) -> str:
+    """Read a text."""
+    if not isinstance(value, str):
+        raise ValueError("must be a text")
+    return value
+
+
+def texts(value: object) -> tuple[str, ...]:
+    """Read one text, or several."""
+    found = (value,) if isinstance(value, str) else value
+    if not isinstance(found, list | tuple) or not all(found) or not _are_texts(found):
+        raise ValueError("must be a text, or a list of texts, none of them empty")
+    return tuple(found)
+
+
+def headers(value: object) -> Mapping[str, str]:
+    """Read a dict of texts."""
+    found = readers.mapping(value)
+    if not (_are_texts(found) and _are_texts(found.values())):
+        raise ValueError("must be a dict of texts")
+    return MappingProxyType(dict(found))
+
+
+def configuration(value: object) -> Mapping[str, Any]:
+    """Read a dict whose keys are texts."""
+    found = readers.mapping(value)
+    if not _are_texts(found):
+        raise ValueError("must be a dict whose keys are texts")
+    return MappingProxyType(dict(found))
+
+
+def _are_texts(values: Iterable[object]) -> bool:
+    return all(isinstance(each, str) for each in values)
+
+
+def read_all(
+    setting: str,
+    kinds: Mapping[str, type[Any]],
+    required: Sequence[str],
+    raw: Mapping[Any, Any],
+    errors: list[SettingError],
+) -> dict[str, Any]:
+    """Return the options of the entries of a setting, by name, of those without errors."""
+    found = {}
+    for name, options in raw.items():
+        where = f"DJANGO_MQ[{setting!r}][{name!r}]"
+        before = len(errors)
+        given = _checked(name, options, where, errors)
+        kind = None if given is None else _kind(kinds, given, where, errors)
+        if given is None or kind is None:
+            continue
+        values = read_fields(kind, given, str.lower, where, errors)
+        missing = [each for each in required if each not in given]
+        errors.extend(SettingError(where, f"has no {each!r}.") for each in missing)
+        if len(errors) == before:
+            found[name] = kind(**values)
+    return found
+
+
+def _checked(
+    name: object, options: object, where: str, errors: list[SettingError]
+) -> Mapping[str, Any] | None:
+    try:
+        readers.name(name)
+    except ValueError as error:
+        errors.append(SettingError(where, f"has a bad name: it {error}."))
+    try:
+        found: Mapping[str, Any] = readers.mapping(options)
+    except ValueError as error:  # it may be a URL with a password
+        errors.append(setting_error(where, options, SecretValueError(error)))
+        return None
+    return found
+
+
+def _kind(
+    kinds: Mapping[str, type[Any]],
+    given: Mapping[str, Any],
+    where: str,
+    errors: list[SettingError],
+) -> type[Any] | None:
+    read: Callable[[Any], Any] = one_of(*kinds)
+    try:
+        return kinds[read(given.get("kind"))]
+    except ValueError as error:
+        errors.append(setting_error(f"{where}['kind']", given.get("kind"), error))
+        return None

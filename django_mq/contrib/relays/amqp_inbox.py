@@ -1,0 +1,86 @@
+"""Inbox of a queue of RabbitMQ, or another broker of AMQP 0-9-1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from time import monotonic
+from typing import Any
+
+import pika
+from pika.exceptions import AMQPError
+
+from django_mq.conf.inboxes import AmqpInbox
+from django_mq.contrib.relays.envelope import text_of
+from django_mq.contrib.relays.incoming import Incoming
+from django_mq.contrib.relays.links import BrokerAway
+
+#: Seconds to wait for a further message of a batch.
+NEXT_SECONDS = 0.02
+
+
+class AmqpSource:
+    """Gets messages from one queue."""
+
+    def __init__(self, name: str, inbox: AmqpInbox) -> None:
+        parameters = pika.URLParameters(inbox.url)
+        parameters.socket_timeout = parameters.stack_timeout = inbox.timeout
+        parameters.connection_attempts = 1
+        self._inbox = inbox
+        with _away():
+            self._connection = pika.BlockingConnection(parameters)
+            self._channel = self._connection.channel()
+            self._channel.basic_qos(prefetch_count=inbox.batch_size)
+
+    def receive(self, limit: int, seconds: float) -> list[Incoming]:
+        found: list[Incoming] = []
+        deadline = monotonic() + seconds
+        with _away():
+            while len(found) < limit:
+                wait = NEXT_SECONDS if found else max(deadline - monotonic(), 0.01)
+                method, properties, body = next(
+                    self._channel.consume(self._inbox.source, inactivity_timeout=wait)
+                )
+                if method is None:
+                    break
+                found.append(_incoming(method.delivery_tag, properties, body))
+        return found
+
+    def ack(self, batch: Sequence[Incoming]) -> None:
+        with _away():
+            self._channel.basic_ack(batch[-1].token, multiple=True)
+
+    def keep_alive(self) -> None:
+        """Answer heartbeats; a closed connection would count as a delivery that failed."""
+        with _away():
+            self._connection.process_data_events(0)
+
+    def close(self) -> None:
+        with suppress(AMQPError, OSError):
+            self._connection.close()
+
+
+def _incoming(tag: int, properties: Any, body: bytes) -> Incoming:
+    return Incoming(
+        body,
+        {name: _text(value) for name, value in _scalars(properties.headers or {})},
+        properties.content_type or "",
+        properties.message_id,
+        token=tag,
+    )
+
+
+def _scalars(headers: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((name, value) for name, value in headers.items() if not isinstance(value, dict | list))
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else text_of(value)
+
+
+@contextmanager
+def _away() -> Iterator[None]:
+    try:
+        yield
+    except (AMQPError, OSError) as error:
+        raise BrokerAway(repr(error)) from error

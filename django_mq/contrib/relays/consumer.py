@@ -1,0 +1,189 @@
+"""Consume an inbox: broadcast what a broker delivers, and ack it after the commit."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from django.db import (
+    DatabaseError,
+    DataError,
+    IntegrityError,
+    InterfaceError,
+    connections,
+    transaction,
+)
+from django.db.models.functions import Now
+
+from django_mq.conf import alias_of, get_settings
+from django_mq.conf.inboxes import Inbox
+from django_mq.contrib.relays.incoming import (
+    Incoming,
+    Undecodable,
+    default_type,
+    message_of,
+    undecodable_payload,
+)
+from django_mq.contrib.relays.links import BrokerAway, Source, open_source
+from django_mq.contrib.relays.sending import INBOX
+from django_mq.exceptions import BroadcastBusy, MQError
+from django_mq.executor.outage import reason_of
+from django_mq.messages import Message
+from django_mq.models import QueuedMessage
+from django_mq.outbox import broadcast_many
+from django_mq.outbox.origin import metadata_sources
+from django_mq.policy.error_text import one_line
+
+logger = logging.getLogger("django_mq")
+
+#: Seconds that one look for messages takes; a stop waits for it.
+LOOK_SECONDS = 1.0
+#: Seconds to wait while the broker or the database is away: the first time, and at most.
+FIRST_WAIT, LONGEST_WAIT = 0.5, 15.0
+
+
+class Consumer:
+    """Passes messages from one inbox to handlers until it is told to stop."""
+
+    def __init__(self, name: str, inbox: Inbox, *, using: str | None = None) -> None:
+        self.name = name
+        self.inbox = inbox
+        self.alias = alias_of(using)
+        self.stored = 0
+        self._stop = threading.Event()
+        self._source: Source | None = None
+        self._wait = FIRST_WAIT
+        self._away = False
+
+    def stop(self) -> None:
+        """Ask it to end after the batch that it stores now."""
+        self._stop.set()
+
+    def run(self, *, until_empty: bool = False) -> int:
+        """Consume until `stop()`, or until a look finds nothing; return how many were stored.
+
+        While the broker or the database is away, or a queue is full (`max_backlog`), it waits.
+        Messages that were not acked come again; their unique ids keep them from being stored twice.
+        """
+        self._log(logging.INFO, "inbox_started", f"consuming {self.inbox.source}")
+        try:
+            while not self._stop.is_set():
+                try:
+                    if not self._turn() and until_empty:
+                        break
+                except BrokerAway as away:
+                    self._close()
+                    self._wait_for("broker", one_line(str(away)))
+        finally:
+            self._close()
+        self._log(logging.INFO, "inbox_stopped", f"stored {self.stored}")
+        return self.stored
+
+    def _turn(self) -> int:
+        """Store and ack what one look finds; return how much that is."""
+        if self._source is None:
+            self._source = open_source(self.name, self.inbox)
+        batch = self._source.receive(self.inbox.batch_size, LOOK_SECONDS)
+        if batch and self._store_in_the_end(batch):
+            self._source.ack(batch)
+        self._is_back()
+        return len(batch)
+
+    def _store_in_the_end(self, batch: Sequence[Incoming]) -> bool:
+        """Store a batch, however long the database takes; return False if asked to stop."""
+        while not self._stop.is_set():
+            try:
+                self.store(batch)
+                return True
+            except BroadcastBusy as error:
+                self._wait_for("workers", one_line(str(error)))
+            except (DatabaseError, InterfaceError) as error:
+                connections[self.alias].close()
+                self._wait_for("database", reason_of(error))
+            if self._source is not None:
+                self._source.keep_alive()
+        return False
+
+    def store(self, batch: Sequence[Incoming]) -> None:
+        """Store messages in one transaction: those that cannot be decoded as dead letters."""
+        good: list[tuple[Incoming, Message]] = []
+        bad: list[tuple[Incoming, str]] = []
+        for each in batch:
+            try:
+                good.append((each, message_of(each, self.name, self.inbox)))
+            except (Undecodable, MQError) as error:
+                bad.append((each, str(error)))
+        with transaction.atomic(using=self.alias), marked(self.name):
+            bad += self._broadcast(good)
+            for each, reason in bad:
+                self._bury(each, reason)
+        self.stored += len(batch)
+        if bad:
+            self._log(
+                logging.WARNING, "inbox_refused", f"{len(bad)} messages were stored as dead letters"
+            )
+
+    def _broadcast(self, good: Sequence[tuple[Incoming, Message]]) -> list[tuple[Incoming, str]]:
+        """Broadcast messages; return those that are refused, with the reason."""
+        try:
+            with transaction.atomic(using=self.alias):
+                broadcast_many([message for _, message in good], using=self.alias)
+        except BroadcastBusy:
+            raise
+        except (MQError, DataError, IntegrityError) as error:
+            if len(good) == 1:
+                return [(good[0][0], str(error))]
+            return [refused for each in good for refused in self._broadcast([each])]
+        return []
+
+    def _bury(self, raw: Incoming, reason: str) -> None:
+        """Store a message as a dead letter, with its raw body."""
+        QueuedMessage.objects.using(self.alias).create(
+            queue=self.inbox.queue or get_settings().default_queue,
+            type=default_type(self.name),
+            payload=undecodable_payload(raw),
+            metadata={INBOX: self.name},
+            dead_at=Now(),
+            dead_reason=one_line(f"inbox {self.name}: {reason}"),
+            last_error=one_line(reason),
+        )
+
+    def _wait_for(self, what: str, reason: str) -> None:
+        """Wait, longer from time to time; log only the first time."""
+        if not self._away:
+            self._away = True
+            self._log(logging.WARNING, "inbox_away", f"it waits for the {what}: {reason}")
+        self._stop.wait(self._wait)
+        self._wait = min(2 * self._wait, LONGEST_WAIT)
+
+    def _is_back(self) -> None:
+        self._wait = FIRST_WAIT
+        if self._away:
+            self._away = False
+            self._log(logging.INFO, "inbox_back", "it consumes again")
+
+    def _close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def _log(self, level: int, event: str, text: str) -> None:
+        logger.log(
+            level, "inbox %s: %s", self.name, text, extra={"event": event, "inbox": self.name}
+        )
+
+
+@contextmanager
+def marked(name: str) -> Iterator[None]:
+    """Within the block, broadcasts of this process get the metadata `mq.inbox`."""
+
+    def source() -> dict[str, str]:
+        return {INBOX: name}
+
+    metadata_sources.append(source)
+    try:
+        yield
+    finally:
+        metadata_sources.remove(source)

@@ -1,0 +1,197 @@
+"""A message that a broker delivers, and the message that an inbox makes of it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from django_mq.conf.inboxes import Inbox
+from django_mq.contrib.relays.envelope import OWN
+from django_mq.exceptions import InvalidName, InvalidOption
+from django_mq.messages import Message
+from django_mq.policy.column_bounds import MAX_INTEGER, MAX_NAME
+from django_mq.policy.names import check_key
+
+#: How the bindings of CloudEvents begin the names of headers.
+PREFIXES = ("ce-", "ce_", "cloudEvents_", "cloudEvents:")
+
+
+class Undecodable(Exception):
+    """No message can be made of what came in; the text says why, for operators."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """One message of a broker, as the callables of an inbox get it.
+
+    `id`: the broker's own id, None if it has none. `key`: of Kafka's record. `attributes` and
+    `payload`: of the CloudEvent; a message that is none has no attributes, and JSON as its payload.
+    `token`: what the source needs to ack it.
+    """
+
+    body: bytes
+    headers: Mapping[str, str]
+    content_type: str
+    id: str | None
+    key: str | None = None
+    token: Any = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    payload: Any = None
+
+
+def decoded(raw: Incoming) -> Incoming:
+    """Return the message with its attributes and payload. Raises Undecodable."""
+    attributes = {
+        name: value
+        for prefix in PREFIXES
+        for name, value in _attributes(raw.headers, prefix).items()
+    }
+    document = _json(raw.body)
+    if raw.content_type.lower().startswith("application/cloudevents"):
+        if not isinstance(document, dict):
+            raise Undecodable("it is no JSON object, so no CloudEvent")
+        attributes = {k: v for k, v in document.items() if k not in ("data", "data_base64")}
+        document = document.get("data")
+    return _with(raw, attributes, document)
+
+
+def message_of(raw: Incoming, name: str, inbox: Inbox) -> Message:
+    """Return the message to broadcast for one that came in through the inbox `name`.
+
+    Raises Undecodable.
+    """
+    found = decoded(raw)
+    version = found.attributes.get("schemaversion", 1)
+    return Message(
+        _type(found, name, inbox),
+        found.payload,
+        queue=inbox.queue,
+        metadata=_metadata(found),
+        schema_version=_version(version),
+        key=_key(found),
+        unique_id=_unique_id(found, name, inbox),
+        unique_for=inbox.unique_for,
+    )
+
+
+def default_type(name: str) -> str:
+    """Return the type of the messages of an inbox whose settings name none."""
+    return f"inbox.{name}"
+
+
+def undecodable_payload(raw: Incoming) -> dict[str, Any]:
+    """Return the payload of a dead letter for a message that could not be decoded."""
+    return {
+        "raw": base64.b64encode(raw.body).decode(),
+        "content_type": raw.content_type,
+        # JSON in PostgreSQL has no null character.
+        "headers": {
+            k.replace("\0", "\ufffd"): v.replace("\0", "\ufffd") for k, v in raw.headers.items()
+        },
+        "id": raw.id,
+    }
+
+
+def _attributes(headers: Mapping[str, str], prefix: str) -> dict[str, Any]:
+    found = {
+        name[len(prefix) :].lower(): value
+        for name, value in headers.items()
+        if name.lower().startswith(prefix.lower())
+    }
+    if prefix != "ce-":
+        return found
+    try:
+        return {name: unquote(value, errors="strict") for name, value in found.items()}
+    except UnicodeDecodeError as error:
+        raise Undecodable(f"an attribute is not percent-encoded UTF-8: {error}") from error
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return json.loads(body) if body.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise Undecodable(f"its body is no JSON: {error}") from error
+
+
+def _with(raw: Incoming, attributes: Mapping[str, Any], payload: Any) -> Incoming:
+    return Incoming(
+        raw.body,
+        raw.headers,
+        raw.content_type,
+        raw.id,
+        raw.key,
+        raw.token,
+        attributes,
+        payload,
+    )
+
+
+def _type(found: Incoming, name: str, inbox: Inbox) -> str:
+    if inbox.type is None:
+        return default_type(name)
+    return inbox.type if isinstance(inbox.type, str) else _asked(inbox.type, found, "type")
+
+
+def _unique_id(found: Incoming, name: str, inbox: Inbox) -> str:
+    """Return the unique id: the inbox and the message's id, hashed if it is too long."""
+    if inbox.id == "hash":
+        id: str | None = hashlib.sha256(found.body).hexdigest()
+    elif callable(inbox.id):
+        id = _asked(inbox.id, found, "id")
+    else:
+        id = found.id
+    if not id:
+        raise Undecodable("it has no message_id: set the inbox's 'id' to 'hash' or a callable")
+    try:
+        return check_key(f"{name}:{id}", "unique id")
+    except (InvalidName, InvalidOption):
+        return f"{name}:{hashlib.sha256(id.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def _asked(function: Any, found: Incoming, what: str) -> str:
+    try:
+        answer = function(found)
+    except Exception as error:
+        raise Undecodable(f"the inbox's {what!r} raised {type(error).__name__}: {error}") from error
+    if not isinstance(answer, str):
+        raise Undecodable(f"the inbox's {what!r} returned no text but {type(answer).__name__}")
+    return answer
+
+
+def _key(found: Incoming) -> str | None:
+    key = found.attributes.get("partitionkey", found.key)
+    try:
+        return None if key is None else check_key(key, "key")
+    except (InvalidName, InvalidOption):
+        return None  # no text of ours
+
+
+def _version(value: Any) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        return 1
+    return number if 1 <= number <= MAX_INTEGER else 1
+
+
+def _metadata(found: Incoming) -> dict[str, Any]:
+    """Return the attributes and headers as metadata; those of the event itself begin with `ce_`."""
+    metadata: dict[str, Any] = {}
+    for name, value in found.attributes.items():
+        if name == "schemaversion":
+            continue
+        known = name in OWN or name in ("subject", "dataschema")
+        metadata[f"ce_{name}" if known else name.removeprefix("mq.")[:MAX_NAME]] = value
+    others = {
+        name: value
+        for name, value in found.headers.items()
+        if not name.lower().startswith(tuple(each.lower() for each in PREFIXES))
+    }
+    if others:
+        metadata["headers"] = others
+    return metadata

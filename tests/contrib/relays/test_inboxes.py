@@ -1,0 +1,241 @@
+"""What comes in from a broker is broadcast once, or stored as a dead letter; nothing is lost."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_mq import Delivery, broadcast, handler
+from django_mq.conf import get_settings
+from django_mq.contrib.relays.consumer import Consumer
+from django_mq.contrib.relays.incoming import Incoming
+from django_mq.models import QueuedMessage, UniqueKey
+from django_mq.testing import drain
+from tests.contrib.relays.brokers import SERVERS, Broker, HttpServer, RabbitServer
+from tests.contrib.relays.conftest import deliver
+from tests.contrib.relays.test_kinds import send
+from tests.rows import the_message
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Consume = Callable[..., int]
+
+
+@pytest.fixture(scope="module", params=[each for each in SERVERS if each != HttpServer.kind])
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    broker = SERVERS[request.param]()
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.close()
+
+
+@pytest.fixture
+def consume(broker: Broker, place: str, settings: Any) -> Consume:
+    """Consume what is there, with further options of the inbox; return how many were stored."""
+
+    def consume(**options: Any) -> int:
+        inbox = {"kind": broker.kind, "url": broker.url, "source": place, "timeout": 5}
+        given = getattr(settings, "DJANGO_MQ", {})
+        settings.DJANGO_MQ = {**given, "INBOXES": {"crm": {**inbox, **group, **options}}}
+        consumer = Consumer("crm", get_settings().inboxes["crm"])
+        return consumer.run(until_empty=True)
+
+    group = {} if broker.kind == "amqp" else {"group": place.replace(".", "_")}
+    return consume
+
+
+only_amqp = pytest.mark.parametrize("broker", [RabbitServer.kind], indirect=True, scope="module")
+
+
+def test_a_relayed_event_comes_in(
+    broker: Broker, place: str, relayed: Callable[..., None], consume: Consume
+) -> None:
+    relayed()
+    [id] = send(place, 7, key="k", metadata={"tenant": "ä", "mq": "x"})
+    deliver()
+    assert consume() == 1
+    message = the_message()
+    assert (message.type, message.payload, message.key) == ("inbox.crm", {"n": 7}, "k")
+    metadata = dict(message.metadata)
+    assert metadata.pop("ce_time")
+    metadata.pop("headers", None)
+    metadata.pop("ce_datacontenttype", None)
+    assert metadata == {
+        "ce_id": id,
+        "ce_source": "/testproject",
+        "ce_specversion": "1.0",
+        "ce_type": place,
+        "ce_partitionkey": "k",
+        "mq": "x",
+        "mq.inbox": "crm",
+        "tenant": "ä",
+    }
+    assert message.unique_id is not None
+    assert message.unique_id.startswith("crm:")
+    assert UniqueKey.objects.get().unique_for.total_seconds() == 7 * 86400
+
+
+def test_plain_json_comes_in_with_its_headers(broker: Broker, place: str, consume: Consume) -> None:
+    broker.publish(place, b'{"n": 1}', id="first", tenant="a")
+    assert consume(type=lambda raw: f"crm.{raw.headers['tenant']}", queue="default") == 1
+    message = the_message()
+    assert (message.type, message.payload) == ("crm.a", {"n": 1})
+    assert message.metadata["headers"]["tenant"] == "a"
+
+
+def test_what_was_stored_is_acked(broker: Broker, place: str, consume: Consume) -> None:
+    for n in range(30):
+        broker.publish(place, b"[%d]" % n, id=str(n))
+    assert consume(batch_size=7) == 30
+    assert sorted(each.payload[0] for each in QueuedMessage.objects.all()) == list(range(30))
+    assert consume() == 0
+
+
+def test_what_comes_again_is_stored_once(broker: Broker, place: str, consume: Consume) -> None:
+    """The commit succeeded, and the ack was lost; also after the message was handled."""
+    handled = []
+
+    @handler("inbox.crm", name="crm")
+    def keep(delivery: Delivery) -> None:
+        handled.append(delivery.id)
+
+    broker.publish(place, b"{}", id="one")
+    consume()
+    raw = Incoming(b"{}", {}, "", (the_message().unique_id or "").removeprefix("crm:"))
+    again = Consumer("crm", get_settings().inboxes["crm"])
+    again.store([raw, raw])
+    assert drain() == 1
+    again.store([raw])
+    assert drain() == 0
+    assert len(handled) == 1
+
+
+def test_what_cannot_be_decoded_is_a_dead_letter(
+    broker: Broker, place: str, consume: Consume
+) -> None:
+    broker.publish(place, b"\xff no json", id="bad")
+    broker.publish(place, b"{}", id="good")
+    assert consume() == 2
+    dead = QueuedMessage.objects.get(dead_at__isnull=False)
+    assert base64.b64decode(dead.payload["raw"]) == b"\xff no json"
+    assert (dead.type, dead.metadata) == ("inbox.crm", {"mq.inbox": "crm"})
+    assert "no JSON" in dead.dead_reason
+    assert QueuedMessage.objects.filter(dead_at=None).count() == 1
+
+
+@only_amqp
+def test_amqp_has_no_id_of_its_own(broker: Broker, place: str, consume: Consume) -> None:
+    broker.publish(place, b'{"n": 1}')
+    assert consume() == 1
+    assert "no message_id" in the_message().dead_reason
+    QueuedMessage.objects.all().delete()
+    broker.publish(place, b'{"n": 1}')
+    broker.publish(place, b'{"n": 1}')
+    assert consume(id="hash") == 2
+    assert the_message().unique_id == "crm:" + hashlib.sha256(b'{"n": 1}').hexdigest()
+
+
+@only_amqp
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"id": lambda raw: raw.payload["id"]}, "KeyError"),
+        ({"id": lambda raw: 5}, "returned no text but int"),
+        ({"id": lambda raw: ""}, "no message_id"),
+        ({"type": lambda raw: "two words"}, "two words"),
+        ({"type": lambda raw: None}, "returned no text but NoneType"),
+    ],
+)
+def test_what_a_callable_gets_wrong_is_a_dead_letter(
+    broker: Broker, place: str, consume: Consume, options: dict[str, Any], reason: str
+) -> None:
+    broker.publish(place, b"{}", id="x")
+    assert consume(**options) == 1
+    assert reason in the_message().dead_reason
+
+
+@only_amqp
+def test_a_message_beyond_the_limits_is_a_dead_letter_with_all_of_it(
+    broker: Broker, place: str, consume: Consume, settings: Any
+) -> None:
+    settings.DJANGO_MQ = {"MAX_PAYLOAD_BYTES": 100}
+    body = json.dumps(["x" * 200]).encode()
+    broker.publish(place, body, id="long")
+    broker.publish(place, b'{"nul": "\\u0000"}', id="nul")
+    broker.publish(place, b"{}", id="good")
+    assert consume() == 3
+    dead = QueuedMessage.objects.filter(dead_at__isnull=False).order_by("id")
+    assert [base64.b64decode(each.payload["raw"]) for each in dead] == [
+        body,
+        b'{"nul": "\\u0000"}',
+    ]
+
+
+@only_amqp
+def test_a_long_id_is_hashed(broker: Broker, place: str, consume: Consume) -> None:
+    broker.publish(place, b"{}", id="x" * 200)
+    assert consume() == 1
+    assert the_message().unique_id == "crm:" + hashlib.sha256(b"x" * 200).hexdigest()
+
+
+def test_while_the_broker_is_away_it_waits(
+    broker: Broker,
+    place: str,
+    consume: Consume,
+    settings: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if broker.kind == "kafka":
+        pytest.skip("no proxy can cut it off: it tells its clients where it is")
+    broker.publish(place, b"{}", id="one")
+    assert consume() == 1
+    broker.publish(place, b"{}", id="two")
+    broker.refuse(True)
+    consumer = Consumer("crm", get_settings().inboxes["crm"])
+    consumer._stop.wait = lambda seconds: broker.refuse(False)  # type: ignore[assignment]
+    assert consumer.run(until_empty=True) == 1
+    events = [getattr(each, "event", "") for each in caplog.records]
+    assert [each for each in events if each.startswith("inbox")][2:] == [
+        "inbox_started",
+        "inbox_away",
+        "inbox_back",
+        "inbox_stopped",
+    ]
+
+
+@only_amqp
+def test_a_full_queue_makes_it_wait(
+    broker: Broker, place: str, consume: Consume, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.DJANGO_MQ = {"QUEUES": {"default": {"max_backlog": 1}}, "REQUIRE_ATOMIC": False}
+    broadcast("a.b")
+    broker.publish(place, b"{}", id="one")
+    inbox = {"kind": "amqp", "url": broker.url, "source": place}
+    settings.DJANGO_MQ = {**settings.DJANGO_MQ, "INBOXES": {"crm": inbox}}
+    consumer = Consumer("crm", get_settings().inboxes["crm"])
+    consumer._stop.wait = lambda seconds: QueuedMessage.objects.all().delete()  # type: ignore[assignment]
+    assert consumer.run(until_empty=True) == 1
+    assert the_message().type == "inbox.crm"
+    assert "max_backlog" in caplog.text
+
+
+@only_amqp
+def test_the_command_consumes(
+    broker: Broker, place: str, consume: Consume, settings: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.publish(place, b"{}", id="one")
+    inbox = {"kind": "amqp", "url": broker.url, "source": place}
+    settings.DJANGO_MQ = {"INBOXES": {"crm": inbox}}
+    call_command("mq_consume", "crm", "--until-empty")
+    assert capsys.readouterr().out == "1 message was stored.\n"
+    with pytest.raises(CommandError, match=r"has no inbox 'cmr' \(it has crm\)") as caught:
+        call_command("mq_consume", "cmr")
+    assert caught.value.returncode == 2

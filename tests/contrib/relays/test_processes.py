@@ -1,0 +1,117 @@
+"""Relays and inboxes as users run them: as processes, which are stopped and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_mq import Message, broadcast_many
+from django_mq.contrib.relays import relay
+from django_mq.models import QueuedMessage
+from tests.acceptance.conftest import database_url
+from tests.contrib.relays.brokers import SERVERS, Broker, HttpServer
+from tests.waiting import until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ROOT = Path(__file__).parents[3]
+NOWHERE = {"kind": "webhook", "url": "http://127.0.0.1:9/"}
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start `manage.py` with arguments and settings; killed at the end."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: str, **settings: Any) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            "DATABASE_URL": database_url(),
+            "DJANGO_SETTINGS_MODULE": "tests.contrib.relays.project",
+            "RELAYS_MQ": json.dumps({"RELAYS": {"events": NOWHERE}, **settings}),
+        }
+        with (tmp_path / "log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "manage.py", *arguments],
+                cwd=ROOT,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(60)
+
+
+def has_stored(count: int) -> bool:
+    return QueuedMessage.objects.count() >= count
+
+
+@pytest.mark.parametrize("outage", [False, True])
+def test_a_worker_ends_cleanly_with_open_connections(
+    broker: Broker, place: str, start: Start, tmp_path: Path, outage: bool
+) -> None:
+    relay("shop.#", to="events")
+    destination = broker.destination(place)
+    worker = start("mq_worker", RELAYS={"events": destination})
+    with transaction.atomic():
+        broadcast_many([Message(place, {"n": n}) for n in range(50)])
+    broker.received(place, 50)
+    until(lambda: not QueuedMessage.objects.exists(), "all are acked")
+    if outage:
+        broker.refuse(True)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(60) == 0
+    broker.refuse(False)
+    said = (tmp_path / "log").read_text()
+    assert "worker" in said
+    for word in ("Traceback", "Exception", "was destroyed", "relay_away", "ERROR"):
+        assert word not in said, said
+
+
+@pytest.mark.parametrize(
+    "broker", [each for each in SERVERS if each != HttpServer.kind], indirect=True, scope="module"
+)
+def test_what_a_killed_consumer_had_is_stored_once(
+    broker: Broker, place: str, start: Start, tmp_path: Path
+) -> None:
+    inbox = {"kind": broker.kind, "url": broker.url, "source": place, "batch_size": 10}
+    if broker.kind == "kafka":
+        inbox["config"] = {"session.timeout.ms": 6000}  # till the group lets go of a dead member
+    for n in range(60):
+        broker.publish(place, b"[%d]" % n, id=str(n))
+    for enough in (1, 30):
+        consumer = start("mq_consume", "crm", INBOXES={"crm": inbox})
+        until(partial(has_stored, enough), "some are stored")
+        os.killpg(consumer.pid, signal.SIGKILL)
+        consumer.wait(60)
+    consumer = start("mq_consume", "crm", INBOXES={"crm": inbox})
+    if broker.kind == "redis":  # entries of the dead consumers are taken over after a minute
+        found = {tuple(each) for each in QueuedMessage.objects.values_list("unique_id")}
+        assert len(found) == QueuedMessage.objects.count()
+    else:
+        until(partial(has_stored, 60), "all are stored")
+        numbers = [each.payload[0] for each in QueuedMessage.objects.all()]
+        assert sorted(numbers) == list(range(60))
+    log = tmp_path / "log"
+    until(lambda: log.read_text().count("consuming shop") == 3, "the last one has started")
+    consumer.send_signal(signal.SIGTERM)
+    assert consumer.wait(60) == 0
+    assert "Traceback" not in log.read_text()
