@@ -179,9 +179,10 @@ class NatsServer(Broker):
             subscription = await stream.pull_subscribe(place, "reader")
             found: list[Any] = []
             while len(found) < count:
-                found += await subscription.fetch(count - len(found), timeout=30)
-                for each in found:
+                fetched = await subscription.fetch(count - len(found), timeout=30)
+                for each in fetched:
                     await each.ack()
+                found += fetched
             return found
 
         return [
@@ -435,3 +436,12 @@ def without(headers: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 SERVERS: dict[str, type[Broker]] = {
     each.kind: each for each in (RedisServer, NatsServer, RabbitServer, KafkaServer, HttpServer)
 }
+
+
+def kinds(*quick: str, without: tuple[str, ...] = ()) -> list[Any]:
+    """Return the kinds to test with: `quick` ones in each run, the others in a thorough one."""
+    return [
+        kind if kind in quick else pytest.param(kind, marks=pytest.mark.thorough)
+        for kind in SERVERS
+        if kind not in without
+    ]

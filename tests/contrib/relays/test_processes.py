@@ -19,7 +19,7 @@ from django_mq import Message, broadcast_many
 from django_mq.contrib.relays import relay
 from django_mq.models import QueuedMessage
 from tests.acceptance.conftest import database_url
-from tests.contrib.relays.brokers import SERVERS, Broker, HttpServer
+from tests.contrib.relays.brokers import Broker, kinds
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -64,6 +64,7 @@ def has_stored(count: int) -> bool:
     return QueuedMessage.objects.count() >= count
 
 
+@pytest.mark.parametrize("broker", kinds("redis", "webhook"), indirect=True, scope="module")
 @pytest.mark.parametrize("outage", [False, True])
 def test_a_worker_ends_cleanly_with_open_connections(
     broker: Broker, place: str, start: Start, tmp_path: Path, outage: bool
@@ -87,7 +88,7 @@ def test_a_worker_ends_cleanly_with_open_connections(
 
 
 @pytest.mark.parametrize(
-    "broker", [each for each in SERVERS if each != HttpServer.kind], indirect=True, scope="module"
+    "broker", kinds("redis", without=("webhook",)), indirect=True, scope="module"
 )
 def test_what_a_killed_consumer_had_is_stored_once(
     broker: Broker, place: str, start: Start, tmp_path: Path
@@ -97,8 +98,14 @@ def test_what_a_killed_consumer_had_is_stored_once(
         inbox["config"] = {"session.timeout.ms": 6000}  # till the group lets go of a dead member
     for n in range(60):
         broker.publish(place, b"[%d]" % n, id=str(n))
-    for enough in (1, 30):
+    log = tmp_path / "log"
+
+    def have_started(count: int) -> bool:
+        return log.read_text().count("consuming shop") == count
+
+    for number, enough in enumerate((1, 30), 1):
         consumer = start("mq_consume", "crm", INBOXES={"crm": inbox})
+        until(partial(have_started, number), "it consumes")
         until(partial(has_stored, enough), "some are stored")
         os.killpg(consumer.pid, signal.SIGKILL)
         consumer.wait(60)
@@ -110,8 +117,7 @@ def test_what_a_killed_consumer_had_is_stored_once(
         until(partial(has_stored, 60), "all are stored")
         numbers = [each.payload[0] for each in QueuedMessage.objects.all()]
         assert sorted(numbers) == list(range(60))
-    log = tmp_path / "log"
-    until(lambda: log.read_text().count("consuming shop") == 3, "the last one has started")
+    until(partial(have_started, 3), "the last one consumes")
     consumer.send_signal(signal.SIGTERM)
     assert consumer.wait(60) == 0
     assert "Traceback" not in log.read_text()

@@ -33,6 +33,7 @@ def failures() -> dict[int, str]:
     return {each.message_id: each.error_text for each in FailedAttempt.objects.all()}
 
 
+@pytest.mark.thorough
 @only(RabbitServer)
 def test_amqp_a_message_that_no_queue_gets_fails_alone(place: str, relayed: Declare) -> None:
     relayed(options={"routing_key": "{type}"})
@@ -43,6 +44,7 @@ def test_amqp_a_message_that_no_queue_gets_fails_alone(place: str, relayed: Decl
     assert ok != lost
 
 
+@pytest.mark.thorough
 @only(RabbitServer)
 def test_amqp_a_message_that_no_queue_gets_may_be_fine(place: str, relayed: Declare) -> None:
     relayed(options={"routing_key": "{type}", "mandatory": False})
@@ -51,6 +53,7 @@ def test_amqp_a_message_that_no_queue_gets_may_be_fine(place: str, relayed: Decl
     assert not QueuedMessage.objects.exists()
 
 
+@pytest.mark.thorough
 @only(RabbitServer)
 def test_amqp_a_missing_exchange_is_the_error_of_each_message(place: str, relayed: Declare) -> None:
     relayed(options={"exchange": "shop.none"})
