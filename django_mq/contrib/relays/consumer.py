@@ -15,7 +15,6 @@ from django.db import (
     connections,
     transaction,
 )
-from django.db.models.functions import Now
 
 from django_mq.conf import alias_of, get_settings
 from django_mq.conf.inboxes import Inbox
@@ -31,10 +30,10 @@ from django_mq.contrib.relays.sending import INBOX
 from django_mq.exceptions import BroadcastBusy, MQError
 from django_mq.executor.outage import reason_of
 from django_mq.messages import Message
-from django_mq.models import QueuedMessage
 from django_mq.outbox import broadcast_many
 from django_mq.outbox.origin import metadata_sources
 from django_mq.policy.error_text import one_line
+from django_mq.store.insert_dead import insert_dead
 
 logger = logging.getLogger("django_mq")
 
@@ -109,24 +108,26 @@ class Consumer:
     def store(self, batch: Sequence[Incoming]) -> None:
         """Store messages in one transaction: those that cannot be decoded as dead letters."""
         good: list[tuple[Incoming, Message]] = []
-        bad: list[tuple[Incoming, str]] = []
+        bad: list[tuple[Incoming, Undecodable]] = []
         for each in batch:
             try:
                 good.append((each, message_of(each, self.name, self.inbox)))
-            except (Undecodable, MQError) as error:
-                bad.append((each, str(error)))
+            except Undecodable as error:
+                bad.append((each, error))
         with transaction.atomic(using=self.alias), marked(self.name):
             bad += self._broadcast(good)
-            for each, reason in bad:
-                self._bury(each, reason)
+            for each, refused in bad:
+                self._bury(each, refused)
         self.stored += len(batch)
         if bad:
             self._log(
                 logging.WARNING, "inbox_refused", f"{len(bad)} messages were stored as dead letters"
             )
 
-    def _broadcast(self, good: Sequence[tuple[Incoming, Message]]) -> list[tuple[Incoming, str]]:
-        """Broadcast messages; return those that are refused, with the reason."""
+    def _broadcast(
+        self, good: Sequence[tuple[Incoming, Message]]
+    ) -> list[tuple[Incoming, Undecodable]]:
+        """Broadcast messages; return those that are refused."""
         try:
             with transaction.atomic(using=self.alias):
                 broadcast_many([message for _, message in good], using=self.alias)
@@ -134,21 +135,22 @@ class Consumer:
             raise
         except (MQError, DataError, IntegrityError) as error:
             if len(good) == 1:
-                return [(good[0][0], str(error))]
+                return [(good[0][0], Undecodable(type(error).__name__, str(error)))]
             return [refused for each in good for refused in self._broadcast([each])]
         return []
 
-    def _bury(self, raw: Incoming, reason: str) -> None:
+    def _bury(self, raw: Incoming, refused: Undecodable) -> None:
         """Store a message as a dead letter, with its raw body."""
-        QueuedMessage.objects.using(self.alias).create(
-            queue=self.inbox.queue or get_settings().default_queue,
-            type=default_type(self.name),
-            payload=undecodable_payload(raw),
-            metadata={INBOX: self.name},
-            dead_at=Now(),
-            dead_reason=one_line(f"inbox {self.name}: {reason}"),
-            last_error=one_line(reason),
-        )
+        with connections[self.alias].cursor() as cursor:
+            insert_dead(
+                cursor,
+                queue=self.inbox.queue or get_settings().default_queue,
+                type=default_type(self.name),
+                payload=undecodable_payload(raw),
+                metadata={INBOX: self.name},
+                reason=f"inbox {self.name}: {refused.reason}",
+                error=one_line(str(refused)),
+            )
 
     def _wait_for(self, what: str, reason: str) -> None:
         """Wait, longer from time to time; log only the first time."""

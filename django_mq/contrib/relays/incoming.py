@@ -22,7 +22,14 @@ PREFIXES = ("ce-", "ce_", "cloudEvents_", "cloudEvents:")
 
 
 class Undecodable(Exception):
-    """No message can be made of what came in; the text says why, for operators."""
+    """No message can be made of what came in.
+
+    `reason` says why, without any content. The text is for users who may see payloads.
+    """
+
+    def __init__(self, reason: str, text: str = "") -> None:
+        super().__init__(text or reason)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +115,14 @@ def _attributes(headers: Mapping[str, str], prefix: str) -> dict[str, Any]:
     try:
         return {name: unquote(value, errors="strict") for name, value in found.items()}
     except UnicodeDecodeError as error:
-        raise Undecodable(f"an attribute is not percent-encoded UTF-8: {error}") from error
+        raise Undecodable("an attribute is not percent-encoded UTF-8") from error
 
 
 def _json(body: bytes) -> Any:
     try:
         return json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError) as error:
-        raise Undecodable(f"its body is no JSON: {error}") from error
+        raise Undecodable("its body is no JSON", f"its body is no JSON: {error}") from error
 
 
 def _with(raw: Incoming, attributes: Mapping[str, Any], payload: Any) -> Incoming:
@@ -157,7 +164,8 @@ def _asked(function: Any, found: Incoming, what: str) -> str:
     try:
         answer = function(found)
     except Exception as error:
-        raise Undecodable(f"the inbox's {what!r} raised {type(error).__name__}: {error}") from error
+        reason = f"the inbox's {what!r} raised {type(error).__name__}"
+        raise Undecodable(reason, f"{reason}: {error}") from error
     if not isinstance(answer, str):
         raise Undecodable(f"the inbox's {what!r} returned no text but {type(answer).__name__}")
     return answer

@@ -151,7 +151,7 @@ def test_amqp_has_no_id_of_its_own(broker: Broker, place: str, consume: Consume)
         ({"id": lambda raw: raw.payload["id"]}, "KeyError"),
         ({"id": lambda raw: 5}, "returned no text but int"),
         ({"id": lambda raw: ""}, "no message_id"),
-        ({"type": lambda raw: "two words"}, "two words"),
+        ({"type": lambda raw: "two words"}, "InvalidName"),
         ({"type": lambda raw: None}, "returned no text but NoneType"),
     ],
 )
@@ -160,7 +160,9 @@ def test_what_a_callable_gets_wrong_is_a_dead_letter(
 ) -> None:
     broker.publish(place, b"{}", id="x")
     assert consume(**options) == 1
-    assert reason in the_message().dead_reason
+    message = the_message()
+    assert reason in message.dead_reason
+    assert "two words" not in message.dead_reason
 
 
 @only_redis
