@@ -43,6 +43,10 @@ LOOK_SECONDS = 1.0
 FIRST_WAIT, LONGEST_WAIT = 0.5, 15.0
 
 
+#: Errors of a message rather than of the database.
+REFUSED = (MQError, DataError, IntegrityError, ValueError, TypeError, RecursionError)
+
+
 class Consumer:
     """Passes messages from one inbox to handlers until it is told to stop."""
 
@@ -121,7 +125,7 @@ class Consumer:
         self.stored += len(batch)
         if bad:
             self._log(
-                logging.WARNING, "inbox_refused", f"{len(bad)} messages were stored as dead letters"
+                logging.WARNING, "inbox_refused", f"stored as dead letters: {len(bad)} messages"
             )
 
     def _broadcast(
@@ -133,7 +137,7 @@ class Consumer:
                 broadcast_many([message for _, message in good], using=self.alias)
         except BroadcastBusy:
             raise
-        except (MQError, DataError, IntegrityError) as error:
+        except REFUSED as error:
             if len(good) == 1:
                 return [(good[0][0], Undecodable(type(error).__name__, str(error)))]
             return [refused for each in good for refused in self._broadcast([each])]

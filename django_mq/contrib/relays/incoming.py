@@ -63,7 +63,8 @@ def decoded(raw: Incoming) -> Incoming:
         if not isinstance(document, dict):
             raise Undecodable("it is no JSON object, so no CloudEvent")
         attributes = {k: v for k, v in document.items() if k not in ("data", "data_base64")}
-        document = document.get("data")
+        binary = {k: v for k, v in document.items() if k == "data_base64"}
+        document = document.get("data", binary or None)
     return _with(raw, attributes, document)
 
 
@@ -72,7 +73,15 @@ def message_of(raw: Incoming, name: str, inbox: Inbox) -> Message:
 
     Raises Undecodable.
     """
-    found = decoded(raw)
+    try:
+        return _message_of(decoded(raw), name, inbox)
+    except Undecodable:
+        raise
+    except Exception as error:  # of our own code: it must not stop the inbox
+        raise Undecodable(type(error).__name__, f"{type(error).__name__}: {error}") from error
+
+
+def _message_of(found: Incoming, name: str, inbox: Inbox) -> Message:
     version = found.attributes.get("schemaversion", 1)
     return Message(
         _type(found, name, inbox),
@@ -157,7 +166,9 @@ def _unique_id(found: Incoming, name: str, inbox: Inbox) -> str:
     try:
         return check_key(f"{name}:{id}", "unique id")
     except (InvalidName, InvalidOption):
-        return f"{name}:{hashlib.sha256(id.encode('utf-8', 'surrogatepass')).hexdigest()}"
+        digest = hashlib.sha256(f"{name}:{id}".encode("utf-8", "surrogatepass")).hexdigest()
+        hashed = f"{name}:{digest}"
+        return hashed if len(hashed) <= MAX_NAME else digest
 
 
 def _asked(function: Any, found: Incoming, what: str) -> str:

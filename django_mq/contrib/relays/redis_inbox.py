@@ -27,6 +27,7 @@ class RedisSource:
         self._inbox = inbox
         self._consumer = f"{socket.gethostname()}-{getpid()}"
         self._looked_over = float("-inf")
+        self._has_own = True
         self._client = redis.Redis.from_url(
             inbox.url,
             socket_timeout=inbox.timeout + 1,
@@ -41,7 +42,7 @@ class RedisSource:
 
     def receive(self, limit: int, seconds: float) -> list[Incoming]:
         with _away():
-            entries = self._taken_over(limit)
+            entries = self._own(limit) or self._taken_over(limit)
             if not entries:
                 found: Any = self._client.xreadgroup(
                     self._inbox.group,
@@ -64,6 +65,19 @@ class RedisSource:
 
     def close(self) -> None:
         self._client.close()
+
+    def _own(self, limit: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """Return entries that this consumer got before its connection was lost."""
+        if not self._has_own:
+            return []
+        found = self._client.xreadgroup(
+            self._inbox.group, self._consumer, {self._inbox.source: "0"}, count=limit
+        )
+        entries = _entries_of(found)
+        if trimmed := [id for id, fields in entries if not fields]:  # no longer in the stream
+            self._client.xack(self._inbox.source, self._inbox.group, *trimmed)
+        self._has_own = bool(entries)
+        return [(id, fields) for id, fields in entries if fields]
 
     def _taken_over(self, limit: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
         """Return entries that a consumer got long ago and did not ack; it may be gone."""

@@ -10,6 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_mq.conf import get_settings
 from django_mq.contrib.relays.consumer import Consumer
+from django_mq.management.base import chosen_database
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -36,7 +37,8 @@ class Command(BaseCommand):
             raise CommandError(
                 f"DJANGO_MQ['INBOXES'] has no inbox {name!r} (it has {known})", returncode=2
             )
-        consumer = Consumer(name, inboxes[name], using=options["database"])
+        alias = chosen_database(options["database"])
+        consumer = Consumer(name, inboxes[name], using=alias)
         before = {
             number: signal.signal(number, lambda *_: consumer.stop()) for number in STOP_SIGNALS
         }

@@ -15,6 +15,7 @@ from django_mq import Delivery, broadcast, handler
 from django_mq.conf import get_settings
 from django_mq.contrib.relays.consumer import Consumer
 from django_mq.contrib.relays.incoming import Incoming
+from django_mq.contrib.relays.links import open_source
 from django_mq.models import QueuedMessage, UniqueKey
 from django_mq.testing import drain
 from tests.contrib.relays.brokers import SERVERS, Broker, RabbitServer, RedisServer, kinds
@@ -186,7 +187,7 @@ def test_a_message_beyond_the_limits_is_a_dead_letter_with_all_of_it(
 def test_a_long_id_is_hashed(broker: Broker, place: str, consume: Consume) -> None:
     broker.publish(place, b"{}")
     assert consume(id=lambda raw: "x" * 200) == 1
-    assert the_message().unique_id == "crm:" + hashlib.sha256(b"x" * 200).hexdigest()
+    assert the_message().unique_id == "crm:" + hashlib.sha256(b"crm:" + b"x" * 200).hexdigest()
 
 
 def test_while_the_broker_is_away_it_waits(
@@ -242,3 +243,60 @@ def test_the_command_consumes(
     with pytest.raises(CommandError, match=r"has no inbox 'cmr' \(it has crm\)") as caught:
         call_command("mq_consume", "cmr")
     assert caught.value.returncode == 2
+    with pytest.raises(CommandError, match="DATABASES has no 'nope'"):
+        call_command("mq_consume", "crm", "--database", "nope")
+
+
+@only_redis
+def test_redis_what_was_not_acked_before_the_connection_was_lost_comes_at_once(
+    broker: Broker, place: str, consume: Consume
+) -> None:
+    consume()
+    for n in range(3):
+        broker.publish(place, b"[%d]" % n)
+    lost = open_source("crm", get_settings().inboxes["crm"])
+    assert len(lost.receive(10, 1.0)) == 3
+    lost.close()
+    assert consume(batch_size=2) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "payload"),
+    [
+        ({"data": [1]}, [1]),
+        ({"data": None}, {}),
+        ({"data_base64": "aGk="}, {"data_base64": "aGk="}),
+        ({}, {}),
+    ],
+)
+def test_the_data_of_a_structured_event_is_the_payload(
+    body: dict[str, Any], payload: Any, settings: Any
+) -> None:
+    event = json.dumps({"specversion": "1.0", "id": "1", "type": "t", "source": "/", **body})
+    raw = Incoming(event.encode(), {}, "application/cloudevents+json; charset=utf-8", "7")
+    settings.DJANGO_MQ = {"INBOXES": {"crm": {"kind": "amqp", "url": "amqp://x", "source": "q"}}}
+    Consumer("crm", get_settings().inboxes["crm"]).store([raw])
+    message = the_message()
+    assert (message.payload, message.dead_at) == (payload, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"body": b"[]", "content_type": "application/cloudevents+json"}, "no CloudEvent"),
+        ({"headers": {"ce-subject": "%C0%A0"}}, "percent-encoded"),
+        ({"body": b"[" * 100_000}, "no JSON"),
+        ({"headers": {"tenant": "nul \0"}}, "InvalidPayload"),
+        ({"body": b'{"a": 1e400}'}, "InvalidPayload"),
+    ],
+)
+def test_odd_messages_are_dead_letters_and_harm_no_other(
+    given: dict[str, Any], reason: str, settings: Any
+) -> None:
+    settings.DJANGO_MQ = {"INBOXES": {"crm": {"kind": "amqp", "url": "amqp://x", "source": "q"}}}
+    bad = Incoming(**{"body": b"{}", "headers": {}, "content_type": "", "id": "1", **given})
+    good = Incoming(b"{}", {}, "", "2")
+    Consumer("crm", get_settings().inboxes["crm"]).store([good, bad])
+    dead = QueuedMessage.objects.get(dead_at__isnull=False)
+    assert reason in dead.dead_reason
+    assert QueuedMessage.objects.get(dead_at=None).unique_id == "crm:2"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,7 +13,7 @@ from django.db import transaction
 from django_mq import broadcast
 from django_mq.contrib.relays import relay
 from django_mq.models import QueuedMessage
-from tests.contrib.relays.brokers import Broker, KafkaServer
+from tests.contrib.relays.brokers import SERVERS, Broker, KafkaServer
 from tests.contrib.relays.conftest import deliver
 from tests.rows import the_message
 
@@ -148,6 +149,44 @@ def test_a_connection_that_was_cut_between_two_batches_is_replaced(
     # Keyless records of Kafka go to any partition.
     assert sorted(each.body["n"] for each in broker.received(place, 2)) == [1, 2]
     assert relay_events(caplog) == []
+
+
+def test_a_link_that_stands_still_is_away(
+    broker: Broker, place: str, relayed: Declare, caplog: pytest.LogCaptureFixture
+) -> None:
+    if broker.kind == "kafka":
+        pytest.skip("no proxy can cut it off: it tells its clients where it is")
+    relayed(options={"timeout": 1})
+    send(place, 1)
+    deliver()
+    broker.proxy.hold(True)
+    send(place, 2)
+    try:
+        deliver()
+        assert the_message().attempts == 0
+        assert relay_events(caplog) == ["relay_away"]
+    finally:
+        broker.proxy.hold(False)
+    QueuedMessage.objects.update(processable_after=the_message().created_at)
+    deliver()
+    assert not QueuedMessage.objects.exists()
+    # At least once: the one that was held may arrive, too.
+    assert {each.body["n"] for each in broker.received(place, 2)} == {1, 2}
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_a_server_that_accepts_and_says_nothing_is_away(
+    kind: str, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheme = {"webhook": "http"}.get(kind, kind)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"{scheme}://127.0.0.1:{silent.getsockname()[1]}/"
+        settings.DJANGO_MQ = {"RELAYS": {"events": {"kind": kind, "url": url, "timeout": 1}}}
+        relay("#", to="events")
+        send("shop.silent", 1)
+        deliver()
+    assert the_message().attempts == 0
+    assert relay_events(caplog) == ["relay_away"]
 
 
 def test_kafka_while_the_cluster_is_away_messages_wait_without_an_attempt(
