@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, field
 from types import MappingProxyType
@@ -36,17 +37,22 @@ def secret_option(read: Reader, default: Any = MISSING, *, make: Any = MISSING) 
     return field(default=default, default_factory=make, repr=False, metadata={"read": read_secret})
 
 
-def url_of(*schemes: str) -> Reader:
+def url_of(*schemes: str, with_login: bool = True) -> Reader:
     """Return a reader of URLs with one of these schemes."""
 
     def read(value: object) -> str:
         try:
             given = urlsplit(readers.text(value))
-            if given.scheme in schemes and (given.netloc or given.path.strip("/")):
-                return str(value)
+            has_place = given.netloc or given.path.strip("/")
+            if "," not in given.netloc:  # several hosts
+                _ = given.port  # raises ValueError
         except ValueError:
-            pass
-        raise ValueError(f"must be a URL that begins with {' or '.join(schemes)}, and ://")
+            has_place = ""
+        if not has_place or given.scheme not in schemes:
+            raise ValueError(f"must be a URL that begins with {' or '.join(schemes)}, and ://")
+        if "@" in given.netloc and not with_login:
+            raise ValueError("must have no user and password: other options have them")
+        return str(value)
 
     return read
 
@@ -66,11 +72,26 @@ def texts(value: object) -> tuple[str, ...]:
     return tuple(found)
 
 
+def signing_keys(value: object) -> tuple[str, ...]:
+    """Read one secret of webhooks, or several; those that begin with `whsec_` are base64."""
+    found = texts(value)
+    for each in found:
+        prefix, _, encoded = each.partition("_")
+        try:
+            if prefix == "whsec" and not base64.b64decode(encoded, validate=True):
+                raise ValueError
+        except ValueError:
+            raise ValueError("must have base64 after whsec_") from None
+    return found
+
+
 def headers(value: object) -> Mapping[str, str]:
-    """Read a dict of texts."""
+    """Read a dict of headers: texts without control characters."""
     found = readers.mapping(value)
     if not (_are_texts(found) and _are_texts(found.values())):
         raise ValueError("must be a dict of texts")
+    if not all(text.isprintable() and text.isascii() for pair in found.items() for text in pair):
+        raise ValueError("must have ASCII texts without line breaks and control characters")
     return MappingProxyType(dict(found))
 
 

@@ -68,7 +68,7 @@ class AmqpInbox(Inbox):
 class KafkaInbox(Inbox):
     """A topic of Kafka. `group`: of the consumers. `config`: options of librdkafka."""
 
-    url: str = secret_option(url_of("kafka"))
+    url: str = secret_option(url_of("kafka", with_login=False))
     group: str = option(readers.text, "django_mq")
     config: Mapping[str, Any] = secret_option(configuration, make=dict)
 
@@ -77,7 +77,7 @@ class KafkaInbox(Inbox):
 class NatsInbox(Inbox):
     """A subject of NATS JetStream. `group`: the durable consumer."""
 
-    url: str = secret_option(url_of("nats", "tls", "ws", "wss"))
+    url: str = secret_option(url_of("nats", "tls"))
     group: str = option(readers.text, "django_mq")
 
 

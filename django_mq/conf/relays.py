@@ -14,8 +14,8 @@ from django_mq.conf.broker_options import (
     option,
     read_all,
     secret_option,
+    signing_keys,
     text_or_empty,
-    texts,
     url_of,
 )
 from django_mq.conf.readers import SettingError, duration, flag, integer, one_of, optional
@@ -57,7 +57,7 @@ class AmqpDestination(Destination):
 class KafkaDestination(Destination):
     """Kafka. `config`: options of librdkafka, such as those of TLS and SASL."""
 
-    url: str = secret_option(url_of("kafka"))
+    url: str = secret_option(url_of("kafka", with_login=False))
     topic: str = option(readers.text, TYPE)
     config: Mapping[str, Any] = secret_option(configuration, make=dict)
 
@@ -66,7 +66,7 @@ class KafkaDestination(Destination):
 class NatsDestination(Destination):
     """NATS with JetStream."""
 
-    url: str = secret_option(url_of("nats", "tls", "ws", "wss"))
+    url: str = secret_option(url_of("nats", "tls"))
     subject: str = option(readers.text, TYPE)
 
 
@@ -88,8 +88,8 @@ class WebhookDestination(Destination):
     requests of one thread of a worker may be open.
     """
 
-    url: str = secret_option(url_of("http", "https"))
-    secret: tuple[str, ...] = secret_option(texts, ())
+    url: str = secret_option(url_of("http", "https", with_login=False))
+    secret: tuple[str, ...] = secret_option(signing_keys, ())
     headers: Mapping[str, str] = secret_option(broker_options.headers, make=dict)
     concurrency: int = option(integer(1, 100), 8)
 

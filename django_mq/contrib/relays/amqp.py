@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import pika
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.channel import Channel
-from pika.exceptions import AMQPError, ChannelClosed, ChannelWrongStateError
+from pika.exceptions import (
+    AMQPError,
+    ChannelClosed,
+    ChannelWrongStateError,
+    ConnectionWrongStateError,
+)
 from pika.spec import Basic
 
 from django_mq.conf.relays import AmqpDestination
@@ -23,6 +27,10 @@ LOST = (AMQPError, OSError, asyncio.TimeoutError)
 # It logs seven errors for each connection that fails, which a relay reports itself.
 if logging.getLogger("pika").level == logging.NOTSET:
     logging.getLogger("pika").setLevel(logging.CRITICAL)
+
+
+#: Bytes of a header frame besides the properties; larger ones make the broker hang up.
+HEADER_FRAME = 32
 
 
 class MessageRefused(Exception):
@@ -42,6 +50,9 @@ class AmqpLink:
         except LOST as error:
             self.close()
             raise BrokerAway(repr(error)) from error
+        except BaseException:
+            self.close()
+            raise
 
     def send(self, batch: Sequence[Outgoing]) -> Iterator[tuple[Outgoing, Exception | None]]:
         try:
@@ -121,9 +132,15 @@ class Publisher:
         for message in batch:
             answer: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
             waiting.append(answer)
-            self._published += 1
-            self._waiting[self._published] = message.id, answer
-            self._publish(to, message)
+            try:
+                self._publish(to, message)
+            except (ChannelWrongStateError, ConnectionWrongStateError):
+                answer.set_exception(ConnectionResetError("the connection was lost"))
+            except Exception as error:  # nothing was sent: the client cannot encode it
+                answer.set_result(error)
+            else:
+                self._published += 1  # the broker counts likewise
+                self._waiting[self._published] = message.id, answer
         answers = await asyncio.gather(*waiting)
         return {message.id: answer for message, answer in zip(batch, answers, strict=True)}
 
@@ -140,7 +157,8 @@ class Publisher:
             elif id in self._unroutable:
                 error = MessageRefused("no queue of the broker is bound to its routing key")
             self._unroutable.discard(id)
-            answer.set_result(error)
+            if not answer.done():
+                answer.set_result(error)
 
     def end(self, error: BaseException) -> None:
         """Answer what waits: the channel is closed, or the connection lost."""
@@ -166,11 +184,13 @@ class Publisher:
             timestamp=int(message.created_at.timestamp()),
             type=message.type,
         )
-        with suppress(ChannelWrongStateError):  # it has just been closed, which answers the message
-            self.channel.basic_publish(
-                to.exchange,
-                named(to.routing_key, message),
-                message.body,
-                properties,
-                mandatory=to.mandatory,
-            )
+        size = sum(map(len, properties.encode()))
+        if size > self.channel.connection.params.frame_max - HEADER_FRAME:
+            raise MessageRefused(f"its {size:,} bytes of headers do not fit into a frame")
+        self.channel.basic_publish(
+            to.exchange,
+            named(to.routing_key, message),
+            message.body,
+            properties,
+            mandatory=to.mandatory,
+        )

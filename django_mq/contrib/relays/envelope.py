@@ -38,11 +38,6 @@ class Outgoing(NamedTuple):
     attributes: Mapping[str, str | int | bool]
     source: str
 
-    @property
-    def unique_id(self) -> str:
-        """The id, unique among all projects that publish to the same place."""
-        return f"{self.source}#{self.id}"
-
     def headers(self, prefix: str) -> dict[str, str]:
         """Return the attributes as headers whose values are texts in any characters."""
         return {prefix + name: text_of(value) for name, value in self.attributes.items()}
@@ -86,7 +81,8 @@ def attributes_of(delivery: Delivery, source: str) -> Attributes:
 def extensions(metadata: Mapping[str, Any]) -> Attributes:
     """Return metadata as CloudEvents attributes, whose names have only letters and digits.
 
-    A name of the message's own gets the prefix `meta`. Nested values become JSON; null is left out.
+    A name of the message's own gets the prefix `meta`. Nested values become JSON; null and empty
+    texts are left out, which no attribute may be.
 
     >>> extensions({"mq.correlation_id": "7", "id": 5, "tags": ["a"], "subject": "s", "no": None})
     {'mqcorrelationid': '7', 'metaid': 5, 'tags': '["a"]', 'subject': 's'}
@@ -94,7 +90,7 @@ def extensions(metadata: Mapping[str, Any]) -> Attributes:
     found: Attributes = {}
     for key, value in metadata.items():
         name = re.sub("[^a-z0-9]", "", key.lower())
-        if name and value is not None:
+        if name and value is not None and value != "":
             found[f"meta{name}" if name in OWN else name] = _attribute(value)
     return found
 

@@ -16,6 +16,7 @@ from django_mq.contrib.relays.links import BrokerAway, named
 #: Errors of the cluster rather than of a record.
 AWAY = {
     KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._FATAL,  # this producer publishes nothing more
     KafkaError._MSG_TIMED_OUT,
     KafkaError._PURGE_INFLIGHT,
     KafkaError._PURGE_QUEUE,
@@ -35,7 +36,10 @@ class KafkaLink:
             {
                 "bootstrap.servers": urlsplit(destination.url).netloc,
                 "message.timeout.ms": int(destination.timeout * 1000),
+                # Sooner than the timeout, which would say less.
+                "topic.metadata.propagation.max.ms": int(destination.timeout * 500),
                 "linger.ms": 0,
+                "log_level": 2,  # an outage is told once, by the relay
                 **destination.config,
                 "acks": "all",
                 "enable.idempotence": True,
@@ -49,7 +53,9 @@ class KafkaLink:
         for message in batch:
             try:
                 self._produce(message, reports)
-            except (KafkaException, BufferError, TypeError, ValueError) as error:
+            except KafkaException as error:
+                reports[message.id] = error.args[0]
+            except (BufferError, TypeError, ValueError) as error:
                 refused[message.id] = error
         self._producer.flush(self._to.timeout + 1)  # until each has its report, or timed out
         away: KafkaError | None = None
@@ -59,7 +65,7 @@ class KafkaLink:
                 yield message, refused[message.id]
             elif report is None:
                 yield message, None
-            elif report.code() in AWAY or report.fatal():
+            elif report.code() in AWAY:
                 away = report
             else:
                 yield message, KafkaException(report)

@@ -27,6 +27,7 @@ class KafkaSource:
             {
                 "bootstrap.servers": urlsplit(inbox.url).netloc,
                 "auto.offset.reset": "earliest",
+                "log_level": 2,  # an outage is told once, by the inbox
                 **inbox.config,
                 "group.id": inbox.group,
                 "enable.auto.commit": False,

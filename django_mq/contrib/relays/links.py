@@ -59,8 +59,8 @@ class Kind(NamedTuple):
     """How to reach one kind of broker.
 
     `package` is imported, and `extra` of django_mq installs it; empty for the standard library.
-    `keeps_order`: the broker itself keeps the order of a key, so several of its messages may be on
-    their way.
+    `stays_open`: it has a connection, which may have been lost since its last use. `keeps_order`:
+    the broker itself keeps the order of a key, so several of its messages may be on their way.
     """
 
     link: str
@@ -68,6 +68,7 @@ class Kind(NamedTuple):
     package: str = ""
     extra: str = ""
     keeps_order: bool = False
+    stays_open: bool = True
 
 
 _HERE = "django_mq.contrib.relays"
@@ -97,7 +98,7 @@ KINDS = {
         package="redis",
         extra="redis",
     ),
-    "webhook": Kind(f"{_HERE}.webhook.WebhookLink"),
+    "webhook": Kind(f"{_HERE}.webhook.WebhookLink", stays_open=False),
 }
 
 

@@ -45,6 +45,9 @@ class NatsLink:
         except LOST as error:
             self._loop.close()
             raise BrokerAway(repr(error)) from error
+        except BaseException:
+            self._loop.close()
+            raise
         self._stream = self._client.jetstream(timeout=destination.timeout)
 
     def send(self, batch: Sequence[Outgoing]) -> Iterator[tuple[Outgoing, Exception | None]]:
@@ -72,9 +75,14 @@ class NatsLink:
         return await asyncio.gather(*map(self._publish, batch))
 
     async def _publish(self, message: Outgoing) -> Exception | None:
+        headers = _headers(message)
+        # The server counts headers, too, and hangs up if there are too many bytes.
+        size = len(message.body) + sum(len(name) + len(headers[name]) + 4 for name in headers) + 12
+        if size > self._client.max_payload:
+            return MaxPayloadError()
         try:
             await self._stream.publish(
-                named(self._to.subject, message), message.body, headers=_headers(message)
+                named(self._to.subject, message), message.body, headers=headers
             )
         except Exception as error:
             return error
@@ -88,7 +96,9 @@ def _headers(message: Outgoing) -> dict[str, str]:
         found["ce-datacontenttype"] = message.content_type
     elif message.content_type == EVENT:
         found["Content-Type"] = message.content_type
-    found["Nats-Msg-Id"] = percent_encoded(message.unique_id)
+    # With the time: two projects with one source must not drop each other's messages.
+    created = message.created_at.timestamp()
+    found["Nats-Msg-Id"] = percent_encoded(f"{message.source}#{message.id}#{created:.6f}")
     return found
 
 

@@ -11,6 +11,7 @@ from redis.exceptions import (
     BusyLoadingError,
     ConnectionError,
     MasterDownError,
+    NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
@@ -21,12 +22,18 @@ from django_mq.conf.relays import RedisDestination
 from django_mq.contrib.relays.envelope import Outgoing
 from django_mq.contrib.relays.links import BrokerAway, named
 
-#: Errors of the server rather than of a message.
+#: How errors of the server begin, rather than of a message.
 AWAY = (
+    *("BUSY ", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOAUTH", "NOPERM", "NOREPLICAS"),
+    *("OOM", "READONLY", "TRYAGAIN", "WRONGPASS"),
+)
+#: The same, as redis-py reads them; it removes their first word.
+AWAY_CLASSES = (
     AuthenticationError,
     BusyLoadingError,
     ConnectionError,
     MasterDownError,
+    NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
     TimeoutError,
@@ -58,10 +65,18 @@ class RedisLink:
             answers = pipeline.execute(raise_on_error=False)
         except RedisError as error:
             raise BrokerAway(str(error)) from error
+        away: Exception | None = None
         for message, answer in zip(batch, answers, strict=True):
-            if isinstance(answer, AWAY):
-                raise BrokerAway(str(answer)) from answer
-            yield message, answer if isinstance(answer, Exception) else None
+            if isinstance(answer, Exception) and _is_of_the_server(answer):
+                away = answer
+            else:
+                yield message, answer if isinstance(answer, Exception) else None
+        if away is not None:
+            raise BrokerAway(str(away)) from away
 
     def close(self) -> None:
         self._client.close()
+
+
+def _is_of_the_server(error: Exception) -> bool:
+    return isinstance(error, AWAY_CLASSES) or str(error).startswith(AWAY)

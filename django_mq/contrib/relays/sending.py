@@ -52,16 +52,18 @@ class Relay:
                 continue  # it would go back to where it came from
             message = outgoing(each, links.destination.envelope, source)
             waiting[message.id] = message, each
+        failed: set[str] = set()
+        kind = KINDS[links.destination.kind]
         while waiting:
             try:
                 link, used = links.take()
             except BrokerAway as away:
                 return self._snooze(waiting.values(), away)
             try:
-                self._publish(link, waiting, KINDS[links.destination.kind].keeps_order)
+                self._publish(link, waiting, failed, together=kind.keeps_order)
             except BrokerAway as away:
                 link.close()
-                if not used:
+                if not (used and kind.stays_open):
                     return self._snooze(waiting.values(), away)
                 continue  # the broker may have restarted since: try a new connection
             except BaseException:
@@ -71,11 +73,15 @@ class Relay:
             self._is_back()
 
     def _publish(
-        self, link: Link, waiting: dict[str, tuple[Outgoing, Delivery]], keeps_order: bool
+        self,
+        link: Link,
+        waiting: dict[str, tuple[Outgoing, Delivery]],
+        failed: set[str],
+        *,
+        together: bool,
     ) -> None:
-        """Publish what waits; remove each message that has its answer."""
-        failed: set[str] = set()
-        for wave in waves([message for message, _ in waiting.values()], together=keeps_order):
+        """Publish what waits; remove each message that has its answer, and note failed keys."""
+        for wave in waves([message for message, _ in waiting.values()], together=together):
             sent = [each for each in wave if each.key not in failed]
             for message, error in link.send(sent):
                 delivery = waiting.pop(message.id)[1]

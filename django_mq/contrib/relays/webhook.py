@@ -6,7 +6,6 @@ Source of the signature: https://github.com/standard-webhooks/standard-webhooks,
 from __future__ import annotations
 
 import base64
-import binascii
 import hmac
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,10 +29,8 @@ AWAY = {
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
 }
-#: Bytes of an answer that are read.
-MAX_ANSWER = 64 * 1024
-#: Seconds that a `Retry-After` may ask for.
-MAX_RETRY_AFTER = 24 * 3600.0
+#: Seconds that a `Retry-After` may ask for, at least and at most.
+MIN_RETRY_AFTER, MAX_RETRY_AFTER = 1.0, 24 * 3600.0
 
 
 class WebhookRefused(Exception):
@@ -56,14 +53,21 @@ class WebhookLink:
         self._threads = ThreadPoolExecutor(destination.concurrency, "django_mq-webhook")
 
     def send(self, batch: Sequence[Outgoing]) -> Iterator[tuple[Outgoing, Exception | None]]:
-        away: BrokerAway | None = None
-        for message, answer in zip(batch, self._threads.map(self._post, batch), strict=True):
+        away: list[BrokerAway] = []
+
+        def post(message: Outgoing) -> Exception | None:
+            if away:  # the others would wait for their timeouts in turn
+                return away[0]
+            answer = self._post(message)
             if isinstance(answer, BrokerAway):
-                away = answer
-            else:
+                away.append(answer)
+            return answer
+
+        for message, answer in zip(batch, self._threads.map(post, batch), strict=True):
+            if not isinstance(answer, BrokerAway):
                 yield message, answer
-        if away is not None:
-            raise away
+        if away:
+            raise away[0]
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -71,15 +75,17 @@ class WebhookLink:
     def _post(self, message: Outgoing) -> Exception | None:
         """Return the error of one message; None if the server accepted it."""
         headers = self._headers(message)
-        request = Request(self._to.url, message.body, headers, method="POST")  # noqa: S310  (checked)
         try:
-            with self._opener.open(request, timeout=self._to.timeout) as answer:
-                answer.read(MAX_ANSWER)
+            request = Request(self._to.url, message.body, headers, method="POST")  # noqa: S310  (checked)
+            # The status decides; the body is not read.
+            self._opener.open(request, timeout=self._to.timeout).close()
         except HTTPError as error:
             with error:
                 return _answer(error)
         except (OSError, HTTPException) as error:  # URLError and timeouts are OSErrors
             return _because(BrokerAway(f"{type(error).__name__}: {error}"), error)
+        except Exception as error:  # of this message alone
+            return error
         return None
 
     def _headers(self, message: Outgoing) -> dict[str, str]:
@@ -116,12 +122,8 @@ def key_of(secret: str) -> bytes:
     >>> key_of("whsec_aGk="), key_of("plain")
     (b'hi', b'plain')
     """
-    if secret.startswith("whsec_"):
-        try:
-            return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
-        except binascii.Error:
-            pass
-    return secret.encode()
+    prefix, _, encoded = secret.partition("_")
+    return base64.b64decode(encoded) if prefix == "whsec" else secret.encode()
 
 
 def _answer(error: HTTPError) -> Exception:
@@ -130,12 +132,12 @@ def _answer(error: HTTPError) -> Exception:
         after = retry_after(error.headers, now=time())
         if after is None:
             return BrokerAway(f"it answered {error.code}")
-        return Snooze(after, backoff=True)
+        return Snooze(min(max(after, MIN_RETRY_AFTER), MAX_RETRY_AFTER), backoff=True)
     return WebhookRefused(f"the server answered {error.code} {error.reason}")
 
 
 def retry_after(headers: Message | Mapping[str, str], *, now: float) -> float | None:
-    """Return the seconds that `Retry-After` asks for, at most a day; None without a valid one.
+    """Return the seconds that `Retry-After` asks for; None without a valid one.
 
     >>> retry_after({"Retry-After": "120"}, now=0), retry_after({"Retry-After": "soon"}, now=0)
     (120.0, None)
@@ -144,9 +146,9 @@ def retry_after(headers: Message | Mapping[str, str], *, now: float) -> float | 
     """
     given = (headers.get("Retry-After") or "").strip()
     if given.isascii() and given.isdigit():
-        return min(float(given), MAX_RETRY_AFTER)
+        return float(given[:9])
     try:
-        return min(max(parsedate_to_datetime(given).timestamp() - now, 0.0), MAX_RETRY_AFTER)
+        return max(parsedate_to_datetime(given).timestamp() - now, 0.0)
     except (ValueError, OverflowError, TypeError):
         return None
 

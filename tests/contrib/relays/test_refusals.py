@@ -62,6 +62,37 @@ def test_amqp_a_missing_exchange_is_the_error_of_each_message(place: str, relaye
     assert ["NOT_FOUND" in text for text in failures().values()] == [True] * 3
 
 
+@pytest.mark.thorough
+@only(RabbitServer)
+@pytest.mark.parametrize("metadata", [{"k" * 250: 1}, {f"k{n}": "y" * 900 for n in range(150)}])
+def test_amqp_headers_that_are_too_long_fail_alone(
+    place: str, relayed: Declare, metadata: dict[str, Any], settings: Any
+) -> None:
+    relayed()
+    settings.DJANGO_MQ = {**settings.DJANGO_MQ, "MAX_METADATA_BYTES": 1_000_000}
+    [first] = send(place, 1)
+    [bad] = send(place, 2, metadata=metadata)
+    [last] = send(place, 3)
+    deliver()
+    assert [str(id) for id in failures()] == [bad]
+    assert QueuedMessage.objects.count() == 1
+    assert first < bad < last
+
+
+@only(NatsServer)
+def test_nats_a_message_that_fits_only_without_its_headers_fails_alone(
+    broker: NatsServer, place: str, relayed: Declare, settings: Any
+) -> None:
+    relayed()
+    settings.DJANGO_MQ = {**settings.DJANGO_MQ, "MAX_PAYLOAD_BYTES": 2 * 2**20}
+    send(place, 1)
+    [bad] = send(place, "x" * (2**20 - 40))  # type: ignore[arg-type]
+    send(place, 3)
+    deliver()
+    assert [str(id) for id in failures()] == [bad]
+    assert [each.body["n"] for each in broker.received(place, 2)] == [1, 3]
+
+
 @only(NatsServer)
 def test_nats_a_subject_without_a_stream_is_an_error(place: str, relayed: Declare) -> None:
     relayed(options={"subject": "{type}"})
@@ -84,6 +115,25 @@ def test_redis_a_key_that_is_no_stream_is_an_error(
     send(place, 2)
     deliver()
     assert {str(id): text.startswith("WRONGTYPE") for id, text in failures().items()} == {bad: True}
+
+
+@only(RedisServer)
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("maxmemory", ("1", "0")), ("min-replicas-to-write", ("3", "0"))],
+)
+def test_redis_a_server_that_takes_nothing_costs_no_attempt(
+    broker: RedisServer, place: str, relayed: Declare, name: str, values: tuple[str, str]
+) -> None:
+    import redis
+
+    relayed()
+    send(place, 1)
+    with redis.Redis.from_url(broker.url) as client:
+        client.config_set(name, values[0])
+        deliver()
+        client.config_set(name, values[1])
+    assert (the_message().attempts, failures()) == (0, {})
 
 
 @only(RedisServer)
@@ -113,8 +163,49 @@ def test_webhook_an_error_status_fails_the_message_alone(
 
 
 @only(HttpServer)
+def test_webhook_the_status_decides_and_not_the_body(
+    broker: HttpServer, place: str, relayed: Declare
+) -> None:
+    relayed()
+    send(place, 1)
+    broker.answer_headers = {"Content-Length": "1000"}
+    deliver()
+    broker.answer_headers = {}
+    assert not QueuedMessage.objects.exists()
+
+
+@only(HttpServer)
+def test_webhook_a_redirect_that_nobody_can_read_fails_alone(
+    broker: HttpServer, place: str, relayed: Declare
+) -> None:
+    relayed()
+    bad, _ = send(place, 1, 2)
+    broker.status = {bad: 302}
+    broker.answer_headers = {"Location": "http://["}
+    deliver()
+    broker.answer_headers = {}
+    assert [str(id) for id in failures()] == [bad]
+    assert len(broker.received(place, 1)) == 1
+
+
+@only(HttpServer)
+def test_webhook_nothing_overtakes_a_failed_message_of_its_key(
+    broker: HttpServer, place: str, relayed: Declare
+) -> None:
+    """Also if the server was busy for another message of the batch."""
+    relayed(options={"concurrency": 1})
+    [first] = send(place, 1, key="a")
+    [busy] = send(place, 2, key="b")
+    send(place, 3, key="a")
+    broker.status = {first: 400, busy: 503}
+    deliver()
+    assert [each for each in broker.requests if each[0] == f"/{place}"] == []
+    assert list(failures()) == [int(first)]
+
+
+@only(HttpServer)
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-@pytest.mark.parametrize("after", [None, "600"])
+@pytest.mark.parametrize("after", [None, "600", "0"])
 def test_webhook_a_busy_server_costs_no_attempt(
     broker: HttpServer, place: str, relayed: Declare, status: int, after: str | None
 ) -> None:
@@ -127,7 +218,8 @@ def test_webhook_a_busy_server_costs_no_attempt(
     message = the_message()
     assert (message.attempts, failures()) == (0, {})
     waits = message.processable_after - datetime.now(UTC)
-    assert (waits > timedelta(minutes=9)) is (after is not None)
+    assert (waits > timedelta(minutes=9)) is (after == "600")
+    assert waits > timedelta(seconds=0.2)
 
 
 @only(HttpServer)
