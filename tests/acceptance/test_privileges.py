@@ -116,6 +116,7 @@ def test_a_worker(
     )
     worker = start("--threads", 2, url=database_url(user=name, password="secret"))
     worker.until(lambda: witness.started("running"), "one runs")
+    worker.until(lambda: "Traceback" in worker.said(), "one has failed, and not by the kill")
     worker.kill_child(0)
     worker.until(lambda: len(witness.started("running")) == 2, "it runs again")
     witness.open("later")

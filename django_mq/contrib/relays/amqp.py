@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pika
@@ -37,12 +38,16 @@ class MessageRefused(Exception):
     """The broker did not take a message: no queue gets it, or it was not confirmed."""
 
 
+class Unconfirmed(Exception):
+    """The connection was lost, or the time is over, before the broker confirmed a message."""
+
+
 class AmqpLink:
     """Publishes the messages of a batch at once, each with a confirm of its own."""
 
     def __init__(self, destination: AmqpDestination) -> None:
         self._to = destination
-        self._loop = ClientLoop(destination.timeout)
+        self._loop = ClientLoop(destination.timeout + 1)
         self._connection: AsyncioConnection | None = None
         self._publisher: Publisher | None = None
         try:
@@ -60,18 +65,26 @@ class AmqpLink:
         except LOST as error:
             raise BrokerAway(repr(error)) from error
         # The broker closes the channel for one bad message, and does not say which.
-        unclear = [each for each in batch if isinstance(answers[each.id], ChannelClosed)]
+        unclear: list[Outgoing] = []
+        away: Exception | None = None
         for message in batch:
-            if len(batch) == 1 or not isinstance(answers[message.id], ChannelClosed):
-                yield message, answers[message.id]
-        if len(batch) > 1:
-            for message in unclear:
-                yield from self.send([message])
+            answer = answers[message.id]
+            if isinstance(answer, Unconfirmed):
+                away = answer
+            elif isinstance(answer, ChannelClosed) and len(batch) > 1:
+                unclear.append(message)
+            else:
+                yield message, answer
+        if away is not None:
+            raise BrokerAway(str(away))
+        for message in unclear:
+            yield from self.send([message])
 
     def close(self) -> None:
-        if self._connection is not None and self._connection.is_open:
-            self._connection.close()
-            self._loop.run(asyncio.sleep(0))  # sends the frame
+        with suppress(*LOST):
+            if self._connection is not None and self._connection.is_open:
+                self._connection.close()
+                self._loop.run(asyncio.sleep(0))  # sends the frame
         self._loop.close()
 
     async def _connect(self) -> None:
@@ -128,21 +141,21 @@ class Publisher:
         self, to: AmqpDestination, batch: Sequence[Outgoing]
     ) -> dict[str, Exception | None]:
         """Publish messages; return the error of each, None if it is confirmed."""
-        waiting = []
+        answers: dict[str, asyncio.Future[Exception | None]] = {}
         for message in batch:
-            answer: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-            waiting.append(answer)
+            answer = answers[message.id] = asyncio.get_running_loop().create_future()
             try:
                 self._publish(to, message)
             except (ChannelWrongStateError, ConnectionWrongStateError):
-                answer.set_exception(ConnectionResetError("the connection was lost"))
+                answer.set_result(Unconfirmed("the connection was lost"))
             except Exception as error:  # nothing was sent: the client cannot encode it
                 answer.set_result(error)
             else:
                 self._published += 1  # the broker counts likewise
                 self._waiting[self._published] = message.id, answer
-        answers = await asyncio.gather(*waiting)
-        return {message.id: answer for message, answer in zip(batch, answers, strict=True)}
+        await asyncio.wait(answers.values(), timeout=to.timeout)
+        late = Unconfirmed(f"not confirmed within {to.timeout:g} s")
+        return {id: answer.result() if answer.done() else late for id, answer in answers.items()}
 
     def confirmed(self, frame: Any) -> None:
         """Answer the messages that the broker has confirmed, or has not."""
@@ -164,12 +177,9 @@ class Publisher:
         """Answer what waits: the channel is closed, or the connection lost."""
         waiting, self._waiting = list(self._waiting.values()), {}
         for _, answer in waiting:
-            if answer.done():
-                continue
-            if isinstance(error, ChannelClosed):
-                answer.set_result(error)
-            else:
-                answer.set_exception(error)
+            if not answer.done():
+                lost = error if isinstance(error, ChannelClosed) else Unconfirmed(repr(error))
+                answer.set_result(lost)
 
     def _returned(self, channel: object, method: object, properties: Any, body: object) -> None:
         self._unroutable.add(properties.message_id)  # its confirm comes next

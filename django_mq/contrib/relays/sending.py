@@ -83,7 +83,7 @@ class Relay:
         """Publish what waits; remove each message that has its answer, and note failed keys."""
         for wave in waves([message for message, _ in waiting.values()], together=together):
             sent = [each for each in wave if each.key not in failed]
-            for message, error in link.send(sent):
+            for message, error in link.send(sent) if sent else ():
                 delivery = waiting.pop(message.id)[1]
                 if error is not None:
                     delivery.fail(error)
