@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.acceptance.test_health import free_port
 from tests.waiting import until
 from tests.worker.proxy import Proxy
 
@@ -47,7 +46,7 @@ class Broker:
     place = ""
 
     def __init__(self) -> None:
-        self.server_port = free_port()
+        self.server_port, *self.other_ports = free_ports(3)
         self.proxy = Proxy({"host": "127.0.0.1", "port": self.server_port})
         self.port = self.proxy.port
         self.directory = Path(tempfile.mkdtemp(prefix="django_mq-broker-"))
@@ -116,6 +115,15 @@ class Broker:
         except OSError:
             return False
         return True
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports on which nothing listens, all of them different."""
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
+        return [server.getsockname()[1] for server in servers]
 
 
 def program(name: str) -> str:
@@ -217,17 +225,20 @@ class RabbitServer(Broker):
 
     def __init__(self) -> None:
         super().__init__()
-        self.epmd = {"ERL_EPMD_PORT": str(free_port()), "ERL_EPMD_ADDRESS": "127.0.0.1"}
+        self._names: subprocess.Popen[bytes] | None = None
+        self.epmd = {"ERL_EPMD_PORT": str(self.other_ports[0]), "ERL_EPMD_ADDRESS": "127.0.0.1"}
 
     def start(self) -> None:
         command = [program("epmd"), "-port", self.epmd["ERL_EPMD_PORT"], "-address", "127.0.0.1"]
-        self._names = subprocess.Popen(command)  # else the server starts one, and leaves it
+        # Else the server starts one, and leaves it.
+        self._names = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         super().start()
 
     def close(self) -> None:
         super().close()
-        self._names.kill()
-        self._names.wait(30)
+        if self._names is not None:
+            self._names.kill()
+            self._names.wait(30)
 
     @property
     def url(self) -> str:
@@ -241,7 +252,7 @@ class RabbitServer(Broker):
             "RABBITMQ_NODENAME": f"test{self.server_port}@localhost",
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODE_PORT": str(self.server_port),
-            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_DIST_PORT": str(self.other_ports[1]),
             "RABBITMQ_MNESIA_BASE": f"{at}/mnesia",
             "RABBITMQ_LOG_BASE": f"{at}/logs",
             "RABBITMQ_PID_FILE": f"{at}/pid",
