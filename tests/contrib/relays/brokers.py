@@ -456,3 +456,20 @@ def kinds(*quick: str, without: tuple[str, ...] = ()) -> list[Any]:
         for kind in SERVERS
         if kind not in without
     ]
+
+
+@contextmanager
+def running(kind: str) -> Iterator[Broker]:
+    """Run a broker within the block."""
+    broker = SERVERS[kind]()
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.close()
+
+
+def needs_proxy(broker: Broker) -> None:
+    """Skip the test if the broker cannot be cut off."""
+    if broker.kind == "kafka":
+        pytest.skip("no proxy can cut it off: it tells its clients where it is")

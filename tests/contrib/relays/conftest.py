@@ -11,7 +11,7 @@ import pytest
 from django_mq import handlers
 from django_mq.contrib.relays import relay
 from django_mq.worker import Worker
-from tests.contrib.relays.brokers import SERVERS, Broker
+from tests.contrib.relays.brokers import SERVERS, Broker, running
 from tests.worker.conftest import Running
 
 _numbers = count(1)
@@ -20,12 +20,8 @@ _numbers = count(1)
 @pytest.fixture(scope="module", params=SERVERS)
 def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     """A running broker of each kind."""
-    broker = SERVERS[request.param]()
-    try:
-        broker.start()
+    with running(request.param) as broker:
         yield broker
-    finally:
-        broker.close()
 
 
 @pytest.fixture(autouse=True)
