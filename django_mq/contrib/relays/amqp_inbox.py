@@ -13,13 +13,13 @@ from pika.exceptions import AMQPError
 from django_mq.conf.inboxes import AmqpInbox
 from django_mq.contrib.relays.envelope import text_of
 from django_mq.contrib.relays.incoming import Incoming
-from django_mq.contrib.relays.links import BrokerAway
+from django_mq.contrib.relays.links import BrokerAway, Source
 
 #: Seconds to wait for a further message of a batch.
 NEXT_SECONDS = 0.02
 
 
-class AmqpSource:
+class AmqpSource(Source):
     """Gets messages from one queue."""
 
     def __init__(self, name: str, inbox: AmqpInbox) -> None:

@@ -41,8 +41,6 @@ logger = logging.getLogger("django_mq")
 LOOK_SECONDS = 1.0
 #: Seconds to wait while the broker or the database is away: the first time, and at most.
 FIRST_WAIT, LONGEST_WAIT = 0.5, 15.0
-
-
 #: Errors of a message rather than of the database.
 REFUSED = (MQError, DataError, IntegrityError, ValueError, TypeError, RecursionError)
 

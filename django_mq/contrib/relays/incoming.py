@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,10 +19,12 @@ from django_mq.policy.names import check_key
 
 #: How the bindings of CloudEvents begin the names of headers.
 PREFIXES = ("ce-", "ce_", "cloudEvents_", "cloudEvents:")
+#: The member of a structured event whose data is not JSON.
+BINARY = "data_base64"
 
 
 class Undecodable(Exception):
-    """No message can be made of what came in.
+    """An incoming message cannot be broadcast.
 
     `reason` says why, without any content. The text is for users who may see payloads.
     """
@@ -62,10 +64,10 @@ def decoded(raw: Incoming) -> Incoming:
     if raw.content_type.lower().startswith("application/cloudevents"):
         if not isinstance(document, dict):
             raise Undecodable("it is no JSON object, so no CloudEvent")
-        attributes = {k: v for k, v in document.items() if k not in ("data", "data_base64")}
-        binary = {k: v for k, v in document.items() if k == "data_base64"}
-        document = document.get("data", binary or None)
-    return _with(raw, attributes, document)
+        attributes = {k: v for k, v in document.items() if k not in ("data", BINARY)}
+        binary = {BINARY: document[BINARY]} if BINARY in document else None
+        document = document.get("data", binary)
+    return replace(raw, attributes=attributes, payload=document)
 
 
 def message_of(raw: Incoming, name: str, inbox: Inbox) -> Message:
@@ -132,19 +134,6 @@ def _json(body: bytes) -> Any:
         return json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError) as error:
         raise Undecodable("its body is no JSON", f"its body is no JSON: {error}") from error
-
-
-def _with(raw: Incoming, attributes: Mapping[str, Any], payload: Any) -> Incoming:
-    return Incoming(
-        raw.body,
-        raw.headers,
-        raw.content_type,
-        raw.id,
-        raw.key,
-        raw.token,
-        attributes,
-        payload,
-    )
 
 
 def _type(found: Incoming, name: str, inbox: Inbox) -> str:

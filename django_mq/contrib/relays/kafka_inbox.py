@@ -13,12 +13,12 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from django_mq.conf.inboxes import KafkaInbox
 from django_mq.contrib.relays.incoming import Incoming
-from django_mq.contrib.relays.links import BrokerAway
+from django_mq.contrib.relays.links import BrokerAway, Source
 
 logger = logging.getLogger("django_mq.relays.kafka")
 
 
-class KafkaSource:
+class KafkaSource(Source):
     """Consumes a topic as a member of a group."""
 
     def __init__(self, name: str, inbox: KafkaInbox) -> None:
@@ -59,9 +59,6 @@ class KafkaSource:
         offsets = [TopicPartition(*place, offset) for place, offset in upto.items()]
         with _away():
             self._consumer.commit(offsets=offsets, asynchronous=False)
-
-    def keep_alive(self) -> None:
-        """Do nothing: the broker gives the messages to another consumer, or again to this one."""
 
     def close(self) -> None:
         with suppress(KafkaException, RuntimeError):

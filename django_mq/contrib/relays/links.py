@@ -26,7 +26,7 @@ class BrokerAway(Exception):
     """The broker cannot be reached, or takes no messages now; this says nothing about a message."""
 
 
-class Link(Protocol):
+class BrokerLink(Protocol):
     """A connection to a broker."""
 
     def send(self, batch: Sequence[Outgoing]) -> Iterator[tuple[Outgoing, Exception | None]]:
@@ -49,7 +49,10 @@ class Source(Protocol):
         """Confirm all messages of a batch, which is what `receive()` has returned last."""
 
     def keep_alive(self) -> None:
-        """Tell the broker that the consumer lives, while it waits for something else."""
+        """Tell the broker that the consumer lives, while it waits for something else.
+
+        Most brokers need nothing: they give the messages to another consumer, or again to this one.
+        """
 
     def close(self) -> None:
         """Close the connection, whatever its state; what is not acked will come again."""
@@ -110,11 +113,11 @@ def missing_package(kind: str) -> str:
     return f"it needs the package {found.package}: pip install 'django-mq[{found.extra}]'"
 
 
-def open_link(destination: Destination) -> Link:
+def open_link(destination: Destination) -> BrokerLink:
     """Return a new connection. Raises BrokerAway, and ImproperlyConfigured without its package."""
     if missing := missing_package(destination.kind):
         raise ImproperlyConfigured(f"a relay of the kind {destination.kind!r}: {missing}")
-    link: Link = import_string(KINDS[destination.kind].link)(destination)
+    link: BrokerLink = import_string(KINDS[destination.kind].link)(destination)
     return link
 
 
@@ -137,12 +140,12 @@ class Links:
 
     def __init__(self, destination: Destination) -> None:
         self.destination = destination
-        worker_stopped.connect(self._close_idle)
         self._lock = threading.Lock()
-        self._idle: list[tuple[Link, float]] = []
+        self._idle: list[tuple[BrokerLink, float]] = []
         self._process = os.getpid()
+        worker_stopped.connect(self._close_idle)
 
-    def take(self) -> tuple[Link, bool]:
+    def take(self) -> tuple[BrokerLink, bool]:
         """Return a connection, and whether it was used before. Raises BrokerAway."""
         for link, since in self._popped():
             if monotonic() - since < MAX_IDLE:
@@ -150,7 +153,7 @@ class Links:
             link.close()
         return open_link(self.destination), False
 
-    def give_back(self, link: Link) -> None:
+    def give_back(self, link: BrokerLink) -> None:
         """Keep a connection that works for the next batch."""
         with self._lock:
             self._idle.append((link, monotonic()))
@@ -159,7 +162,7 @@ class Links:
         for link, _since in self._popped():
             link.close()
 
-    def _popped(self) -> Iterator[tuple[Link, float]]:
+    def _popped(self) -> Iterator[tuple[BrokerLink, float]]:
         while True:
             with self._lock:
                 if self._process != os.getpid():  # the parent's, and not to be closed here

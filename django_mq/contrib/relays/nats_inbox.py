@@ -11,12 +11,12 @@ from nats.js.errors import APIError, NotFoundError
 
 from django_mq.conf.inboxes import NatsInbox
 from django_mq.contrib.relays.incoming import Incoming
-from django_mq.contrib.relays.links import BrokerAway
+from django_mq.contrib.relays.links import BrokerAway, Source
 from django_mq.contrib.relays.loops import ClientLoop
 from django_mq.contrib.relays.nats import LOST, connect
 
 
-class NatsSource:
+class NatsSource(Source):
     """Fetches messages of one durable consumer."""
 
     def __init__(self, name: str, inbox: NatsInbox) -> None:
@@ -37,9 +37,6 @@ class NatsSource:
     def ack(self, batch: Sequence[Incoming]) -> None:
         with _away():
             self._loop.run(self._ack_all(batch))
-
-    def keep_alive(self) -> None:
-        """Do nothing: the broker gives the messages to another consumer, or again to this one."""
 
     def close(self) -> None:
         with suppress(*LOST):

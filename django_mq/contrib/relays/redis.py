@@ -6,38 +6,25 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import redis
-from redis.exceptions import (
-    AuthenticationError,
-    BusyLoadingError,
-    ConnectionError,
-    MasterDownError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    TimeoutError,
-)
+from redis import exceptions
 
 from django_mq.conf.relays import RedisDestination
 from django_mq.contrib.relays.envelope import Outgoing
 from django_mq.contrib.relays.links import BrokerAway, named
 
-#: How errors of the server begin, rather than of a message.
+#: Errors of the server rather than of a message.
 AWAY = (
-    *("BUSY ", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOAUTH", "NOPERM", "NOREPLICAS"),
-    *("OOM", "READONLY", "TRYAGAIN", "WRONGPASS"),
+    exceptions.AuthenticationError,
+    exceptions.BusyLoadingError,
+    exceptions.ConnectionError,
+    exceptions.MasterDownError,
+    exceptions.NoPermissionError,
+    exceptions.OutOfMemoryError,
+    exceptions.ReadOnlyError,
+    exceptions.TimeoutError,
 )
-#: The same, as redis-py reads them; it removes their first word.
-AWAY_CLASSES = (
-    AuthenticationError,
-    BusyLoadingError,
-    ConnectionError,
-    MasterDownError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    TimeoutError,
-)
+#: How others of them begin, for which redis-py has no class.
+AWAY_TEXTS = ("BUSY ", "CLUSTERDOWN", "MISCONF", "NOREPLICAS", "TRYAGAIN")
 
 
 class RedisLink:
@@ -63,7 +50,7 @@ class RedisLink:
             pipeline.xadd(stream, fields, maxlen=self._to.maxlen, approximate=True)
         try:
             answers = pipeline.execute(raise_on_error=False)
-        except RedisError as error:
+        except exceptions.RedisError as error:
             raise BrokerAway(str(error)) from error
         away: Exception | None = None
         for message, answer in zip(batch, answers, strict=True):
@@ -79,4 +66,4 @@ class RedisLink:
 
 
 def _is_of_the_server(error: Exception) -> bool:
-    return isinstance(error, AWAY_CLASSES) or str(error).startswith(AWAY)
+    return isinstance(error, AWAY) or str(error).startswith(AWAY_TEXTS)

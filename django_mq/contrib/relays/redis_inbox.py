@@ -14,13 +14,13 @@ from redis.exceptions import RedisError, ResponseError
 
 from django_mq.conf.inboxes import RedisInbox
 from django_mq.contrib.relays.incoming import Incoming
-from django_mq.contrib.relays.links import BrokerAway
+from django_mq.contrib.relays.links import BrokerAway, Source
 
 #: Seconds after which entries are taken over from a consumer that has not acked them.
 TAKE_OVER_AFTER = 60.0
 
 
-class RedisSource:
+class RedisSource(Source):
     """Reads entries of a stream for one consumer of a group."""
 
     def __init__(self, name: str, inbox: RedisInbox) -> None:
@@ -59,9 +59,6 @@ class RedisSource:
             self._client.xack(
                 self._inbox.source, self._inbox.group, *(each.token for each in batch)
             )
-
-    def keep_alive(self) -> None:
-        """Do nothing: the broker gives the messages to another consumer, or again to this one."""
 
     def close(self) -> None:
         self._client.close()

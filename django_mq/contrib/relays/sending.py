@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_mq.conf import get_settings
 from django_mq.conf.relays import Destination
 from django_mq.contrib.relays.envelope import Outgoing, outgoing
-from django_mq.contrib.relays.links import KINDS, BrokerAway, Link, Links
+from django_mq.contrib.relays.links import KINDS, BrokerAway, BrokerLink, Links
 from django_mq.messages import Delivery
 from django_mq.policy.error_text import one_line
 
@@ -74,7 +74,7 @@ class Relay:
 
     def _publish(
         self,
-        link: Link,
+        link: BrokerLink,
         waiting: dict[str, tuple[Outgoing, Delivery]],
         failed: set[str],
         *,

@@ -83,7 +83,7 @@ class WebhookLink:
             with error:
                 return _answer(error)
         except (OSError, HTTPException) as error:  # URLError and timeouts are OSErrors
-            return _because(BrokerAway(f"{type(error).__name__}: {error}"), error)
+            return BrokerAway(f"{type(error).__name__}: {error}")
         except Exception as error:  # of this message alone
             return error
         return None
@@ -151,8 +151,3 @@ def retry_after(headers: Message | Mapping[str, str], *, now: float) -> float | 
         return max(parsedate_to_datetime(given).timestamp() - now, 0.0)
     except (ValueError, OverflowError, TypeError):
         return None
-
-
-def _because(away: BrokerAway, error: Exception) -> BrokerAway:
-    away.__cause__ = error
-    return away

@@ -42,7 +42,7 @@ class Broker:
     """A broker behind a proxy, which can cut all connections to it, and refuse new ones."""
 
     kind = ""
-    #: What the destination needs besides kind and URL, for a topic of the test's own.
+    #: The option of a destination that names a topic, stream or subject.
     place = ""
 
     def __init__(self) -> None:

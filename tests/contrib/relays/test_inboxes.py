@@ -1,4 +1,4 @@
-"""What comes in from a broker is broadcast once, or stored as a dead letter; nothing is lost."""
+"""Messages from a broker are broadcast once, or stored as dead letters; none is lost."""
 
 from __future__ import annotations
 

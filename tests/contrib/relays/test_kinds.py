@@ -1,4 +1,4 @@
-"""What every kind of destination promises, with its real broker."""
+"""The promises of every kind of destination, with its real broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A relay of what the shop says."""
+"""A relay of all messages of the shop."""
 
 from django_mq.contrib.relays import relay
 
