@@ -32,6 +32,7 @@ OWN_REASONS = {
     "expired": "it expired before an attempt could start",
     "held for too long": "no worker could run it within the allowed time",
     "InvalidPayload": "its payload is not what its handler takes",
+    "cannot be broadcast": "it came in through an inbox, and cannot be broadcast",
 }
 
 
@@ -143,9 +144,8 @@ Reason = tuple[str, str]
 
 
 def _dead(case: _Case) -> Reason:
-    message = case.message
+    message, reason = case.message, case.message.dead_reason
     text = f"{_died(message)}. Requeue it to run it again, or discard it"
-    reason = message.dead_reason
     return text, message.last_error if reason in OWN_REASONS else reason
 
 

@@ -150,7 +150,7 @@ class Consumer:
                 type=default_type(self.name),
                 payload=undecodable_payload(raw),
                 metadata={INBOX: self.name},
-                reason=f"inbox {self.name}: {refused.reason}",
+                reason=f"cannot be broadcast: {refused.reason}",
                 error=one_line(str(refused)),
             )
 

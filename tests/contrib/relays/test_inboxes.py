@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_mq import Delivery, broadcast, handler
+from django_mq import Delivery, broadcast, handler, queues
 from django_mq.conf import get_settings
 from django_mq.contrib.relays.consumer import Consumer
 from django_mq.contrib.relays.incoming import Incoming
@@ -132,6 +132,7 @@ def test_what_cannot_be_decoded_is_a_dead_letter(
     assert base64.b64decode(dead.payload["raw"]) == b"\xff no json"
     assert (dead.type, dead.metadata) == ("inbox.crm", {"mq.inbox": "crm"})
     assert "no JSON" in dead.dead_reason
+    assert "came in through an inbox, and cannot be broadcast" in queues.why(dead.pk).text
     assert QueuedMessage.objects.filter(dead_at=None).count() == 1
 
 
