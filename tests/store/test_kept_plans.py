@@ -19,6 +19,7 @@ from django_mq.executor.statements import Statements
 from django_mq.messages import Fence
 from django_mq.models import UniqueKey
 from django_mq.store import (
+    change_waiting,
     chores,
     claim,
     expiry,
@@ -33,7 +34,6 @@ from django_mq.store import (
 from django_mq.store import claim_keyed as keyed
 from django_mq.store import claim_lapsed as lapsed
 from django_mq.store import put_aside as aside
-from django_mq.store import unique_ids as unique
 from django_mq.store.claim import Lane
 from django_mq.store.free_unique_ids import EndedMessage
 from django_mq.store.keys import KeyLine
@@ -122,7 +122,7 @@ CALLS: dict[str, Call] = {
     "promote_put_aside": lambda cursor, ids: free_unique_ids.promote_put_aside(
         cursor, [UniqueId("slow", "h", "a", str(n)) for n in range(MINE)]
     ),
-    "replace": lambda cursor, ids: unique.replace(cursor, contents(cursor)),
+    "replace": lambda cursor, ids: change_waiting.replace(cursor, contents(cursor)),
     "prune_quiet": lambda cursor, ids: chores.prune(cursor, "quiet ids", limit=MINE),
     "expire": lambda cursor, ids: expiry.expire(cursor, limit=MINE),
     "free_next": lambda cursor, ids: keys.free_next(
