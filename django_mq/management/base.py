@@ -29,8 +29,9 @@ from django_mq.queues import Changed
 from django_mq.queues.doctor.schema import unapplied_migrations
 from django_mq.supervisor.output import discard
 
-#: Other errors of an unusable database. Django reads an alias when it first connects.
-UNUSABLE = (InterfaceError, ImproperlyConfigured)
+#: Other errors of an unusable database. Django reads an alias when it first connects; the driver
+#: raises NotImplementedError for times in a DateStyle other than ISO.
+UNUSABLE = (InterfaceError, ImproperlyConfigured, NotImplementedError)
 
 
 class Declined(Exception):

@@ -27,6 +27,16 @@ def read_only(cursor: Cursor) -> tuple[bool, bool]:
     return is_standby, by_default
 
 
+FORMATS = "select current_setting('DateStyle'), current_setting('extra_float_digits')::int"
+
+
+def formats(cursor: Cursor) -> tuple[str, int]:
+    """Return the DateStyle of this session, as in "ISO, MDY", and its extra_float_digits."""
+    cursor.execute(FORMATS)
+    date_style, float_digits = cursor.fetchone()
+    return date_style, float_digits
+
+
 INDEXES = """
 select asked.name, c.relname, i.indisvalid and i.indisready
   from unnest(%(tables)s::text[]) as asked (name)

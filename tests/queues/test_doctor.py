@@ -96,7 +96,7 @@ class TestTheCommand:
         assert run_doctor("--ignore", "d003", "--ignore", "D020")[0] == 0
 
     def test_an_id_that_no_finding_has_is_an_error(self) -> None:
-        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D022") as raised:
+        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D023") as raised:
             run_doctor("--ignore", "d099", "--ignore", "D013", "--ignore", "x")
         assert raised.value.returncode == 2
 
@@ -312,6 +312,30 @@ def test_d022_read_only_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_facts, "read_only", lambda _: (True, False))
     (text,) = found("D022")
     assert "standby" in text
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("DateStyle = German", "DateStyle of this login is 'German"),
+        ("extra_float_digits = -3", "extra_float_digits of this login is -3"),
+    ],
+)
+def test_d023_formats_that_cannot_be_read(setting: str, told: str) -> None:
+    assert found("D023") == []
+    run(f"set local {setting}")
+    (text,) = found("D023")
+    assert told in text
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_names_a_date_style_that_the_driver_cannot_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = {**connection.settings_dict["OPTIONS"], "options": "-c DateStyle=German"}
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+    with pytest.raises(CommandError, match="can't parse timestamptz with DateStyle 'German"):
+        call_command("mq_worker", "--until-empty")
 
 
 class TestQueuesAndTypes:

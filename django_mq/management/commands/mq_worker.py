@@ -13,7 +13,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, connections
 
 from django_mq import queues
 from django_mq.conf import Settings, get_settings
@@ -22,7 +22,7 @@ from django_mq.executor.connections import plain_connection_as
 from django_mq.executor.deadline import Deadline
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.management.arguments import port_and_address, positive, seconds
-from django_mq.management.base import chosen_database, missing_role, must_be_migrated
+from django_mq.management.base import UNUSABLE, chosen_database, missing_role, must_be_migrated
 from django_mq.management.capacity import check_connections, check_max_rss, process_count
 from django_mq.management.reloading import is_reloaded, run_reloading
 from django_mq.management.serving import separated, served, unmatched
@@ -190,7 +190,7 @@ class Command(BaseCommand):
                     elif may_prepare(connection):
                         logger.warning(POOLED, alias, extra={"event": "pooler_without_settings"})
                 return queues.names(using=alias) if named else []
-        except (DatabaseError, InterfaceError, ImproperlyConfigured) as error:
+        except (DatabaseError, *UNUSABLE) as error:
             text = f"database {alias!r} cannot be used: {one_line(str(error))}"
             raise CommandError(text + missing_role(error, "mq_worker")) from error
         finally:

@@ -28,6 +28,7 @@ __all__ = ["Finding", "examine"]
 #: The examinations, in the order of the report, each with a subject that names it if it fails.
 EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
     ("migrations", schema.migrations),
+    ("the formats", schema.formats),
     ("indexes", schema.indexes),
     ("rights", schema.rights),
     ("the encoding", schema.encoding),
@@ -48,6 +49,8 @@ EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
 )
 #: If a statement raised one of these, D002 or D004 explains why.
 EXPLAINED_ERRORS = (InsufficientPrivilege, UndefinedColumn, UndefinedTable)
+#: Errors of the database. The driver raises NotImplementedError for a time that it cannot read.
+UNUSABLE = (DatabaseError, InterfaceError, ImproperlyConfigured, NotImplementedError, *LOST)
 
 
 def examine(*, using: str | None = None) -> list[Finding]:
@@ -62,7 +65,7 @@ def examine(*, using: str | None = None) -> list[Finding]:
         try:
             with transaction.atomic(using=alias):
                 found.extend(examination(alias))
-        except (DatabaseError, InterfaceError, ImproperlyConfigured, *LOST) as error:
+        except UNUSABLE as error:
             if isinstance(error.__cause__, EXPLAINED_ERRORS):
                 continue
             found.append(_check_failed(subject, error))

@@ -1,4 +1,4 @@
-"""Migrations, indexes, rights, the encoding and read-only sessions."""
+"""Migrations, indexes, rights, the encoding, read-only sessions, and formats of values."""
 
 from __future__ import annotations
 
@@ -140,4 +140,27 @@ def read_only(alias: str) -> Iterator[Finding]:
             text="Transactions of this login are read only: default_transaction_read_only is on.",
             hint="Turn it off where it is set: for the role, the database or the server, or in"
             f" OPTIONS of {alias!r}.",
+        )
+
+
+def formats(alias: str) -> Iterator[Finding]:
+    """D023: the driver cannot read times from this login's sessions, or numbers are rounded."""
+    with short_cursor(alias) as cursor:
+        date_style, float_digits = server_facts.formats(cursor)
+    hint = f"Change it where it is set: for the role, the database or the server, or in {alias!r}."
+    if not date_style.startswith("ISO"):
+        yield Finding(
+            id="D023",
+            level="error",
+            text=f"The DateStyle of this login is {date_style!r}: the driver, and so Django, reads"
+            " times only with ISO.",
+            hint=hint,
+        )
+    if float_digits < 0:
+        yield Finding(
+            id="D023",
+            level="error",
+            text=f"extra_float_digits of this login is {float_digits}: the server rounds numbers,"
+            " so times that workers read are wrong.",
+            hint=hint,
         )
