@@ -22,6 +22,7 @@ _TOO_LONG = 10**MAX_DIGITS
 #: The `default()` of these modules' encoders returns only text, which needs no second check.
 _TRUSTED = ("json.encoder", "django.core.serializers.json")
 _PLAIN = frozenset((str, bool, float, type(None)))
+_LEAVES = _PLAIN | {int}
 
 
 def encode(
@@ -44,6 +45,8 @@ def encode(
     if type(value) is dict and not value:
         return "{}"
     try:
+        if not (type(value) is dict and _LEAVES.issuperset(map(type, value.values()))):
+            _refuse_endless(value, max_bytes, max_depth)
         text = _encode_plain(value, encoder, max_depth) if encoder.__module__ in _TRUSTED else None
         if text is None:
             _check(value, max_depth, ())
@@ -54,7 +57,7 @@ def encode(
         if encoder.__module__ not in _TRUSTED:
             _check(_read_back(text), max_depth, ())
     except _Refused as refused:
-        raise InvalidPayload(f"{what}{_short(refused.path)} {refused}") from None
+        raise refused.error_class(f"{what}{_short(refused.path)} {refused}") from None
     except Exception as error:  # an encoder's default() is user code, and may raise anything
         where = _short(_culprit(value, _dumps(encoder)))  # type: ignore[arg-type]
         raise InvalidPayload(f"{what}{where}: {_encoder_error(error)}") from error
@@ -70,10 +73,52 @@ class _Refused(Exception):
     """Its text says what is wrong; each container that it passes through adds a key to `path`."""
 
     path = ""
+    error_class: type[InvalidPayload] = InvalidPayload
 
     def within(self, key: object) -> _Refused:
         self.path = _step(key) + self.path
         return self
+
+
+class _Repetitive(_Refused):
+    error_class = PayloadTooLarge
+
+
+def _refuse_endless(value: object, max_bytes: int, max_depth: int) -> None:
+    """Refuse a value whose JSON would be far larger than the value is in memory.
+
+    A list that holds one list twice, which holds one list twice, and so on, takes a few lines to
+    build, but each level doubles the time to encode it.
+    """
+    try:
+        count = _count(value, max_depth, max_bytes, {})
+    except Exception:  # too deep, or the value cannot be iterated
+        _check(value, max_depth, ())
+        return
+    if count > max_bytes:  # each value takes at least a byte
+        raise _Repetitive(f"would be more than {max_bytes:,} values in JSON: it repeats its parts")
+
+
+def _count(value: object, room: int, limit: int, known: dict[int, int]) -> int:
+    """Return how many values the JSON of `value` has; some number above `limit` if it has more.
+
+    Looks at each container once: `known` has the counts of those found so far, by their ids. Raises
+    RecursionError from a container below `room` others: what follows it is not counted.
+    """
+    if not isinstance(value, dict | list | tuple):
+        return 1
+    if (count := known.get(id(value))) is not None:
+        return count
+    if room == 0:
+        raise RecursionError
+    known[id(value)] = 0  # a value that contains itself ends here
+    count = 1
+    for each in value.values() if isinstance(value, dict) else value:
+        count += 1 if type(each) in _LEAVES else _count(each, room - 1, limit, known)
+        if count > limit:
+            break
+    known[id(value)] = count
+    return count
 
 
 def _encode_plain(value: object, encoder: type[json.JSONEncoder], max_depth: int) -> str | None:
@@ -97,8 +142,7 @@ def _encode_plain(value: object, encoder: type[json.JSONEncoder], max_depth: int
 def _begins_deep(value: object, maximum: int) -> bool:
     """Return whether more than `maximum` containers surround the first leaf of `value`.
 
-    Encoding a cycle never ends. In practice, neither does encoding a list that holds one list
-    twice, which holds one list twice, and so on, a hundred levels deep.
+    Encoding a cycle never ends.
     """
     for _ in range(maximum + 1):
         if isinstance(value, dict):

@@ -4,6 +4,7 @@ import enum
 import json
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -126,6 +127,32 @@ def test_size_is_counted_in_bytes_of_utf8() -> None:
     assert encoded("é" * 9, max_bytes=20) == f'"{"é" * 9}"'
     with pytest.raises(PayloadTooLarge, match="payload is 22 bytes of JSON, and at most 20"):
         encoded("é" * 10, max_bytes=20)
+
+
+@pytest.mark.parametrize("levels", [40, 64, 90])
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda each: [each, each],
+        lambda each: [0, each, each],
+        lambda each: {"a": 0, "b": [each] * 3},
+    ],
+)
+def test_a_small_value_with_endless_json_is_refused_at_once(
+    around: Callable[[object], object], levels: int
+) -> None:
+    value: object = []
+    for _ in range(levels):
+        value = around(value)
+    with pytest.raises(InvalidPayload, match=r"it repeats its parts|nested too deeply"):
+        encoded(value)
+    with pytest.raises(InvalidPayload, match=r"it repeats its parts|nested too deeply"):
+        encoded({"a": [1, value]}, encoder=Own)
+
+
+def test_a_part_may_occur_often() -> None:
+    part = {"a": [1]}
+    assert encoded([part] * 2) == '[{"a":[1]},{"a":[1]}]'
 
 
 class Own(json.JSONEncoder):
