@@ -10,7 +10,7 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.conf import alias_of, get_settings
-from django_mq.exceptions import NotInTransaction
+from django_mq.exceptions import InvalidOption, NotInTransaction
 from django_mq.handlers import Handler
 from django_mq.messages import BulkReceipt, Message, Receipt
 from django_mq.outbox.blocks import in_own_atomic, in_transaction
@@ -127,9 +127,12 @@ def _checked(messages: Sequence[Message], builder: RowBuilder) -> Chunk:
 def queue_connection(using: str | None) -> BaseDatabaseWrapper:
     """Return the connection to the queue's database.
 
-    Raises ImproperlyConfigured if it is not PostgreSQL.
+    Raises InvalidOption if there is no alias `using`, and ImproperlyConfigured if the database is
+    not PostgreSQL.
     """
     alias = alias_of(using)
+    if using is not None and alias not in connections:
+        raise InvalidOption(f"using={alias!r} is not an alias in DATABASES")
     connection = connections[alias]
     if connection.vendor != "postgresql":
         raise ImproperlyConfigured(

@@ -201,6 +201,15 @@ def test_another_database_than_postgresql_is_refused(
         broadcast("a.b")
 
 
+def test_an_alias_that_does_not_exist_is_refused() -> None:
+    for store in (
+        lambda: broadcast("shop.orders.placed", using="nowhere"),
+        lambda: broadcast_many([Message("shop.orders.placed")], using="nowhere"),
+    ):
+        with pytest.raises(InvalidOption, match="using='nowhere' is not an alias in DATABASES"):
+            store()
+
+
 @pytest.mark.django_db(transaction=True)
 def test_what_the_database_itself_refuses_is_djangos_error() -> None:
     """This includes COPY, whose errors Django does not wrap by itself."""
