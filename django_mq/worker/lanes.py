@@ -6,7 +6,7 @@ A lane is one queue at one priority.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import cache
+from functools import lru_cache
 from itertools import chain, groupby
 from typing import TypeVar
 
@@ -18,6 +18,8 @@ LANE_TTL = 60.0
 #: How many lanes are claimed from before the others. Mostly they fill the claim, and each further
 #: lane would cost it as much as a tenth of a message.
 FIRST_LANES = 50
+#: How many queues a worker remembers something about: messages may name ever new ones.
+REMEMBERED_QUEUES = 10_000
 
 Key = TypeVar("Key")
 
@@ -36,7 +38,7 @@ class Lanes:
         # Equal lanes, by preference and priority. The inner dictionaries serve as ordered sets.
         self._equals: dict[tuple[int, int], dict[LaneName, None]] = {}
         #: Returns the index of the first pattern that a queue matches; None if it matches none.
-        self.preference = cache(self._preference)
+        self.preference = lru_cache(REMEMBERED_QUEUES)(self._preference)
         #: Every known lane, sorted.
         self.known: list[LaneName] = []
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 
 from django_mq import handlers
 from django_mq.conf import Settings
 from django_mq.handlers import Handler
 from django_mq.policy.routing import Pattern
 from django_mq.worker.claim_options import ClaimOptions
+from django_mq.worker.lanes import REMEMBERED_QUEUES
 from django_mq.worker.ordered_queues import LEASE_SECONDS as OWNER_LEASE
 
 
@@ -20,7 +21,7 @@ class ClaimOptionsCache:
         self._settings = settings
         self._batch_size = batch_size
         self._queues = cache(partial(handlers.allowed_queues, settings=settings))
-        self.of = cache(self._make)
+        self.of = lru_cache(REMEMBERED_QUEUES)(self._make)
 
     def lease_of(self, queue: str) -> float:
         """Return the lease of the messages of `queue`, in seconds.
