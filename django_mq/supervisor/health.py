@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 #: Seconds that one client may block the supervisor.
 CLIENT_SECONDS = 0.2
+#: Seconds without a look at a port at which no client could be accepted, as when the process has
+#: no descriptor left: the port stays readable, and the supervisor would spin.
+REST_SECONDS = 1.0
 #: The maximum number of bytes that are read from a request.
 MAX_REQUEST_BYTES = 8192
 
@@ -33,25 +36,33 @@ class Endpoint:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._socket = socket.create_server((address, port), family=family)
         self._socket.setblocking(False)
+        self._rests_until = float("-inf")
+
+    def rests(self) -> bool:
+        """Return whether to leave the port alone for now."""
+        return monotonic() < self._rests_until
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def answer(self, pages: Mapping[str, Callable[[], HealthResponse]]) -> None:
         """Answer one waiting client; a slow client, or one that left, gets no answer."""
-        with contextlib.suppress(OSError):
+        try:
             client, _ = self._socket.accept()
-            with client:
-                path = (*_request(client).split(b" ", 2), b"", b"")[1].decode("latin-1")
-                make = pages.get(path.partition("?")[0])
-                page = make() if make else MISSING
-                body = page.body.encode()
-                client.settimeout(CLIENT_SECONDS)
-                client.sendall(
-                    f"HTTP/1.1 {page.status}\r\nContent-Type: {page.media_type}\r\n"
-                    f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
-                    + body
-                )
+        except OSError:
+            self._rests_until = monotonic() + REST_SECONDS
+            return
+        with contextlib.suppress(OSError), client:
+            path = (*_request(client).split(b" ", 2), b"", b"")[1].decode("latin-1")
+            make = pages.get(path.partition("?")[0])
+            page = make() if make else MISSING
+            body = page.body.encode()
+            client.settimeout(CLIENT_SECONDS)
+            client.sendall(
+                f"HTTP/1.1 {page.status}\r\nContent-Type: {page.media_type}\r\n"
+                f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+                + body
+            )
 
     def close(self) -> None:
         """Close the port in this process."""

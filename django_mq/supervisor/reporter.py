@@ -40,7 +40,7 @@ class Reporter:
 
     def descriptors(self) -> list[int]:
         """Return the descriptors that are readable when a client waits."""
-        return [each.fileno() for each in self._endpoints]
+        return [each.fileno() for each in self._endpoints if not each.rests()]
 
     def answer(
         self, readable: Collection[int], slots: Sequence[ProcessSlot], *, draining: bool

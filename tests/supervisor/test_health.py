@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import resource
+import socket
 
 import pytest
 
 from django_mq.supervisor import health
+from django_mq.supervisor.ready import wait_ready
+from django_mq.supervisor.reporter import Reporter
 
 
 class Trickle:
@@ -31,3 +35,25 @@ def test_a_client_that_sends_byte_by_byte_gets_no_longer_than_others(
     with pytest.raises(TimeoutError):
         health._request(client)  # type: ignore[arg-type]
     assert client.sent <= 10
+
+
+def test_without_descriptors_a_waiting_client_does_not_make_the_supervisor_spin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It cannot be accepted, so the port stays readable."""
+    endpoint = health.Endpoint(0, "127.0.0.1")
+    reporter = Reporter(health=endpoint, metrics=None, service=None)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        with socket.create_connection(endpoint._socket.getsockname()):
+            assert wait_ready(reporter.descriptors(), seconds=5)[0] == {endpoint.fileno()}
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
+            reporter.answer({endpoint.fileno()}, [], draining=False)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+            assert reporter.descriptors() == []
+            now = health.monotonic() + health.REST_SECONDS
+            monkeypatch.setattr(health, "monotonic", lambda: now)
+            assert wait_ready(reporter.descriptors(), seconds=5)[0] == {endpoint.fileno()}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        endpoint.close()
