@@ -38,10 +38,12 @@ RECONNECT_WAIT, MAX_RECONNECT_WAIT = 0.02, 5.0
 class _PendingQuery:
     """A message with a pending reply, the futures that wait for it, and when to query next."""
 
-    __slots__ = ("due", "futures", "wait")
+    __slots__ = ("asked", "due", "futures", "wait")
 
     def __init__(self) -> None:
         self.futures: list[Future[ReplyState]] = []
+        #: Those that waited before the last query began.
+        self.asked: list[Future[ReplyState]] = []
         self.wait = QUERY_INTERVAL
         self.due = monotonic()
 
@@ -135,6 +137,7 @@ class Waiter:
             for id, pending in self._pending.items():
                 if all or pending.due <= now:
                     ids.append(id)
+                    pending.asked = list(pending.futures)
                     pending.due = now + (MAX_QUERY_INTERVAL if listening else pending.wait)
                     pending.wait = min(pending.wait * GROWTH, MAX_QUERY_INTERVAL)
         return ids
@@ -142,11 +145,27 @@ class Waiter:
     def _deliver(self, found: list[ReplyState]) -> None:
         for each in found:
             if each.answered or not each.stored:
-                with self._lock:
-                    pending = self._pending.pop(each.id, None)
-                for future in pending.futures if pending else ():
+                for future in self._take_ended(each):
                     if future.set_running_or_notify_cancel():
                         future.set_result(each)
+
+    def _take_ended(self, found: ReplyState) -> list[Future[ReplyState]]:
+        """Remove and return the futures that `found` ends.
+
+        A message that was missing may have been committed since the query: those that began to
+        wait after it wait for the next one.
+        """
+        with self._lock:
+            pending = self._pending.pop(found.id, None)
+            if pending is None:
+                return []
+            ended = pending.futures
+            if not found.answered:
+                ended = [each for each in ended if each in pending.asked]
+            if later := [each for each in pending.futures if each not in ended]:
+                pending.futures, pending.due = later, monotonic()
+                self._pending[found.id] = pending
+            return ended
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

@@ -32,6 +32,8 @@ from django_mq import (
 from django_mq.conf import get_settings
 from django_mq.messages import set_current
 from django_mq.models import FailedAttempt, QueuedMessage, Result
+from django_mq.requests.waiter import Waiter
+from django_mq.store.results import ReplyState
 from django_mq.worker import chores, expiring
 from tests.database import second_connection
 from tests.requests.questions import echo
@@ -305,3 +307,18 @@ def test_a_handler_asks_another_queue(start: Start) -> None:
     start(queues=("answers",))
     assert ask("test.aasks", 1, timeout=PATIENCE) == [[1]]
     assert not FailedAttempt.objects.exists()
+
+
+def test_a_wait_that_began_during_a_query_does_not_end_with_its_answer() -> None:
+    """The message was committed after the query began, which another thread sent too early."""
+    waiter = Waiter("default")
+    waiter._running = True  # no thread queries
+    missing = ReplyState(7, False, False, None, "", "")
+    with waiter.waiting_for(7) as early:
+        assert waiter._take_due(all=True, listening=True) == [7]
+        with waiter.waiting_for(7) as late:
+            waiter._deliver([missing])
+            assert (early.done(), late.done()) == (True, False)
+            assert waiter._take_due(all=False, listening=True) == [7]
+            waiter._deliver([missing])
+            assert late.done()
