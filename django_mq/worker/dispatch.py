@@ -135,7 +135,10 @@ class Dispatch:
 
     def _resolve_one(self, cursor: Cursor, delivery: Delivery) -> Task | Ended | None:
         try:
-            return self._resolver.resolve(cursor, delivery)
+            found = self._resolver.resolve(cursor, delivery)
+            if found is None:  # it is not handled here, or it will be claimed again
+                self._quota.release(1)
+            return found
         except LOST:
             # Until these rows are dispatched, messages before them in their lines may run, and
             # fail.

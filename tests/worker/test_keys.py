@@ -198,6 +198,21 @@ def test_max_messages_does_not_count_what_goes_back(start: Start) -> None:
     assert ran == pks(*others)
 
 
+def test_max_messages_does_not_count_twice_what_a_worker_routes(start: Start) -> None:
+    """It is claimed again, in the line of its handler."""
+    ran: list[int] = []
+    for name in ("a", "b"):
+
+        @handler("#", queue="mail", name=name)
+        def h(delivery: Delivery) -> None:
+            ran.append(delivery.id)
+
+    keyed(handler="")
+    start(until_empty=True, max_messages=2).join()
+    assert len(ran) == 2
+    assert not QueuedMessage.objects.exists()
+
+
 def test_drain_gets_past_a_long_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(with_keys, "WINDOW", 5)
     ran: list[int] = []
