@@ -175,6 +175,18 @@ def record_heartbeat(
     return HeartbeatReply(since, now, [Command(*each) for each in commands or ()])
 
 
+REOPEN_COMMANDS = """
+update django_mq_workercommand
+   set taken_at = null
+ where worker = %(worker)s and taken_at is not null and id <> all(%(received)s::bigint[])
+"""
+
+
+def reopen_commands(cursor: Cursor, *, worker: str, received: Sequence[int]) -> None:
+    """Let the next heartbeat of `worker` take all commands again, except those it `received`."""
+    cursor.execute(REOPEN_COMMANDS, {"worker": worker, "received": list(received)})
+
+
 LEAVE = "delete from django_mq_workerheartbeat where id = %(worker)s"
 
 

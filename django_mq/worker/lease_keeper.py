@@ -87,6 +87,10 @@ class LeaseKeeper(threading.Thread):
         self._statements = Statements(alias, limits=Limits(seconds, seconds), link=link)
         self._wake = threading.Event()
         self._ending = self._heartbeat_requested = False
+        # Whether the last heartbeat may have taken commands without an answer, and the ids of the
+        # commands that arrived.
+        self._in_doubt = False
+        self._received: list[int] = []
         # Whether the database refused a row in the last renewal.
         self._is_refused = False
         self._last_error: Exception | None = None
@@ -200,7 +204,12 @@ class LeaseKeeper(threading.Thread):
         with self._impatient() as cursor:
             asked_at = lease_clock()
             self._beat_at = monotonic()
+            if self._in_doubt:
+                leases.reopen_commands(cursor, worker=self._worker, received=self._received)
+            self._in_doubt = True
             reply = leases.record_heartbeat(cursor, worker=self._worker, **columns, timings=timings)
+        self._in_doubt = False
+        self._received += [each.id for each in reply.commands]
         if counted:
             counted.minutes.set_clock(reply.now, asked_at)
         if reply.commands:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import psycopg
 import pytest
 from django.test import override_settings
 
 from django_mq import Delivery, handler, queues
 from django_mq.models import QueuedMessage, QueueState, WorkerHeartbeat
+from django_mq.store import leases
 from tests.rows import add, insert_all
 from tests.waiting import until
 from tests.worker.conftest import Running, Said, Start
@@ -145,3 +147,28 @@ def test_only_live_workers_are_told() -> None:
     assert queues.worker_orders("gone") == []
     with pytest.raises(ValueError, match="is not a name"):
         queues.stop_workers("a\0b")
+
+
+def test_an_order_is_obeyed_although_the_answer_to_its_heartbeat_was_lost(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeat that took it was committed."""
+    lost: list[int] = []
+    real = leases.record_heartbeat
+
+    def lose_once(cursor: Any, **options: Any) -> leases.HeartbeatReply:
+        reply = real(cursor, **options)
+        if reply.commands and not lost:
+            lost.extend(each.id for each in reply.commands)
+            cursor.execute("commit")
+            raise psycopg.OperationalError("the connection was cut")
+        return reply
+
+    monkeypatch.setattr(leases, "record_heartbeat", lose_once)
+    running = start()
+    until(lambda: running.worker.id and queues.quiet_workers(running.worker.id))
+    until(lambda: lost)
+    until(WorkerHeartbeat.objects.filter(pk=running.worker.id, quiet=True).exists)
+    told(running, "resume")
+    assert [each.action for each in queues.worker_orders(running.worker.id)] == ["resume", "quiet"]
+    running.stop()
