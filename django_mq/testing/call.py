@@ -13,10 +13,11 @@ from django.db import transaction
 
 from django_mq import handlers
 from django_mq.conf import get_settings
+from django_mq.exceptions import InvalidOption
 from django_mq.executor.calls import UNRUN, not_run
 from django_mq.executor.leased_call import BatchDelivery
 from django_mq.executor.leased_delivery import LeasedDelivery
-from django_mq.handlers import Handler, queue_of
+from django_mq.handlers import Handler, queue_of, refusal
 from django_mq.handlers.callables import is_django_task, shown
 from django_mq.messages import ClaimedRow, Delivery, Message, set_current
 from django_mq.messages.classes import class_of
@@ -52,9 +53,9 @@ def deliver(
     is stored. Returns the handler's return value, or raises its error, undoing an atomic handler's
     writes; an answer, such as `delivery.reject()` in a batch, is raised as the exception that it
     stands for. Raises InvalidPayload if `payload` could not be broadcast, InvalidName for a bad
-    `type`, `queue` or `key`, InvalidOption if `attempt` or `max_attempts` is below 1, and
-    LookupError if there is no such handler, or if a function is several handlers: pass the name of
-    one.
+    `type`, `queue` or `key`, InvalidOption if `attempt` or `max_attempts` is below 1 or the handler
+    does not understand `schema_version`, and LookupError if there is no such handler, or if a
+    function is several handlers: pass the name of one.
     """
     settings = get_settings()
     connection = queue_connection(using)
@@ -66,11 +67,14 @@ def deliver(
         type = _type_of(found)
     attempt = check_integer(attempt, "attempt", 1, MAX_ATTEMPTS)
     max_attempts = check_integer(max_attempts, "max_attempts", 1, MAX_ATTEMPTS)
+    type = check_name(type, "type")
+    if refused := refusal(found, type, schema_version):
+        raise InvalidOption(f"a worker would hold the message: {refused}")
     now = time()
     row = ClaimedRow(
         id=next(_delivered),
         queue=queue_of(found, settings) if queue is None else check_name(queue, "queue"),
-        type=check_name(type, "type"),
+        type=type,
         handler=found.name,
         schema_version=schema_version,
         payload=encoded(payload),

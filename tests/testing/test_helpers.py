@@ -259,6 +259,12 @@ class DeliverTest(TestCase):
             with pytest.raises(InvalidOption, match="whole number from 1"):
                 deliver("one", **wrong)
 
+    def test_a_version_that_a_worker_would_hold_is_refused(self) -> None:
+        handler("test.one", name="one", schema_version=2)(lambda delivery: delivery.schema_version)
+        assert deliver("one", schema_version=2) == 2
+        with pytest.raises(InvalidOption, match="schema version 3 is newer than version 2"):
+            deliver("one", schema_version=3)
+
     def test_a_handler_that_is_not_atomic_may_finish(self) -> None:
         @handler("test.one", name="one", atomic=False)
         def one(delivery: Any) -> None:
