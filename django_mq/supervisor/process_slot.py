@@ -228,17 +228,17 @@ class ProcessSlot:
         return [f"worker process {self.pid}: the {PART_NAMES[each]} is stalled" for each in stalled]
 
     def not_ready(self) -> list[str]:
-        """Return why a live slot is not ready: its database has not answered, or not recently."""
-        if (
-            not self.pid
-            or self.recycling
-            or self.leaving
-            or self.scoreboard.progresses(MonitoredPart.DATABASE)
-        ):
+        """Return why a live slot is not ready: its database has not answered, or not recently.
+
+        A stalled loop, which `not_live()` names, does not ask the database.
+        """
+        stalled = self.scoreboard.stalled()
+        if not self.pid or self.recycling or self.leaving or MonitoredPart.LOOP in stalled:
             return []
-        has_answered = MonitoredPart.DATABASE in self.scoreboard.stalled()
-        why = "the database does not answer" if has_answered else "it has not used the tables yet"
-        return [f"worker process {self.pid}: {why}"]
+        if MonitoredPart.DATABASE in stalled:
+            return [f"worker process {self.pid}: the database does not answer"]
+        has_begun = self.scoreboard.progresses(MonitoredPart.DATABASE)
+        return [] if has_begun else [f"worker process {self.pid}: it has not used the tables yet"]
 
     def recycle_large(self, megabytes: int) -> None:
         """Drain the process, so that it is replaced, if it uses more than `megabytes` of memory."""

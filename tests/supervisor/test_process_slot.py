@@ -63,6 +63,18 @@ def test_the_orders_that_its_process_carried_out() -> None:
         slot.close_link()
 
 
+def test_a_stalled_loop_is_not_reported_as_a_database_that_does_not_answer() -> None:
+    slot = ProcessSlot(Scoreboard(1))
+    slot.prepare()
+    slot.pid = 4711
+    for part in (MonitoredPart.LOOP, MonitoredPart.DATABASE):
+        slot.scoreboard.record_progress(part, -1)
+    assert slot.not_live(draining=False) == ["worker process 4711: the loop is stalled"]
+    assert slot.not_ready() == []
+    slot.scoreboard.record_progress(MonitoredPart.LOOP, 60)
+    assert slot.not_ready() == ["worker process 4711: the database does not answer"]
+
+
 def test_the_health_endpoint_names_the_class_of_an_error_without_its_text() -> None:
     """A text may name hosts and quote rows, and anybody may ask."""
     slot = ProcessSlot(Scoreboard(1))
