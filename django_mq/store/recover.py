@@ -8,12 +8,16 @@ from django_mq.messages import ClaimedRow, Fence
 from django_mq.store import LOCK_SKIPPING, Cursor, fence_columns, fenced
 from django_mq.store.claimed_row import REFUNDED, claimed_columns
 
-RELEASE_ALL_EXCEPT = f"""
-with ours as materialized (
-    select m.id
+_CLAIMED = """
       from django_mq_queuedmessage m
      where m.leased_until is not null and starts_with(m.claimed_by, %(prefix)s)
        and m.id <> all(%(running)s::bigint[])
+       and (%(claimers)s::text[] is null or m.claimed_by = any(%(claimers)s::text[]))
+"""
+
+RELEASE_ALL_EXCEPT = f"""
+with ours as materialized (
+    select m.id{_CLAIMED}
        for no key update of m skip locked
 )
 update django_mq_queuedmessage m
@@ -23,27 +27,45 @@ returning m.id
 """
 
 
-def release_all_except(cursor: Cursor, *, worker: str, running: Sequence[int]) -> set[int]:
+def release_all_except(
+    cursor: Cursor,
+    *,
+    worker: str,
+    running: Sequence[int],
+    claimers: Sequence[str] | None = None,
+) -> set[int]:
     """Release every message that worker process `worker` claimed, except the ids `running`.
 
-    Skips rows that the worker's dying connection still has locked: call it again.
+    With `claimers`, only those of these claims. Skips rows that the worker's dying connection still
+    has locked: call it again.
     """
-    cursor.execute(RELEASE_ALL_EXCEPT, {"prefix": f"{worker}:", "running": list(running)})
+    cursor.execute(RELEASE_ALL_EXCEPT, _claimed(worker, running, claimers))
     return {row[0] for row in cursor.fetchall()}
 
 
-CLAIMED = """
-select m.id, m.attempts, m.claimed_by
-  from django_mq_queuedmessage m
- where m.leased_until is not null and starts_with(m.claimed_by, %(prefix)s)
-   and m.id <> all(%(running)s::bigint[])
-"""
+CLAIMED = f"select m.id, m.attempts, m.claimed_by{_CLAIMED}"
 
 
-def claimed_except(cursor: Cursor, *, worker: str, running: Sequence[int]) -> list[Fence]:
-    """Return the claims of worker process `worker`, except those of the ids `running`."""
-    cursor.execute(CLAIMED, {"prefix": f"{worker}:", "running": list(running)})
+def claimed_except(
+    cursor: Cursor,
+    *,
+    worker: str,
+    running: Sequence[int],
+    claimers: Sequence[str] | None = None,
+) -> list[Fence]:
+    """Return the messages that `release_all_except()` would release."""
+    cursor.execute(CLAIMED, _claimed(worker, running, claimers))
     return [Fence._make(row) for row in cursor.fetchall()]
+
+
+def _claimed(
+    worker: str, running: Sequence[int], claimers: Sequence[str] | None
+) -> dict[str, object]:
+    return {
+        "prefix": f"{worker}:",
+        "running": list(running),
+        "claimers": None if claimers is None else list(claimers),
+    }
 
 
 LOCK_RUNNING = f"""

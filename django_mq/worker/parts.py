@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from itertools import count
 from typing import Any
 
 from django_mq.conf.version import VERSION
@@ -22,6 +21,7 @@ from django_mq.executor.scoreboard import ExecutorEntries, MonitoredPart
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link, Watchdog
 from django_mq.messages import fence_of
+from django_mq.worker.claimers import Claimers
 from django_mq.worker.claims import ClaimRouter
 from django_mq.worker.commands import Commands
 from django_mq.worker.dispatch import Dispatch
@@ -61,7 +61,7 @@ class Parts:
         self._on_order = on_order
         self._settings = settings = worker.settings
         self._id = id
-        self._claim_numbers = count(1)
+        self.claimers = Claimers(id)
         self._batch = worker.batch_size or settings.batch_size
         self._policy_of = policies(settings, floor=settings.retry_floor)
         #: Set when the drain is over: nothing waits for the database any longer.
@@ -163,7 +163,7 @@ class Parts:
         )
         self.claims = ClaimRouter(
             worker=self._id,
-            claimer=lambda: f"{self._id}:{next(self._claim_numbers)}",
+            claimer=self.claimers.make,
             owned=self.ordered_queues.owned,
             has_any=self.local_queue.has_any,
             probing=self.backoffs.probe_started,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import psycopg
 
@@ -12,15 +13,23 @@ from django_mq.executor.statements import skip_refused_rows
 from django_mq.store import Cursor, recover, settle
 
 
-def release_all_except(cursor: Cursor, *, worker: str, running: Sequence[int]) -> set[int]:
+def release_all_except(
+    cursor: Cursor,
+    *,
+    worker: str,
+    running: Sequence[int],
+    claimers: Sequence[str] | None = None,
+) -> set[int]:
     """Release every message that `worker` claimed, except the ids `running`; return their ids.
 
-    Skips locked rows, and rows that the database refuses: their leases lapse.
+    With `claimers`, only those of these claims. Skips locked rows, and rows that the database
+    refuses: their leases lapse.
     """
+    chosen: dict[str, Any] = {"worker": worker, "running": running, "claimers": claimers}
     try:
-        return recover.release_all_except(cursor, worker=worker, running=running)
+        return recover.release_all_except(cursor, **chosen)
     except LOST:
         raise
     except psycopg.Error:
-        fences = recover.claimed_except(cursor, worker=worker, running=running)
+        fences = recover.claimed_except(cursor, **chosen)
         return skip_refused_rows(partial(settle.release, cursor), fences)

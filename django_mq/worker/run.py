@@ -134,13 +134,14 @@ class Run:
         statements = self.parts.statements
         if not (was_refused(error) and statements.is_idle()):
             statements.close()
-            self.unstarted.in_doubt = True
+            self.unstarted.doubt(self.parts.claimers.of_turn)
         self.parts.fetcher.on_freed()  # the messages that it was about to claim are still due
         self.parts.outage.wait(error, logged=not lost)
 
     def _fetch(self) -> float:
         parts, orders = self.parts, self.worker.orders
         parts.rounds += 1
+        parts.claimers.of_turn.clear()
         cursor, answers = parts.statements.cursor(), parts.statements.link.answers
         if parts.wakeup.take_ring():
             parts.fetcher.on_ring()

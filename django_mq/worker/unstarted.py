@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from time import monotonic
 
 from django_mq.executor.tasks import Task
+from django_mq.executor.watchdog import STALL_MARGIN
 from django_mq.store import Cursor, notify, queue_backoff
+from django_mq.store.limits import STATEMENT_SECONDS
 from django_mq.worker.parts import Parts
 from django_mq.worker.releasing import release_all_except
 
+#: Seconds for which a claim whose connection was lost may still run on the server, and commit.
+DOUBT_SECONDS = STATEMENT_SECONDS + STALL_MARGIN
+#: Seconds between two looks for messages of such a claim.
+LOOK_INTERVAL = 1.0
+
 
 class Unstarted:
-    """Messages claimed but not started: in the local queue, or by a claim whose answer was lost.
-
-    `in_doubt`: such a claim may have been committed.
-    """
+    """Messages claimed but not started: in the local queue, or by a claim whose answer was lost."""
 
     def __init__(self, worker_id: str, parts: Parts) -> None:
         self._worker_id = worker_id
         self._parts = parts
-        self.in_doubt = False
+        # The claims whose answers were lost, each with the time after which it cannot commit.
+        self._unanswered: dict[str, float] = {}
+        self._look_at = float("-inf")
+
+    def doubt(self, claimers: Sequence[str]) -> None:
+        """Record claims whose answers were lost: they may have been committed, or will be."""
+        self._unanswered.update(dict.fromkeys(claimers, monotonic() + DOUBT_SECONDS))
+        self._look_at = float("-inf")
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether to look for the messages of claims whose answers were lost."""
+        return bool(self._unanswered) and monotonic() >= self._look_at
 
     def start_or_release(self, cursor: Cursor) -> None:
         """Start messages that may start now; release those that must not start, or cannot soon."""
@@ -84,15 +101,25 @@ class Unstarted:
         self._parts.fetcher.on_freed()
 
     def release_unanswered(self, cursor: Cursor) -> None:
-        """Release the rows of claims that were committed but whose answers were lost."""
-        parts = self._parts
+        """Release the rows of claims that were committed but whose answers were lost.
+
+        The server may still run such a claim, as when it waits for a table that a migration has
+        locked, so this is repeated until the claim's time is over.
+        """
+        parts, now = self._parts, monotonic()
         known = [delivery.fence for delivery in parts.local_queue.unsettled()]
-        if release_all_except(cursor, worker=self._worker_id, running=[f.id for f in known]):
+        if release_all_except(
+            cursor,
+            worker=self._worker_id,
+            running=[fence.id for fence in known],
+            claimers=list(self._unanswered),
+        ):
             parts.fetcher.on_freed()
         if parts.backoffs.active:
             claimers = {fence.claimed_by for fence in known}
             queue_backoff.drop_probes_of(cursor, worker=self._worker_id, excluded=claimers)
-        self.in_doubt = False
+        self._unanswered = {name: at for name, at in self._unanswered.items() if at > now}
+        self._look_at = now + LOOK_INTERVAL
 
     def unused(self, queues: Collection[str]) -> list[str]:
         """Return the `queues` that have no unsettled message here."""

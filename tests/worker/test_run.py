@@ -11,10 +11,11 @@ import pytest
 from django_mq import handler
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.messages import LONG_AGO, Delivery
-from django_mq.worker import Worker
+from django_mq.models import QueuedMessage
+from django_mq.worker import Worker, unstarted
 from django_mq.worker.parts import Parts
 from django_mq.worker.run import Run
-from tests.rows import add
+from tests.rows import add, stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -119,7 +120,7 @@ def test_a_ring_is_claimed_for_first_unless_something_must_come_before(
 
     monkeypatch.setattr(run.unstarted, "start_or_release", spy)
     if before == "in doubt":
-        run.unstarted.in_doubt = True
+        run.unstarted.doubt(["w:1"])
     elif before == "a level to write":
         monkeypatch.setattr(parts.backoffs, "has_pending", lambda: not idle)
         monkeypatch.setattr(parts.backoffs, "write", lambda cursor: None)
@@ -154,3 +155,26 @@ def test_a_round_without_an_answer_does_not_end_an_outage(
     parts.fetcher.on_freed()
     run._fetch()
     assert "database is back" in caplog.text
+
+
+def test_a_claim_that_commits_after_its_connection_was_lost_is_released(
+    run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server still waited for a table that a migration had locked; one look came too early."""
+    monkeypatch.setattr(unstarted, "LOOK_INTERVAL", 0.0)
+    parts.claimers.of_turn.clear()
+    name, other = parts.claimers.make(), f"{run.id}:99"
+    run._wait_out(psycopg.OperationalError("the connection was cut"))
+    cursor = parts.statements.cursor()
+    run.unstarted.start_or_release(cursor)
+    late, settled_late = (add(handler="h", leased=30, attempts=1) for _ in range(2))
+    for message, claimer in ((late, name), (settled_late, other)):
+        QueuedMessage.objects.filter(pk=message.pk).update(claimed_by=claimer)
+    assert run.unstarted.in_doubt
+    run.unstarted.start_or_release(cursor)
+    assert (stored(late).attempts, stored(late).claimed_by) == (0, None)
+    assert (stored(settled_late).attempts, stored(settled_late).claimed_by) == (1, other)
+    now = unstarted.monotonic() + unstarted.DOUBT_SECONDS
+    monkeypatch.setattr(unstarted, "monotonic", lambda: now)
+    run.unstarted.start_or_release(cursor)
+    assert not run.unstarted.in_doubt
