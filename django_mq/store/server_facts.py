@@ -27,14 +27,24 @@ def read_only(cursor: Cursor) -> tuple[bool, bool]:
     return is_standby, by_default
 
 
-FORMATS = "select current_setting('DateStyle'), current_setting('extra_float_digits')::int"
+FORMATS = """
+select current_setting('DateStyle'), current_setting('extra_float_digits')::int,
+       current_setting('array_nulls')::bool
+"""
 
 
-def formats(cursor: Cursor) -> tuple[str, int]:
-    """Return the DateStyle of this session, as in "ISO, MDY", and its extra_float_digits."""
+class Formats(NamedTuple):
+    """How a session reads and writes values, by its settings; `date_style` is as in "ISO, MDY"."""
+
+    date_style: str
+    float_digits: int
+    array_nulls: bool
+
+
+def formats(cursor: Cursor) -> Formats:
+    """Return the formats of this session."""
     cursor.execute(FORMATS)
-    date_style, float_digits = cursor.fetchone()
-    return date_style, float_digits
+    return Formats._make(cursor.fetchone())
 
 
 INDEXES = """

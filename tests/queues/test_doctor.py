@@ -319,6 +319,7 @@ def test_d022_read_only_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("DateStyle = German", "DateStyle of this login is 'German"),
         ("extra_float_digits = -3", "extra_float_digits of this login is -3"),
+        ("array_nulls = off", "array_nulls of this login is off"),
     ],
 )
 def test_d023_formats_that_cannot_be_read(setting: str, told: str) -> None:

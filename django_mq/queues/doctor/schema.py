@@ -144,23 +144,25 @@ def read_only(alias: str) -> Iterator[Finding]:
 
 
 def formats(alias: str) -> Iterator[Finding]:
-    """D023: the driver cannot read times from this login's sessions, or numbers are rounded."""
+    """D023: values do not pass unchanged between the driver and this login's sessions."""
     with short_cursor(alias) as cursor:
-        date_style, float_digits = server_facts.formats(cursor)
-    hint = f"Change it where it is set: for the role, the database or the server, or in {alias!r}."
-    if not date_style.startswith("ISO"):
-        yield Finding(
-            id="D023",
-            level="error",
-            text=f"The DateStyle of this login is {date_style!r}: the driver, and so Django, reads"
-            " times only with ISO.",
-            hint=hint,
+        found = server_facts.formats(cursor)
+    texts = []
+    if not found.date_style.startswith("ISO"):
+        texts.append(
+            f"The DateStyle of this login is {found.date_style!r}: the driver, and so Django, reads"
+            " times only with ISO."
         )
-    if float_digits < 0:
-        yield Finding(
-            id="D023",
-            level="error",
-            text=f"extra_float_digits of this login is {float_digits}: the server rounds numbers,"
-            " so times that workers read are wrong.",
-            hint=hint,
+    if found.float_digits < 0:
+        texts.append(
+            f"extra_float_digits of this login is {found.float_digits}: the server rounds numbers,"
+            " so times that workers read are wrong."
         )
+    if not found.array_nulls:
+        texts.append(
+            "array_nulls of this login is off: the server misreads lists with nulls, so workers"
+            " cannot record failed attempts."
+        )
+    hint = "Change it where it is set: for the role, the database or the server, or in OPTIONS of"
+    for text in texts:
+        yield Finding(id="D023", level="error", text=text, hint=f"{hint} {alias!r}.")
