@@ -285,6 +285,14 @@ def test_w005_kept_for_ever_or_shown_in_full_only_with_deploy(setting: str) -> N
     assert setting in warning.msg
 
 
+def test_w011_retries_without_a_wait_only_with_deploy() -> None:
+    """S15, S35."""
+    assert ids(RETRY_FLOOR=0) == []
+    (warning,) = found(deploy=True, RETRY_FLOOR=0)
+    assert warning.id == "django_mq.W011"
+    assert found(deploy=True, RETRY_FLOOR=0.01) == []
+
+
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [

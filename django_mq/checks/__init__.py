@@ -207,7 +207,7 @@ def check_handlers(settings: Settings, databases: Collection[str]) -> CheckMessa
 
 @check(TAG, checks.Tags.security, deploy=True)
 def check_deployment(settings: Settings, databases: Collection[str]) -> CheckMessages:
-    """W005: rows are kept for ever, or payloads are shown in full."""
+    """W005: rows are kept for ever, or payloads are shown in full. W011: retries without a wait."""
     for name in ("result_retention", "attempt_retention"):
         if getattr(settings, name) is None:
             yield checks.Warning(
@@ -220,6 +220,13 @@ def check_deployment(settings: Settings, databases: Collection[str]) -> CheckMes
             "REDACT is None, so every user who may view payloads sees the secrets in them.",
             hint="Remove REDACT to hide the keys that Django hides, or set a pattern of your own.",
             id="django_mq.W005",
+        )
+    if settings.retry_floor == 0:
+        yield checks.Warning(
+            "RETRY_FLOOR is 0, so a failing message whose policy does not wait runs in a tight"
+            " loop, and logs as fast.",
+            hint="Remove RETRY_FLOOR, or set the shortest wait that you can bear, such as 0.01.",
+            id="django_mq.W011",
         )
 
 
