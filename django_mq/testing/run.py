@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Literal, overload
 
+from django.conf import settings as django_settings
+from django.core import mail
 from django.db import transaction
 
 from django_mq.conf import get_settings
@@ -31,6 +33,11 @@ IN_ATOMIC = """\
 an atomic() block is open on the database {alias!r}, in which no worker would see your messages: \
 call drain() after the block, where they are committed. The block that TestCase opens does not \
 count"""
+
+
+OUTSIDE_TESTS = """\
+{what} is for tests, and DEBUG is off without a test runner, so these may be real messages. Run \
+them with `manage.py mq_worker --until-empty`; queues.run_now() makes them due"""
 
 
 class HandlerErrors(list[BaseException]):
@@ -65,8 +72,9 @@ def drain(
 
     KeyboardInterrupt, and HandlerBrokeTransaction if a handler ended the transaction of a TestCase,
     are raised at once, whatever `errors` says. Raises RuntimeError inside an `atomic()` block of
-    your own.
+    your own, and where DEBUG is off and no test runner runs.
     """
+    _refuse_outside_tests("drain()")
     _check_errors(errors)
     if queue is not None:
         check_name(queue, "queue")
@@ -93,6 +101,7 @@ def answering(*, errors: Errors = "raise", using: str | None = None) -> Iterator
     block, as in `drain()`. If the block itself raises, its exception gets a note for each collected
     error. With `errors="keep"` they are only in the list that `as` binds.
     """
+    _refuse_outside_tests("answering()")
     _check_errors(errors)
     seen = HandlerErrors()
     failed: list[InlineFailure] = []
@@ -130,6 +139,12 @@ def _inline_run(using: str | None, queue: str | None) -> InlineRun:
     return InlineRun(connection, queue=queue)
 
 
+def _refuse_outside_tests(what: str) -> None:
+    # `outbox` is the mark that Django's test runners, and pytest-django, leave in every process.
+    if not django_settings.DEBUG and not hasattr(mail, "outbox"):
+        raise RuntimeError(OUTSIDE_TESTS.format(what=what))
+
+
 def _check_errors(errors: object) -> None:
     if errors not in ("raise", "keep"):
         raise ValueError(f'errors must be "raise" or "keep", not {errors!r}')
@@ -150,11 +165,12 @@ def due(queue: str | None = None, *, until: When | None = None, using: str | Non
     With `until` (seconds or a timedelta from now, or an aware datetime), only messages due by then.
     Schedules move, too: declarations of `periodic()` are stored as a worker stores them, and each
     time up to `until` is broadcast, regardless of `queue`; those messages count. Then call
-    `drain()`. Raises the errors of such a broadcast, InvalidName for a bad `queue`, and ValueError
-    for a bad `until`.
+    `drain()`. Raises the errors of such a broadcast, InvalidName for a bad `queue`, ValueError for
+    a bad `until`, and RuntimeError where DEBUG is off and no test runner runs.
 
         due(until=timedelta(days=1))
     """
+    _refuse_outside_tests("due()")
     if queue is not None:
         check_name(queue, "queue")
     settings = get_settings()

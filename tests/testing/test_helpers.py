@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.core import mail
 from django.db import connection, transaction
 from django.test import TestCase, override_settings
 
@@ -22,7 +23,14 @@ from django_mq import (
 )
 from django_mq.handlers import isolated
 from django_mq.models import FailedAttempt, QueuedMessage
-from django_mq.testing import assert_broadcast, capture_broadcasts, deliver, drain, due
+from django_mq.testing import (
+    answering,
+    assert_broadcast,
+    capture_broadcasts,
+    deliver,
+    drain,
+    due,
+)
 from testproject.shop.models import Product
 from tests.rows import add, stored
 
@@ -424,3 +432,11 @@ def test_a_drain_does_not_begin_within_another() -> None:
     drain("other")
     assert refused == ["drain() cannot be called by a handler or hook that drain() runs"]
     assert not Product.objects.exists()
+
+
+def test_real_messages_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S24: in a shell of production, due() would make every delayed message run now."""
+    monkeypatch.delattr(mail, "outbox")
+    for helper in (drain, due, answering().__enter__):
+        with pytest.raises(RuntimeError, match="is for tests, and DEBUG is off"):
+            helper()
