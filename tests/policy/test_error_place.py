@@ -8,6 +8,7 @@ from types import CodeType
 from typing import Any
 
 import pytest
+from django.db.models import Q
 
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.error_place import error_place
@@ -31,6 +32,10 @@ def wait() -> object:
     return RetryPolicy(base=-1)
 
 
+def query() -> object:
+    return Q(total__gt=1) | 5
+
+
 class Order:
     def save(self) -> None:
         raise KeyError("total")
@@ -44,9 +49,10 @@ def foreign(filename: str, module: str) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize(
-    ("function", "place"), [(parse, "parse"), (wait, "wait"), (Order().save, "Order.save")]
+    ("function", "place"),
+    [(parse, "parse"), (wait, "wait"), (query, "query"), (Order().save, "Order.save")],
 )
-def test_frames_of_the_library_and_of_django_mq_are_passed_over(
+def test_frames_of_libraries_that_every_handler_uses_are_passed_over(
     function: Callable[[], object], place: str
 ) -> None:
     assert error_place(raised(function)) == f"{__name__}:{place}"
