@@ -371,3 +371,17 @@ def test_i001_polling_only() -> None:
     assert info.id == "django_mq.I001"
     assert "2.5 s" in info.msg
     assert not info.is_serious()
+
+
+def test_missing_packages_of_brokers_are_reported_without_any_relay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A project that only has inboxes imports nothing of the relays before it consumes."""
+    monkeypatch.setattr("django_mq.conf.broker_options.find_spec", lambda name: None)
+    inbox = {"kind": "redis", "url": "redis://localhost", "source": "crm"}
+    with override_settings(DJANGO_MQ={"INBOXES": {"crm": inbox}}):
+        found = [each for each in run_checks(tags=[TAG]) if each.id == "django_mq.E007"]
+    assert [each.msg for each in found] == [
+        "DJANGO_MQ['INBOXES']['crm'] is of the kind 'redis', and it needs the package redis: pip"
+        " install 'django-mq[redis]'."
+    ]

@@ -16,7 +16,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections
 from django.utils.version import get_version_tuple
 
-from django_mq.checks import message_classes, misspelt, routers  # noqa: F401  (they register)
+from django_mq.checks import (  # noqa: F401  (they register)
+    brokers,
+    message_classes,
+    misspelt,
+    routers,
+)
 from django_mq.checks.registering import TAG, CheckMessages, check
 from django_mq.conf import Settings, alias_of, find_errors, is_postgresql
 from django_mq.handlers import all_handlers, allowed_queues

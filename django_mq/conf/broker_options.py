@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, field
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +19,17 @@ from django_mq.conf.readers import (
     read_fields,
     setting_error,
 )
+
+#: The package that each kind of broker needs. The extra that installs it has the name of the kind.
+PACKAGES = {"amqp": "pika", "kafka": "confluent_kafka", "nats": "nats", "redis": "redis"}
+
+
+def missing_package(kind: str) -> str:
+    """Return which command installs what this kind of broker needs; empty if nothing is missing."""
+    package = PACKAGES.get(kind)
+    if package is None or find_spec(package) is not None:
+        return ""
+    return f"it needs the package {package}: pip install 'django-mq[{kind}]'"
 
 
 def option(read: Reader, default: Any = MISSING, *, make: Any = MISSING) -> Any:

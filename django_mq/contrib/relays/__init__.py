@@ -9,7 +9,6 @@ from django.core import checks
 
 from django_mq.checks.registering import TAG, CheckMessages, check
 from django_mq.conf import Settings
-from django_mq.contrib.relays.links import missing_package
 from django_mq.contrib.relays.sending import Relay, unknown_destination
 from django_mq.exceptions import InvalidHandler
 from django_mq.handlers import all_handlers, get, handler
@@ -63,7 +62,7 @@ def relay(
 
 @check(TAG)
 def check_destinations(settings: Settings, databases: Iterable[str]) -> CheckMessages:
-    """E014: a relay to a destination that is not there. E007: a package is not installed."""
+    """E014: a relay to a destination that is not there."""
     relays = (getattr(each.function, "__self__", None) for each in all_handlers())
     named = {each.to for each in relays if isinstance(each, Relay)}
     for to in sorted(named - set(settings.relays)):
@@ -72,10 +71,3 @@ def check_destinations(settings: Settings, databases: Iterable[str]) -> CheckMes
             hint="Add it, or correct the relay(...) in handlers.py.",
             id="django_mq.E014",
         )
-    brokers = [(f"['RELAYS'][{name!r}]", each.kind) for name, each in settings.relays.items()]
-    brokers += [(f"['INBOXES'][{name!r}]", each.kind) for name, each in settings.inboxes.items()]
-    for where, kind in brokers:
-        if missing := missing_package(kind):
-            yield checks.Error(
-                f"DJANGO_MQ{where} is of the kind {kind!r}, and {missing}.", id="django_mq.E007"
-            )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from time import monotonic
 from typing import NamedTuple, Protocol
 
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
+from django_mq.conf.broker_options import missing_package
 from django_mq.conf.inboxes import Inbox
 from django_mq.conf.relays import TYPE, Destination
 from django_mq.contrib.relays.envelope import Outgoing
@@ -61,15 +61,12 @@ class Source(Protocol):
 class Kind(NamedTuple):
     """How to reach one kind of broker.
 
-    `package` is imported, and `extra` of django_mq installs it; empty for the standard library.
     `stays_open`: it has a connection, which may have been lost since its last use. `keeps_order`:
     the broker itself keeps the order of a key, so several of its messages may be on their way.
     """
 
     link: str
     source: str = ""
-    package: str = ""
-    extra: str = ""
     keeps_order: bool = False
     stays_open: bool = True
 
@@ -79,38 +76,22 @@ KINDS = {
     "amqp": Kind(
         f"{_HERE}.amqp.AmqpLink",
         f"{_HERE}.amqp_inbox.AmqpSource",
-        package="pika",
-        extra="amqp",
     ),
     "kafka": Kind(
         f"{_HERE}.kafka.KafkaLink",
         f"{_HERE}.kafka_inbox.KafkaSource",
-        package="confluent_kafka",
-        extra="kafka",
         keeps_order=True,
     ),
     "nats": Kind(
         f"{_HERE}.nats.NatsLink",
         f"{_HERE}.nats_inbox.NatsSource",
-        package="nats",
-        extra="nats",
     ),
     "redis": Kind(
         f"{_HERE}.redis.RedisLink",
         f"{_HERE}.redis_inbox.RedisSource",
-        package="redis",
-        extra="redis",
     ),
     "webhook": Kind(f"{_HERE}.webhook.WebhookLink", stays_open=False),
 }
-
-
-def missing_package(kind: str) -> str:
-    """Return which command installs what this kind of broker needs; empty if nothing is missing."""
-    found = KINDS[kind]
-    if not found.package or find_spec(found.package) is not None:
-        return ""
-    return f"it needs the package {found.package}: pip install 'django-mq[{found.extra}]'"
 
 
 def open_link(destination: Destination) -> BrokerLink:

@@ -75,7 +75,7 @@ def test_an_unknown_destination_is_a_check_error() -> None:
 
 
 def test_a_missing_package_is_a_check_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_mq.contrib.relays.links.find_spec", lambda name: None)
+    monkeypatch.setattr("django_mq.conf.broker_options.find_spec", lambda name: None)
     assert complaints(events={"kind": "amqp", "url": "amqp://localhost/"}) == [
         "django_mq.E007: DJANGO_MQ['RELAYS']['events'] is of the kind 'amqp', and it needs the"
         " package pika: pip install 'django-mq[amqp]'."
