@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import lru_cache
@@ -9,8 +10,13 @@ from functools import lru_cache
 from django_mq.handlers.registry import all_handlers, is_subscribed
 from django_mq.policy.routing import TASKS, plain_types
 
+logger = logging.getLogger("django_mq")
+
 #: How similar a suggested name must be, from 0 to 1, and how many are suggested.
 CUTOFF, MAX_SUGGESTIONS = 0.7, 3
+#: How many types a process compares with those that it knows, which takes a millisecond each.
+MAX_COMPARED = 256
+_compared: set[str] = set()
 IN_HANDLERS = "handlers are looked for in handlers.py of each installed app"
 OTHERWISE = " (handlers here take it only from other queues or with other metadata)"
 IN_TASKS = "tasks are looked for in tasks.py of each installed app and in OPTIONS['modules']"
@@ -36,6 +42,20 @@ def probable_types(type: str) -> list[str]:
     Returns none if `type` has a subscriber.
     """
     return [] if has_subscriber(type) else similar(type, _known_types(type))
+
+
+def warn_of_typo(type: str) -> None:
+    """Log, once, that no handler here takes `type`, if it is probably misspelt."""
+    if type in _compared or len(_compared) >= MAX_COMPARED:
+        return
+    _compared.add(type)
+    if found := probable_types(type):
+        logger.warning(
+            "no handler here takes the type %s, which was broadcast: did you mean %s?",
+            type,
+            " or ".join(found),
+            extra={"event": "probable_typo"},
+        )
 
 
 def nearest_types(type: str) -> str:

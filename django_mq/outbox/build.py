@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_mq import handlers
 from django_mq.exceptions import InvalidName, RoutingError
+from django_mq.handlers.nearest import warn_of_typo
 from django_mq.messages import Message
 from django_mq.outbox.options import check_integer, check_unique, moments, retry_json
 from django_mq.outbox.origin import merged_json, origin_metadata, with_origin
@@ -149,6 +150,8 @@ class RowBuilder:
             )
         # `where` matches the metadata that a worker will read, not the objects before encoding.
         found = self._table.match(type, {} if metadata == "{}" else json.loads(metadata))
+        if not found:
+            warn_of_typo(type)
         if self._wants_result and len(found) > 1:
             raise RoutingError(
                 f"{type} has several handlers, but only one can answer:"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -13,6 +14,8 @@ from django.db import transaction
 
 from django_mq.conf import get_settings
 from django_mq.executor.watched_connection import is_watched
+from django_mq.handlers import all_handlers, allowed_queues
+from django_mq.handlers.nearest import similar
 from django_mq.outbox import backlog
 from django_mq.outbox.blocks import in_own_atomic
 from django_mq.outbox.send import queue_connection
@@ -65,7 +68,8 @@ def drain(
 
     Returns the number of deliveries. If handlers failed, it raises the first error once nothing
     more is due, with a note that names the message, handler and attempt. With `errors="keep"` it
-    returns all errors instead, as a list whose `deliveries` is the number of deliveries.
+    returns all errors instead, as a list whose `deliveries` is the number of deliveries. If nothing
+    ran, and no handler uses `queue` but others use one of a similar name, it warns.
 
     A handler that raises Retry, Snooze or Reject has not failed, except by a Retry on the last
     attempt, which leaves the message dead.
@@ -81,6 +85,8 @@ def drain(
     inline = _inline_run(using, queue)
     deliveries = inline.run()
     backlog.clear()
+    if queue is not None and not deliveries:
+        _warn_of_typo(queue)
     if errors == "keep":
         kept = HandlerErrors(each.error for each in inline.failed)
         kept.deliveries = deliveries
@@ -129,6 +135,20 @@ def answering(*, errors: Errors = "raise", using: str | None = None) -> Iterator
         test_runners.remove(run)
     if errors == "raise":
         _raise_first(failed, 'answering(errors="keep") gives the block all errors')
+
+
+def _warn_of_typo(queue: str) -> None:
+    """Warn that no handler here uses `queue`, if it is probably misspelt."""
+    settings, found = get_settings(), all_handlers()
+    known = {name for each in found for name in allowed_queues(each, settings)}
+    known |= {settings.default_queue, *settings.queues}
+    if queue in known or any(each.any_queue for each in found):
+        return  # any name may be that of a queue that only tasks use
+    if near := similar(queue, known):
+        warnings.warn(
+            f"no handler uses the queue {queue!r}: did you mean {' or '.join(map(repr, near))}?",
+            stacklevel=3,
+        )
 
 
 def _inline_run(using: str | None, queue: str | None) -> InlineRun:

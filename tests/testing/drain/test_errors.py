@@ -204,3 +204,18 @@ def test_an_error_after_the_end_is_told_and_the_end_holds() -> None:
         drain()
     assert names() == {"finished"}
     assert not QueuedMessage.objects.exists()
+
+
+@pytest.mark.django_db
+def test_a_misspelt_queue_is_told() -> None:
+    """`assert drain("mial") == 0` would prove nothing."""
+    with isolated():
+
+        @handler("test.ok", queue="mail")
+        def ok(delivery: Any) -> None: ...
+
+        with pytest.warns(
+            UserWarning, match="no handler uses the queue 'mial': did you mean 'mail'"
+        ):
+            assert drain("mial") == 0
+        assert drain("mail") == drain("default") == drain("other") == 0
