@@ -161,7 +161,7 @@ def _metadata(message: QueuedMessage) -> dict[str, object]:
 def last_known(id: int, alias: str) -> tuple[str, str]:
     """Return what is known about message `id`, and separately its perhaps private error text."""
     text = _acked(id, alias) or (
-        f"Message {id} is not stored: it was acked, cancelled or purged, or never existed."
+        f"Message {id} is not stored: it was acked, cancelled or purged, or was never committed."
     )
     columns = "handler", "error_class", "error_text", "created_at"
     reply = Result.objects.using(alias).only(*columns).filter(pk=id).first()

@@ -50,6 +50,7 @@ class Command(OperatorCommand):
         settings = get_settings()
         known = class_of_type(type)
         version = known.version if known else 1
+        explained = handlers.table().explain(type, metadata)
         found = [
             {
                 "handler": each.subscription.name,
@@ -57,7 +58,7 @@ class Command(OperatorCommand):
                 "gets_it": each.matches,
                 "reason": _reason(each, type, version),
             }
-            for each in handlers.table().explain(type, metadata)
+            for each in sorted(explained, key=lambda each: not each.matches)
         ]
         if json:
             self.stdout.write(as_json(found))
@@ -69,7 +70,7 @@ class Command(OperatorCommand):
             ]
             self.stdout.write(table(("handler", "queue", "gets it", "why"), rows))
         if not any(row["gets_it"] for row in found):
-            remark = "" if has_subscriber(type) else nearest_types(type)
+            remark = " with this metadata" if has_subscriber(type) else nearest_types(type)
             self.stdout.write(
                 f"No handler registered here takes {type}{remark}: a message is stored once, in"
                 f" queue {settings.default_queue}, and the worker that claims it routes it."

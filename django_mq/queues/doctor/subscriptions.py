@@ -115,8 +115,9 @@ def unheard(alias: str) -> Iterator[Finding]:
             counted(messages, 0, stopped=stopped),
             f"of type {type}",
             hint=(f"Did you mean {' or '.join(meant)}? " if meant else "")
-            + f"manage.py mq_why {first_id} gives the reason: deploy the handler, or give a"
-            " renamed one its former name in aliases=. To drop all waiting messages of the type,"
+            + f"manage.py mq_why {first_id} gives the reason: deploy the handler, give a"
+            " renamed one its former name in aliases=, or let a handler take what the where= of"
+            " others leaves. To drop all waiting messages of the type,"
             f" held or not: manage.py mq_purge --type {type} --waiting.",
         )
     if not types:  # the held messages are in the middle of a long backlog
