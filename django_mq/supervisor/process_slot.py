@@ -236,7 +236,8 @@ class ProcessSlot:
         if not self.pid or self.recycling or self.leaving or MonitoredPart.LOOP in stalled:
             return []
         if MonitoredPart.DATABASE in stalled:
-            return [f"worker process {self.pid}: the database does not answer"]
+            why = "the database does not answer, or refuses statements"
+            return [f"worker process {self.pid}: {why}"]
         has_begun = self.scoreboard.progresses(MonitoredPart.DATABASE)
         return [] if has_begun else [f"worker process {self.pid}: it has not used the tables yet"]
 

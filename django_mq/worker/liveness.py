@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from django_mq.executor.outage import Outage
 from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
-from django_mq.executor.watchdog import Link, Watchdog
+from django_mq.executor.watchdog import Watchdog
 
 #: A part is stalled after this many missed intervals, but not before this many seconds, which is
 #: longer than a reconnect. A part that waits for the server counts as moving, within the limit of
@@ -44,10 +44,13 @@ class Liveness:
             progress, lambda: self._scoreboard.record_progress(part, stall_limit(interval))
         )
 
-    def follow_answers(self, link: Link) -> None:
-        """Note that the database answers on `link`, once the worker is ready."""
+    def follow_turns(self, turns: Callable[[], int]) -> None:
+        """Note that the loop can use the database, once the worker is ready.
+
+        `turns()` counts its turns in which the database refused nothing.
+        """
         self._watchdog.follow(
-            lambda: (link.answers, self._outage.lost) if self.is_ready else None,
+            lambda: (turns(), self._outage.lost) if self.is_ready else None,
             self._record_answers,
         )
 

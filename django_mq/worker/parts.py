@@ -72,7 +72,7 @@ class Parts:
         self.statements = Statements(worker.alias, link=self._link())
         #: How often the loop went round: a sign, for the watchdog and the supervisor, that it
         #: moves.
-        self.rounds = 0
+        self.rounds = self.turns = 0
         self.scoreboard = worker.scoreboard()
         self.liveness = Liveness(
             self.scoreboard, self.watchdog, self.outage, poll_interval=settings.poll_interval
@@ -254,7 +254,7 @@ class Parts:
             keeper.renew_interval,
             lambda: (keeper.steps, self.renewal_link.progress()),
         )
-        self.liveness.follow_answers(link)
+        self.liveness.follow_turns(lambda: self.turns)
 
     def _link(self, *, drains: bool = True) -> Link:
         """Return a link that the watchdog watches; a drain shortens its waits if it `drains`."""

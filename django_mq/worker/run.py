@@ -153,6 +153,7 @@ class Run:
         if parts.statements.link.answers > answers:
             parts.outage.end()
         parts.lease_keeper.report()
+        parts.turns += 1
         return min(sleep, BACKOFF_RETRY_SECONDS) if parts.backoffs.has_pending() else sleep
 
     def _claim(self, cursor: Cursor) -> float:

@@ -72,7 +72,9 @@ def test_a_stalled_loop_is_not_reported_as_a_database_that_does_not_answer() -> 
     assert slot.not_live(draining=False) == ["worker process 4711: the loop is stalled"]
     assert slot.not_ready() == []
     slot.scoreboard.record_progress(MonitoredPart.LOOP, 60)
-    assert slot.not_ready() == ["worker process 4711: the database does not answer"]
+    assert slot.not_ready() == [
+        "worker process 4711: the database does not answer, or refuses statements"
+    ]
 
 
 def test_the_health_endpoint_names_the_class_of_an_error_without_its_text() -> None:

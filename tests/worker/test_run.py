@@ -178,3 +178,20 @@ def test_a_claim_that_commits_after_its_connection_was_lost_is_released(
     monkeypatch.setattr(unstarted, "monotonic", lambda: now)
     run.unstarted.start_or_release(cursor)
     assert not run.unstarted.in_doubt
+
+
+def test_a_turn_that_the_database_refused_does_not_count_as_progress(
+    run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its tables, or its rights, a worker is not ready, although the database answers."""
+    run._fetch()
+    assert parts.turns == 1
+
+    def refuse(cursor: Any) -> float:
+        cursor.execute("select from dropped")
+        raise AssertionError
+
+    monkeypatch.setattr(parts.fetcher, "fetch", refuse)
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        run._fetch()
+    assert (parts.rounds, parts.turns) == (2, 1)
