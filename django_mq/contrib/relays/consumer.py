@@ -122,9 +122,8 @@ class Consumer:
                 self._bury(each, refused)
         self.stored += len(batch)
         if bad:
-            self._log(
-                logging.WARNING, "inbox_refused", f"stored as dead letters: {len(bad)} messages"
-            )
+            text = f"messages stored as dead letters: {len(bad)}"
+            self._log(logging.WARNING, "inbox_refused", text)
 
     def _broadcast(
         self, good: Sequence[tuple[Incoming, Message]]

@@ -40,7 +40,7 @@ class Incoming:
 
     `id`: the broker's own id, None if it has none. `key`: of Kafka's record. `attributes` and
     `payload`: of the CloudEvent; a message that is none has no attributes, and JSON as its payload.
-    `token`: what the source needs to ack it.
+    `token`: what the source needs to ack it. `flaw`: why the source could not make a body of it.
     """
 
     body: bytes
@@ -49,12 +49,15 @@ class Incoming:
     id: str | None
     key: str | None = None
     token: Any = None
+    flaw: str = ""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     payload: Any = None
 
 
 def decoded(raw: Incoming) -> Incoming:
     """Return the message with its attributes and payload. Raises Undecodable."""
+    if raw.flaw:
+        raise Undecodable(raw.flaw)
     attributes = {
         name: value
         for prefix in PREFIXES
@@ -63,7 +66,7 @@ def decoded(raw: Incoming) -> Incoming:
     document = _json(raw.body)
     if raw.content_type.lower().startswith("application/cloudevents"):
         if not isinstance(document, dict):
-            raise Undecodable("it is no JSON object, so no CloudEvent")
+            raise Undecodable("it is not a JSON object, so not a CloudEvent")
         attributes = {k: v for k, v in document.items() if k not in ("data", BINARY)}
         binary = {BINARY: document[BINARY]} if BINARY in document else None
         document = document.get("data", binary)
@@ -133,7 +136,7 @@ def _json(body: bytes) -> Any:
     try:
         return json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError) as error:
-        raise Undecodable("its body is no JSON", f"its body is no JSON: {error}") from error
+        raise Undecodable("its body is not JSON", f"its body is not JSON: {error}") from error
 
 
 def _type(found: Incoming, name: str, inbox: Inbox) -> str:

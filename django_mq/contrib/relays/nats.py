@@ -17,8 +17,16 @@ from django_mq.contrib.relays.envelope import EVENT, Outgoing, percent_encoded
 from django_mq.contrib.relays.links import BrokerAway, named
 from django_mq.contrib.relays.loops import ClientLoop
 
-#: Errors of a message rather than of the server; the last one: no stream has its subject.
-OF_MESSAGE = (APIError, BadSubjectError, MaxPayloadError, ValueError, NoStreamResponseError)
+
+class NoStream(LookupError):
+    """No stream has the subject."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(f"no JetStream stream has the subject {subject}: create one")
+
+
+#: Errors of a message rather than of the server.
+OF_MESSAGE = (APIError, BadSubjectError, MaxPayloadError, ValueError, NoStream)
 LOST = (NatsError, OSError, asyncio.TimeoutError)
 
 
@@ -80,10 +88,11 @@ class NatsLink:
         size = len(message.body) + sum(len(name) + len(headers[name]) + 4 for name in headers) + 12
         if size > self._client.max_payload:
             return MaxPayloadError()
+        subject = named(self._to.subject, message)
         try:
-            await self._stream.publish(
-                named(self._to.subject, message), message.body, headers=headers
-            )
+            await self._stream.publish(subject, message.body, headers=headers)
+        except NoStreamResponseError:
+            return NoStream(subject)
         except Exception as error:
             return error
         return None

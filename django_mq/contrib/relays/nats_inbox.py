@@ -13,7 +13,7 @@ from django_mq.conf.inboxes import NatsInbox
 from django_mq.contrib.relays.incoming import Incoming
 from django_mq.contrib.relays.links import BrokerAway, Source
 from django_mq.contrib.relays.loops import ClientLoop
-from django_mq.contrib.relays.nats import LOST, connect
+from django_mq.contrib.relays.nats import LOST, NoStream, connect
 
 
 class NatsSource(Source):
@@ -45,7 +45,13 @@ class NatsSource(Source):
 
     async def _subscribe(self) -> Any:
         stream = self._client.jetstream(timeout=self._inbox.timeout)
-        return await stream.pull_subscribe(self._inbox.source, durable=self._inbox.group)
+        try:
+            name = await stream.find_stream_name_by_subject(self._inbox.source)
+        except NotFoundError as error:
+            raise BrokerAway(str(NoStream(self._inbox.source))) from error
+        return await stream.pull_subscribe(
+            self._inbox.source, durable=self._inbox.group, stream=name
+        )
 
     async def _fetch(self, limit: int, seconds: float) -> list[Any]:
         if not self._client.is_connected:

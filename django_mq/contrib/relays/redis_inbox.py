@@ -111,7 +111,15 @@ def _incoming(id: bytes, fields: dict[bytes, bytes]) -> Incoming:
         if name != b"data"
     }
     content_type = headers.pop("content-type", "")
-    return Incoming(fields.get(b"data", b""), headers, content_type, id.decode(), token=id)
+    has_body = b"data" in fields or any(name.startswith("ce_") for name in headers)
+    return Incoming(
+        fields.get(b"data", b""),
+        headers,
+        content_type,
+        id.decode(),
+        token=id,
+        flaw="" if has_body else "its entry has no field 'data'",
+    )
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django_mq.conf import get_settings
 from django_mq.contrib.relays.consumer import Consumer
 from django_mq.management.base import chosen_database
+from django_mq.management.logs import configure_logging
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -30,6 +31,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
+        configure_logging(options["verbosity"])
         name = options["name"]
         inboxes = get_settings().inboxes
         if name not in inboxes:

@@ -24,10 +24,10 @@ from django_mq.executor.scoreboard import Scoreboard
 from django_mq.management.arguments import port_and_address, positive, seconds
 from django_mq.management.base import UNUSABLE, chosen_database, missing_role, must_be_migrated
 from django_mq.management.capacity import check_connections, check_max_rss, process_count
+from django_mq.management.logs import configure_logging
 from django_mq.management.reloading import is_reloaded, run_reloading
 from django_mq.management.serving import separated, served, unmatched
 from django_mq.policy.error_text import one_line
-from django_mq.signals import message_started
 from django_mq.store.driver import may_prepare
 from django_mq.store.session_facts import is_pooled
 from django_mq.supervisor import output
@@ -83,7 +83,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        _configure_logging(options["verbosity"])
+        configure_logging(options["verbosity"])
         try:
             settings = get_settings()
             options["database"] = chosen_database(options["database"])
@@ -214,32 +214,6 @@ def _warn_of_surroundings() -> None:
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         text = "running as root: start the worker as a user with fewer rights"
         logger.warning(text, extra={"event": "is_root"})
-
-
-def _configure_logging(verbosity: int) -> None:
-    """Log to stderr unless LOGGING configures this logger: a worker should not be silent.
-
-    `-v 2` logs a line for each message that ends, `-v 3` also one for its start, and `-v 0` only
-    warnings, regardless of the level in LOGGING.
-    """
-    logger = logging.getLogger("django_mq")
-    if verbosity == 0:
-        logger.setLevel(max(logger.level, logging.WARNING))
-    if verbosity == 2:
-        logger.addFilter(_is_no_start)
-    if verbosity >= 2:
-        logger.setLevel(logging.DEBUG)
-    if logger.hasHandlers():
-        return
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger.addHandler(handler)
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.INFO)
-
-
-def _is_no_start(record: logging.LogRecord) -> bool:
-    return getattr(record, "event", "") != message_started.name
 
 
 def _check_reloadable(options: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from django_mq import Delivery, broadcast, handler, queues
 from django_mq.conf import get_settings
 from django_mq.contrib.relays.consumer import Consumer
 from django_mq.contrib.relays.incoming import Incoming
-from django_mq.contrib.relays.links import open_source
+from django_mq.contrib.relays.links import BrokerAway, open_source
 from django_mq.models import QueuedMessage, UniqueKey
 from django_mq.testing import drain
 from tests.contrib.relays.brokers import (
@@ -131,7 +131,7 @@ def test_what_cannot_be_decoded_is_a_dead_letter(
     dead = QueuedMessage.objects.get(dead_at__isnull=False)
     assert base64.b64decode(dead.payload["raw"]) == b"\xff no json"
     assert (dead.type, dead.metadata) == ("inbox.crm", {"mq.inbox": "crm"})
-    assert "no JSON" in dead.dead_reason
+    assert "its body is not JSON" in dead.dead_reason
     assert "came in through an inbox, and cannot be broadcast" in queues.why(dead.pk).text
     assert QueuedMessage.objects.filter(dead_at=None).count() == 1
 
@@ -286,9 +286,9 @@ def test_the_data_of_a_structured_event_is_the_payload(
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"body": b"[]", "content_type": "application/cloudevents+json"}, "no CloudEvent"),
+        ({"body": b"[]", "content_type": "application/cloudevents+json"}, "not a CloudEvent"),
         ({"headers": {"ce-subject": "%C0%A0"}}, "percent-encoded"),
-        ({"body": b"[" * 100_000}, "no JSON"),
+        ({"body": b"[" * 100_000}, "not JSON"),
         ({"headers": {"tenant": "nul \0"}}, "InvalidPayload"),
         ({"body": b'{"a": 1e400}'}, "InvalidPayload"),
     ],
@@ -303,3 +303,28 @@ def test_odd_messages_are_dead_letters_and_harm_no_other(
     dead = QueuedMessage.objects.get(dead_at__isnull=False)
     assert reason in dead.dead_reason
     assert QueuedMessage.objects.get(dead_at=None).unique_id == "crm:2"
+
+
+@only_redis
+def test_redis_an_entry_without_data_is_a_dead_letter(
+    broker: RedisServer, place: str, consume: Consume
+) -> None:
+    """It is of another program: an empty payload would hide what the entry says."""
+    import redis
+
+    with redis.Redis.from_url(broker.url) as client:
+        client.xadd(place, {"customer": "7"})
+        client.xadd(place, {"ce_id": "1", "ce_type": "crm.moved"})
+    assert consume() == 2
+    dead = QueuedMessage.objects.get(dead_at__isnull=False)
+    assert "its entry has no field 'data'" in dead.dead_reason
+    assert dead.payload["headers"] == {"customer": "7"}
+    assert QueuedMessage.objects.get(dead_at=None).payload == {}
+
+
+@pytest.mark.parametrize("broker", ["nats"], indirect=True, scope="module")
+def test_nats_without_a_stream_says_what_to_do(broker: Broker, settings: Any) -> None:
+    inbox = {"kind": "nats", "url": broker.url, "source": "nobody.sends", "timeout": 5}
+    settings.DJANGO_MQ = {"INBOXES": {"crm": inbox}}
+    with pytest.raises(BrokerAway, match=r"no JetStream stream has the subject nobody\.sends: "):
+        open_source("crm", get_settings().inboxes["crm"])

@@ -100,6 +100,8 @@ def test_nats_a_subject_without_a_stream_is_an_error(place: str, relayed: Declar
     send(place, 2)
     deliver()
     assert [str(id) for id in failures()] == [lost]
+    [failed] = FailedAttempt.objects.all()
+    assert failed.error_text == "no JetStream stream has the subject nobody.hears: create one"
 
 
 @only(RedisServer)
