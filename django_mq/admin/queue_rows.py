@@ -90,6 +90,8 @@ class QueueRow:
             return badge(MessageState.HELD, "workers quiet")
         if self.needs_operator:
             return badge(MessageState.DEAD, "partly blocked")
+        if self.counts.held == self.counts.depth:
+            return badge(MessageState.HELD)
         return badge(MessageState.PROCESSABLE, "active")
 
     @property

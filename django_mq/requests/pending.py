@@ -177,8 +177,9 @@ class PendingReply:
         what = f"message {self.id} ({self._type})" if self._type else f"message {self.id}"
         if seconds is None and test_runners:
             text = (
-                f"no reply to {what}: nothing that is due in the database of the answering() block"
-                f" answers it; this request is in {self._alias}: answering(using={self._alias!r})"
+                f"no reply to {what}: its handler failed and will be retried, none takes it, or the"
+                f" answering() block is of another database than {self._alias}, where the request"
+                f" is: answering(using={self._alias!r})"
             )
         elif seconds is None:
             text = (

@@ -237,6 +237,13 @@ class TestBlockedQueues:
         QueuedMessage.objects.filter(pk=head.pk).update(dead_at=None, processable_after=LATER)
         assert f"blocked behind #{head.pk}" in text(boss.get(url("queuestate")))
 
+    def test_a_queue_of_held_messages_is_held(self, boss):
+        beat()
+        add(held=-9, after=60)
+        assert "mail held 1 worker" in text(boss.get(url("queuestate")))
+        add(after=60)
+        assert "mail active 1 worker" in text(boss.get(url("queuestate")))
+
     @pytest.mark.parametrize(
         ("other", "words"),
         [

@@ -93,10 +93,13 @@ class TestStatus:
         add("some", held=-9, after=60)
         add("some", after=60)
         add("later", after=60)
+        dead = add("stuck", key="a", dead=-5)
+        add("stuck", key="a", blocked_by=dead.pk)
         lines = run("mq_status").split("\n\n")[0].splitlines()
         states = {line.split()[0]: line for line in lines}
         wanted = {"running": "in flight", "held": "held", "some": "waiting, partly held"}
-        for queue, state in {**wanted, "later": "waiting"}.items():
+        wanted |= {"stuck": f"behind dead message {dead.pk}", "later": "waiting"}
+        for queue, state in wanted.items():
             assert f"  {state}  " in states[queue]
 
     def test_workers(self):

@@ -242,6 +242,8 @@ def _state(queue: queues.QueueCounts) -> str:
         return "processable"
     if queue.in_flight:
         return "in flight"
+    if queue.depth and queue.blocked == queue.depth:
+        return f"behind dead message {queue.dead_head}" if queue.dead_head else "blocked"
     if queue.held:
         return "held" if queue.held == queue.depth else "waiting, partly held"
     return "waiting" if queue.depth else "empty"
