@@ -12,7 +12,7 @@ from django.core.exceptions import ValidationError
 from django_mq.admin.checked_forms import JSONModelField, checked
 from django_mq.conf import get_settings
 from django_mq.exceptions import MQError
-from django_mq.handlers.cron import times_of
+from django_mq.handlers.cron import UnknownZone, times_of
 from django_mq.handlers.periodic import check_expires, check_type, disallowed
 from django_mq.models import Schedule
 from django_mq.policy.metadata import check_metadata
@@ -94,6 +94,8 @@ class ScheduleForm(StockForm):
             else:
                 try:
                     times_of(cron, every, found["tz"], start=datetime(2000, 1, 1, tzinfo=UTC))
+                except UnknownZone as error:
+                    self.add_error("tz", str(error))
                 except MQError as error:
                     self.add_error("cron" if cron else "every", str(error))
         if found.get("queue") and "type" in found:

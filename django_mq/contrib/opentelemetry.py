@@ -15,7 +15,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
-from opentelemetry import metrics, propagate, trace
+try:
+    from opentelemetry import metrics, propagate, trace
+except ImportError as error:
+    text = "this module needs opentelemetry-api: pip install 'django-mq[opentelemetry]'"
+    raise ModuleNotFoundError(text, name=error.name) from error
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 

@@ -13,7 +13,12 @@ from django.db import connections
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
-from prometheus_client import CollectorRegistry
+
+try:
+    from prometheus_client import CollectorRegistry
+except ModuleNotFoundError as error:
+    text = "this module needs prometheus_client: pip install 'django-mq[prometheus]'"
+    raise ModuleNotFoundError(text, name=error.name) from error
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector

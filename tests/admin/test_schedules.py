@@ -269,7 +269,7 @@ def test_one_that_is_not_enabled_yet(keeper):
         ({"cron": ""}, "cron"),
         ({"cron": "", "every": "0.5"}, "every"),
         ({"cron": "", "every": "-60"}, "every"),
-        ({"tz": "Europe/Bonn"}, "cron"),
+        ({"tz": "Europe/Bonn"}, "tz"),
         ({"payload": "{"}, "payload"),
         ({"payload": '"\\u0000"'}, "payload"),
         ({"payload": '"\\ud800"'}, "payload"),
