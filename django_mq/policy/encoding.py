@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache
 from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]
 from typing import Any
@@ -105,15 +105,21 @@ def _count(value: object, room: int, limit: int, known: dict[int, int]) -> int:
     Looks at each container once: `known` has the counts of those found so far, by their ids. Raises
     RecursionError from a container below `room` others: what follows it is not counted.
     """
-    if not isinstance(value, dict | list | tuple):
+    if isinstance(value, dict):
+        parts: Collection[object] = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    else:
         return 1
-    if (count := known.get(id(value))) is not None:
-        return count
     if room == 0:
         raise RecursionError
+    if _LEAVES.issuperset(map(type, parts)):
+        return 1 + len(parts)
+    if (count := known.get(id(value))) is not None:
+        return count
     known[id(value)] = 0  # a value that contains itself ends here
     count = 1
-    for each in value.values() if isinstance(value, dict) else value:
+    for each in parts:
         count += 1 if type(each) in _LEAVES else _count(each, room - 1, limit, known)
         if count > limit:
             break
