@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -160,8 +161,10 @@ def _inline_run(using: str | None, queue: str | None) -> InlineRun:
 
 
 def _refuse_outside_tests(what: str) -> None:
-    # `outbox` is the mark that Django's test runners, and pytest-django, leave in every process.
-    if not django_settings.DEBUG and not hasattr(mail, "outbox"):
+    # Django's test runners, and pytest-django, leave an `outbox` in every process. The variable is
+    # that of pytest without pytest-django; processes that its tests start inherit it.
+    is_test = hasattr(mail, "outbox") or "PYTEST_CURRENT_TEST" in os.environ
+    if not django_settings.DEBUG and not is_test:
         raise RuntimeError(OUTSIDE_TESTS.format(what=what))
 
 

@@ -434,9 +434,12 @@ def test_a_drain_does_not_begin_within_another() -> None:
     assert not Product.objects.exists()
 
 
+@pytest.mark.django_db
 def test_real_messages_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """S24: in a shell of production, due() would make every delayed message run now."""
     monkeypatch.delattr(mail, "outbox")
+    assert drain() == 0, "pytest without pytest-django"
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
     for helper in (drain, due, answering().__enter__):
         with pytest.raises(RuntimeError, match="is for tests, and DEBUG is off"):
             helper()
