@@ -14,6 +14,8 @@ logger = logging.getLogger("django_mq")
 
 #: How similar a suggested name must be, from 0 to 1, and how many are suggested.
 CUTOFF, MAX_SUGGESTIONS = 0.7, 3
+#: The same, to tell a typo from another word: shop.orders.placed and shop.orders.paid are at 0.88.
+TYPO = 0.9
 #: How many types a process compares with those that it knows, which takes a millisecond each.
 MAX_COMPARED = 256
 _compared: set[str] = set()
@@ -22,13 +24,13 @@ OTHERWISE = " (handlers here take it only from other queues or with other metada
 IN_TASKS = "tasks are looked for in tasks.py of each installed app and in OPTIONS['modules']"
 
 
-def similar(name: str, known: Iterable[str]) -> list[str]:
+def similar(name: str, known: Iterable[str], cutoff: float = CUTOFF) -> list[str]:
     """Return the `known` names that resemble `name`, the most similar first.
 
     >>> similar("legder", ["ledger", "mail"])
     ['ledger']
     """
-    return get_close_matches(name, sorted(known), MAX_SUGGESTIONS, CUTOFF)
+    return get_close_matches(name, sorted(known), MAX_SUGGESTIONS, cutoff)
 
 
 def has_subscriber(type: str) -> bool:
@@ -36,12 +38,12 @@ def has_subscriber(type: str) -> bool:
     return any(is_subscribed(each, type) for each in all_handlers())
 
 
-def probable_types(type: str) -> list[str]:
+def probable_types(type: str, cutoff: float = CUTOFF) -> list[str]:
     """Return the types that were probably meant, the most similar first.
 
     Returns none if `type` has a subscriber.
     """
-    return [] if has_subscriber(type) else similar(type, _known_types(type))
+    return [] if has_subscriber(type) else similar(type, _known_types(type), cutoff)
 
 
 def warn_of_typo(type: str) -> None:
@@ -49,7 +51,7 @@ def warn_of_typo(type: str) -> None:
     if type in _compared or len(_compared) >= MAX_COMPARED:
         return
     _compared.add(type)
-    if found := probable_types(type):
+    if found := probable_types(type, TYPO):
         logger.warning(
             "no handler here takes the type %s, which was broadcast: did you mean %s?",
             type,
