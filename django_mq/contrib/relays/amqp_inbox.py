@@ -38,9 +38,12 @@ class AmqpSource(Source):
         with _away():
             while len(found) < limit:
                 wait = NEXT_SECONDS if found else max(deadline - monotonic(), 0.01)
-                method, properties, body = next(
-                    self._channel.consume(self._inbox.source, inactivity_timeout=wait)
+                found_next = next(
+                    self._channel.consume(self._inbox.source, inactivity_timeout=wait), None
                 )
+                if found_next is None:
+                    raise BrokerAway("the queue was deleted, or the broker ended the consumer")
+                method, properties, body = found_next
                 if method is None:
                     break
                 found.append(_incoming(method.delivery_tag, properties, body))
@@ -63,9 +66,10 @@ class AmqpSource(Source):
 def _incoming(tag: int, properties: Any, body: bytes) -> Incoming:
     return Incoming(
         body,
-        {name: _text(value) for name, value in _scalars(properties.headers or {})},
-        properties.content_type or "",
-        properties.message_id,
+        {_text(name): _text(value) for name, value in _scalars(properties.headers or {})},
+        _text(properties.content_type or ""),
+        # Texts that are not UTF-8 are bytes.
+        None if properties.message_id is None else _text(properties.message_id),
         token=tag,
     )
 

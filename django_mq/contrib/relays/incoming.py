@@ -109,13 +109,19 @@ def undecodable_payload(raw: Incoming) -> dict[str, Any]:
     """Return the payload of a dead letter for a message that could not be decoded."""
     return {
         "raw": base64.b64encode(raw.body).decode(),
-        "content_type": raw.content_type,
-        # JSON in PostgreSQL has no null character.
-        "headers": {
-            k.replace("\0", "\ufffd"): v.replace("\0", "\ufffd") for k, v in raw.headers.items()
-        },
-        "id": raw.id,
+        "content_type": _storable(raw.content_type),
+        "headers": {_storable(k): _storable(v) for k, v in raw.headers.items()},
+        "id": None if raw.id is None else _storable(raw.id),
     }
+
+
+def _storable(text: str) -> str:
+    """Return a text without what JSON in PostgreSQL lacks: null characters and lone surrogates.
+
+    >>> _storable("a\\0b"), _storable("\\udcff")
+    ('a\ufffdb', '?')
+    """
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def _attributes(headers: Mapping[str, str], prefix: str) -> dict[str, Any]:

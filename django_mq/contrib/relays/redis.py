@@ -7,11 +7,15 @@ from typing import Any
 
 import redis
 from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from django_mq.conf.relays import RedisDestination
 from django_mq.contrib.relays.envelope import Outgoing
 from django_mq.contrib.relays.links import BrokerAway, named
 
+#: The relay retries, and the inbox has to know of a lost connection.
+NO_RETRY = Retry(NoBackoff(), 0)
 #: Errors of the server rather than of a message.
 AWAY = (
     exceptions.AuthenticationError,
@@ -36,6 +40,7 @@ class RedisLink:
             destination.url,
             socket_timeout=destination.timeout,
             socket_connect_timeout=destination.timeout,
+            retry=NO_RETRY,
         )
 
     def send(self, batch: Sequence[Outgoing]) -> Iterator[tuple[Outgoing, Exception | None]]:

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError, ResponseError
 from django_mq.conf.inboxes import RedisInbox
 from django_mq.contrib.relays.incoming import Incoming
 from django_mq.contrib.relays.links import BrokerAway, Source
+from django_mq.contrib.relays.redis import NO_RETRY
 
 #: Seconds after which entries are taken over from a consumer that has not acked them.
 TAKE_OVER_AFTER = 60.0
@@ -32,6 +33,7 @@ class RedisSource(Source):
             inbox.url,
             socket_timeout=inbox.timeout + 1,
             socket_connect_timeout=inbox.timeout,
+            retry=NO_RETRY,
         )
         with _away():
             try:

@@ -291,6 +291,10 @@ def test_the_data_of_a_structured_event_is_the_payload(
         ({"body": b"[" * 100_000}, "not JSON"),
         ({"headers": {"tenant": "nul \0"}}, "InvalidPayload"),
         ({"body": b'{"a": 1e400}'}, "InvalidPayload"),
+        ({"headers": {"tenant": "\udcff"}}, "InvalidPayload"),
+        ({"headers": {"\udcff": "a"}}, "InvalidPayload"),
+        ({"body": b"{", "content_type": "text/\0plain", "id": "a\0b"}, "not JSON"),
+        ({"body": b"{", "content_type": "\udcff", "id": "\udcff"}, "not JSON"),
     ],
 )
 def test_odd_messages_are_dead_letters_and_harm_no_other(
@@ -328,3 +332,24 @@ def test_nats_without_a_stream_says_what_to_do(broker: Broker, settings: Any) ->
     settings.DJANGO_MQ = {"INBOXES": {"crm": inbox}}
     with pytest.raises(BrokerAway, match=r"no JetStream stream has the subject nobody\.sends: "):
         open_source("crm", get_settings().inboxes["crm"])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("broker", [RabbitServer.kind], indirect=True, scope="module")
+def test_amqp_odd_properties_and_a_deleted_queue_stop_nothing(
+    broker: RabbitServer, place: str, consume: Consume, settings: Any
+) -> None:
+    import pika
+
+    properties = pika.BasicProperties(message_id=b"\xff", content_type=b"\xfe", headers={"a": 1})
+    with broker._channel() as channel:
+        channel.basic_publish("", place, b"{}", properties)
+    assert consume() == 1
+    assert the_message().unique_id == "crm:\ufffd"
+    source = open_source("crm", get_settings().inboxes["crm"])
+    assert source.receive(1, 0.1) == []
+    with broker._channel() as channel:
+        channel.queue_delete(place)
+    with pytest.raises(BrokerAway, match="the queue was deleted"):
+        source.receive(1, 5)
+    source.close()
