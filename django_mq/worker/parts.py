@@ -70,8 +70,7 @@ class Parts:
         self.outage = Outage(self.giving_up)
         self.watchdog = Watchdog()
         self.statements = Statements(worker.alias, link=self._link())
-        #: How often the loop went round: a sign, for the watchdog and the supervisor, that it
-        #: moves.
+        #: How many rounds of the loop have begun: it moves. `turns`: and ended without an error.
         self.rounds = self.turns = 0
         self.scoreboard = worker.scoreboard()
         self.liveness = Liveness(

@@ -38,12 +38,11 @@ class AmqpSource(Source):
         with _away():
             while len(found) < limit:
                 wait = NEXT_SECONDS if found else max(deadline - monotonic(), 0.01)
-                found_next = next(
-                    self._channel.consume(self._inbox.source, inactivity_timeout=wait), None
-                )
-                if found_next is None:
+                deliveries = self._channel.consume(self._inbox.source, inactivity_timeout=wait)
+                delivery = next(deliveries, None)
+                if delivery is None:
                     raise BrokerAway("the queue was deleted, or the broker ended the consumer")
-                method, properties, body = found_next
+                method, properties, body = delivery
                 if method is None:
                     break
                 found.append(_incoming(method.delivery_tag, properties, body))

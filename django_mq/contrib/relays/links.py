@@ -73,23 +73,10 @@ class Kind(NamedTuple):
 
 _HERE = "django_mq.contrib.relays"
 KINDS = {
-    "amqp": Kind(
-        f"{_HERE}.amqp.AmqpLink",
-        f"{_HERE}.amqp_inbox.AmqpSource",
-    ),
-    "kafka": Kind(
-        f"{_HERE}.kafka.KafkaLink",
-        f"{_HERE}.kafka_inbox.KafkaSource",
-        keeps_order=True,
-    ),
-    "nats": Kind(
-        f"{_HERE}.nats.NatsLink",
-        f"{_HERE}.nats_inbox.NatsSource",
-    ),
-    "redis": Kind(
-        f"{_HERE}.redis.RedisLink",
-        f"{_HERE}.redis_inbox.RedisSource",
-    ),
+    "amqp": Kind(f"{_HERE}.amqp.AmqpLink", f"{_HERE}.amqp_inbox.AmqpSource"),
+    "kafka": Kind(f"{_HERE}.kafka.KafkaLink", f"{_HERE}.kafka_inbox.KafkaSource", keeps_order=True),
+    "nats": Kind(f"{_HERE}.nats.NatsLink", f"{_HERE}.nats_inbox.NatsSource"),
+    "redis": Kind(f"{_HERE}.redis.RedisLink", f"{_HERE}.redis_inbox.RedisSource"),
     "webhook": Kind(f"{_HERE}.webhook.WebhookLink", stays_open=False),
 }
 
