@@ -96,7 +96,7 @@ class TestTheCommand:
         assert run_doctor("--ignore", "d003", "--ignore", "D020")[0] == 0
 
     def test_an_id_that_no_finding_has_is_an_error(self) -> None:
-        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D023") as raised:
+        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D024") as raised:
             run_doctor("--ignore", "d099", "--ignore", "D013", "--ignore", "x")
         assert raised.value.returncode == 2
 
@@ -423,6 +423,33 @@ class TestQueuesAndTypes:
         beat(queues=["mail", "default"])
         (text,) = found("D015")
         assert "reports has handlers (sums)" in text
+
+    def test_d024_messages_behind_a_dead_letter(self) -> None:
+        beat()
+        first = add(key="k", handler="h", dead=-5)
+        add(key="other", handler="h", dead=-5)  # nothing waits behind it
+        late = add(key="late", handler="h", after=60)
+        add(key="late", handler="h", blocked_by=late.pk)
+        add(key="k", handler="h", blocked_by=first.pk)
+        (finding,) = [each for each in examine() if each.id == "D024"]
+        assert finding.level == "warning"
+        assert finding.text.startswith("1 message waits in the queue mail behind a dead letter of")
+        assert f"mq_why {first.pk} explains" in finding.hint
+        second = add(key="m", handler="h", dead=-5)
+        add(key="m", handler="h", blocked_by=second.pk)
+        (text,) = found("D024")
+        assert "2 messages wait in the queue mail behind 2 dead letters of their key" in text
+        command = finding.hint.partition("manage.py ")[2].split("manage.py ")[1].split(" runs")[0]
+        call_command(*command.split(), stdout=StringIO())
+        (text,) = found("D024")
+        assert text.startswith("1 message waits in the queue mail behind a dead letter of its key")
+
+    def test_d024_not_where_the_queue_skips_dead_heads(self, settings: Any) -> None:
+        settings.DJANGO_MQ = {"QUEUES": {"mail": {"on_dead_head": "skip"}}}
+        beat()
+        first = add(key="k", handler="h", dead=-5)
+        add(key="k", handler="h", blocked_by=first.pk)
+        assert found("D024") == []
 
 
 class TestSchedules:

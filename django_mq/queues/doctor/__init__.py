@@ -43,6 +43,7 @@ EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
     ("live workers", subscriptions.workerless),
     ("queues without a worker", subscriptions.unserved),
     ("held messages", subscriptions.unheard),
+    ("stalled lines", subscriptions.stalled),
     ("overdue schedules", schedules.late_schedules),
     ("failed schedules", schedules.failing_schedules),
     ("limits of the login", links.limits),

@@ -1,4 +1,4 @@
-"""A fleet without workers, queues that no worker serves, and types that no handler takes."""
+"""Messages that wait in vain: for a worker, for a handler, or behind a dead letter."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ from django_mq.models import Operation, Schedule
 from django_mq.policy.rounding import counted
 from django_mq.queues.doctor.findings import Finding, short_cursor
 from django_mq.queues.fleet import workers
+from django_mq.queues.stalled import Head, heads, shown_count
 from django_mq.queues.topology import held_types
 from django_mq.queues.totals import counts
+from django_mq.states import MessageState
 from django_mq.store.readers import prepare_to_read
+
+#: Stalled lines are counted up to this number.
+MAX_LINES = 1000
 
 
 def workerless(alias: str) -> Iterator[Finding]:
@@ -138,3 +143,27 @@ def _held(count: str, which: str, *, hint: str) -> Finding:
         f" {'it' if count == '1' else 'them'}, by name, type, schema version and queue.",
         hint=hint,
     )
+
+
+def stalled(alias: str) -> Iterator[Finding]:
+    """D024: messages wait behind a dead letter of their order key or of their ordered queue."""
+    found = heads(limit=MAX_LINES, using=alias)
+    lines: dict[str, list[Head]] = {}
+    for head in found:
+        if head.state == MessageState.DEAD and head.behind:
+            lines.setdefault(head.queue, []).append(head)
+    for queue, stopped in lines.items():
+        n, first = shown_count(len(stopped), MAX_LINES), stopped[0].id
+        behind = counted(
+            sum(each.behind for each in stopped), 0, stopped=any(each.capped for each in stopped)
+        )
+        yield Finding(
+            id="D024",
+            level="warning",
+            text=f"{_wait(behind)} in the queue {queue} behind"
+            f" {'a dead letter' if n == '1' else f'{n} dead letters'} of"
+            f" {'its' if behind == '1' else 'their'} key or ordered queue.",
+            hint=f"manage.py mq_why {first} explains the first. manage.py mq_requeue --id {first}"
+            f" runs it again, mq_purge --id {first} drops it; then the others proceed. If later"
+            " messages make up for a dead one, set the queue's on_dead_head to 'skip'.",
+        )
