@@ -56,8 +56,12 @@ class Proxy:
             self._held_at = None
             self._flows.set()
 
+    def is_holding(self) -> bool:
+        return not self._flows.is_set()
+
     def freeze(self) -> None:
         """Pass no more data on the links that are open now, nor close them; new ones work."""
+        self._held_at = None
         self._frozen.append(self._flows)
         self._flows.clear()
         self._flows = threading.Event()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from django.db import (
     DatabaseError,
@@ -28,7 +28,9 @@ from django_mq.contrib.relays.incoming import (
 from django_mq.contrib.relays.links import BrokerAway, Source, open_source
 from django_mq.contrib.relays.sending import INBOX
 from django_mq.exceptions import BroadcastBusy, MQError
+from django_mq.executor.connections import plain_connection_as
 from django_mq.executor.outage import reason_of
+from django_mq.executor.timed_link import TimedLink
 from django_mq.messages import Message
 from django_mq.outbox import broadcast_many
 from django_mq.outbox.origin import metadata_sources
@@ -41,6 +43,8 @@ logger = logging.getLogger("django_mq")
 LOOK_SECONDS = 1.0
 #: Seconds to wait while the broker or the database is away: the first time, and at most.
 FIRST_WAIT, LONGEST_WAIT = 0.5, 15.0
+#: Seconds that the database has to answer a statement; then the connection is replaced.
+ANSWER_SECONDS = 30.0
 #: Errors of a message rather than of the database.
 REFUSED = (MQError, DataError, IntegrityError, ValueError, TypeError, RecursionError)
 
@@ -70,17 +74,21 @@ class Consumer:
         """
         self._log(logging.INFO, "inbox_started", f"consuming {self.inbox.source}")
         try:
-            while not self._stop.is_set():
-                try:
-                    if not self._turn() and until_empty:
-                        break
-                except BrokerAway as away:
-                    self._close()
-                    self._wait_for("broker", one_line(str(away)))
+            with _bounded_connection(self.alias):
+                self._consume(until_empty)
         finally:
             self._close()
         self._log(logging.INFO, "inbox_stopped", f"stored {self.stored}")
         return self.stored
+
+    def _consume(self, until_empty: bool) -> None:
+        while not self._stop.is_set():
+            try:
+                if not self._turn() and until_empty:
+                    return
+            except BrokerAway as away:
+                self._close()
+                self._wait_for("broker", one_line(str(away)))
 
     def _turn(self) -> int:
         """Store and ack what one look finds; return how much that is."""
@@ -190,3 +198,13 @@ def marked(name: str) -> Iterator[None]:
         yield
     finally:
         metadata_sources.remove(source)
+
+
+def _bounded_connection(alias: str) -> AbstractContextManager[object]:
+    """Return a block in which the waits for the database `alias` are bounded, and not from a pool.
+
+    A connection that is already open, as in a test, stays.
+    """
+    if connections[alias].connection is not None:
+        return nullcontext()
+    return plain_connection_as(alias, TimedLink(ANSWER_SECONDS))

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import signal
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connections
 
 from django_mq.conf import get_settings
 from django_mq.contrib.relays.consumer import Consumer
 from django_mq.management.base import chosen_database
 from django_mq.management.logs import configure_logging
+from django_mq.supervisor import output
+from django_mq.supervisor.child import OUT_OF_TIME
+from django_mq.supervisor.ready import wait_ready
+from django_mq.supervisor.stop_signals import StopSignals
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+logger = logging.getLogger("django_mq")
 
 
 class Command(BaseCommand):
@@ -33,23 +43,71 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         configure_logging(options["verbosity"])
         name = options["name"]
-        inboxes = get_settings().inboxes
-        if name not in inboxes:
-            known = ", ".join(inboxes) or "none"
+        settings = get_settings()
+        if name not in settings.inboxes:
+            known = ", ".join(settings.inboxes) or "none"
             raise CommandError(
                 f"DJANGO_MQ['INBOXES'] has no inbox {name!r} (it has {known})", returncode=2
             )
         alias = chosen_database(options["database"])
-        consumer = Consumer(name, inboxes[name], using=alias)
-        before = {
-            number: signal.signal(number, lambda *_: consumer.stop()) for number in STOP_SIGNALS
-        }
-        try:
-            stored = consumer.run(until_empty=options["until_empty"])
-        except ImproperlyConfigured as error:
-            raise CommandError(str(error)) from error
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        if not connections[alias].in_atomic_block:
+            connections[alias].close()  # the consumer bounds the waits of its own
+        consumer = Consumer(name, settings.inboxes[name], using=alias)
+        with stopped_by_signals(consumer, seconds=settings.drain_seconds):
+            try:
+                stored = consumer.run(until_empty=options["until_empty"])
+            except ImproperlyConfigured as error:
+                raise CommandError(str(error)) from error
         plural = "message was" if stored == 1 else "messages were"
         self.stdout.write(f"{stored} {plural} stored.")
+
+
+@contextmanager
+def stopped_by_signals(consumer: Consumer, *, seconds: float) -> Iterator[None]:
+    """Within the block, a stop signal stops `consumer`.
+
+    A second one, or `seconds` without an end, ends the process: a broker or a database that hangs
+    cannot keep it. What is not acked then comes again.
+    """
+    reader, writer = os.pipe()
+    with StopSignals() as signals:
+        listening = threading.Thread(
+            target=_listen, args=(consumer, signals, reader, seconds), name="mq-stop", daemon=True
+        )
+        listening.start()
+        try:
+            yield
+        finally:
+            os.close(writer)
+            listening.join()
+            os.close(reader)
+
+
+def _listen(consumer: Consumer, signals: StopSignals, end: int, seconds: float) -> None:
+    """Carry out stop signals until the other side of `end` is closed."""
+    until: float | None = None
+    while True:
+        left = None if until is None else max(0.0, until - monotonic())
+        ready, _ = wait_ready([signals.fileno(), end], seconds=left)
+        if end in ready:
+            return
+        received = signals.read()
+        if received and until is None:
+            consumer.stop()
+            until = monotonic() + seconds
+            received.pop(0)
+        if received:
+            _leave(128 + received[0])
+        if until is not None and monotonic() >= until:
+            logger.error(
+                "inbox %s: not stopped within %g s; the broker delivers again what was not acked",
+                consumer.name,
+                seconds,
+                extra={"event": "inbox_gave_up", "inbox": consumer.name},
+            )
+            _leave(OUT_OF_TIME)
+
+
+def _leave(code: int) -> None:
+    output.flush(last=True)
+    os._exit(code)

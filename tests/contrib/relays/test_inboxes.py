@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from django.core.management import CommandError, call_command
 
 from django_mq import Delivery, broadcast, handler, queues
 from django_mq.conf import get_settings
+from django_mq.contrib.relays import consumer as consumer_module
 from django_mq.contrib.relays.consumer import Consumer
 from django_mq.contrib.relays.incoming import Incoming
 from django_mq.contrib.relays.links import BrokerAway, open_source
@@ -29,6 +31,10 @@ from tests.contrib.relays.brokers import (
 from tests.contrib.relays.conftest import deliver
 from tests.contrib.relays.test_kinds import send
 from tests.rows import the_message
+from tests.waiting import until
+from tests.worker.conftest import proxied
+from tests.worker.conftest import proxy as proxy
+from tests.worker.proxy import Proxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -232,6 +238,32 @@ def test_a_full_queue_makes_it_wait(
     assert consumer.run(until_empty=True) == 1
     assert the_message().type == "inbox.crm"
     assert "max_backlog" in caplog.text
+
+
+@only_redis
+def test_a_database_that_hangs_is_away(
+    broker: Broker,
+    place: str,
+    consume: Consume,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    consume()
+    monkeypatch.setattr(consumer_module, "ANSWER_SECONDS", 0.5)
+    broker.publish(place, b"{}", id="one")
+    consumer = Consumer("crm", get_settings().inboxes["crm"])
+    proxy.hold_at("django_mq_queuedmessage")
+    with proxied(proxy):
+        thread = threading.Thread(target=consumer.run, kwargs={"until_empty": True}, daemon=True)
+        thread.start()
+        until(proxy.is_holding, "its statement hangs")
+        proxy.freeze()
+        thread.join(60)
+    assert consumer.stored == 1
+    assert the_message().type == "inbox.crm"
+    assert "it waits for the database: connection stalled" in caplog.text
+    assert "it consumes again" in caplog.text
 
 
 @only_redis

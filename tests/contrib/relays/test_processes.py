@@ -18,9 +18,12 @@ from django.db import transaction
 from django_mq import Message, broadcast_many
 from django_mq.contrib.relays import relay
 from django_mq.models import QueuedMessage
+from django_mq.supervisor.child import OUT_OF_TIME
 from tests.acceptance.conftest import database_url
 from tests.contrib.relays.brokers import Broker, kinds
 from tests.waiting import until
+from tests.worker.conftest import proxy as proxy
+from tests.worker.proxy import Proxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -34,10 +37,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start `manage.py` with arguments and settings; killed at the end."""
     processes: list[subprocess.Popen[bytes]] = []
 
-    def start(*arguments: str, **settings: Any) -> subprocess.Popen[bytes]:
+    def start(*arguments: str, url: str = "", **settings: Any) -> subprocess.Popen[bytes]:
         environment = {
             **os.environ,
-            "DATABASE_URL": database_url(),
+            "DATABASE_URL": url or database_url(),
             "DJANGO_SETTINGS_MODULE": "tests.contrib.relays.project",
             "RELAYS_MQ": json.dumps({"RELAYS": {"events": NOWHERE}, **settings}),
         }
@@ -121,3 +124,40 @@ def test_what_a_killed_consumer_had_is_stored_once(
     consumer.send_signal(signal.SIGTERM)
     assert consumer.wait(60) == 0
     assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True, scope="module")
+@pytest.mark.parametrize(
+    ("drain_seconds", "signals", "codes"),
+    [
+        (0.2, [signal.SIGTERM], {OUT_OF_TIME}),
+        (60, [signal.SIGTERM, signal.SIGINT], {128 + signal.SIGTERM, 128 + signal.SIGINT}),
+    ],
+)
+def test_a_consumer_ends_in_time_whatever_hangs(
+    broker: Broker,
+    place: str,
+    start: Start,
+    tmp_path: Path,
+    proxy: Proxy,
+    drain_seconds: float,
+    signals: list[signal.Signals],
+    codes: set[int],
+) -> None:
+    inbox = {"kind": broker.kind, "url": broker.url, "source": place}
+    broker.publish(place, b"{}", id="1")
+    proxy.hold_at("django_mq_queuedmessage")
+    consumer = start(
+        "mq_consume",
+        "crm",
+        url=database_url(host="127.0.0.1", port=proxy.port),
+        INBOXES={"crm": inbox},
+        DRAIN_SECONDS=drain_seconds,
+    )
+    until(proxy.is_holding, "its statement hangs")
+    for each in signals:
+        consumer.send_signal(each)
+    assert consumer.wait(60) in codes
+    said = (tmp_path / "log").read_text()
+    assert ("not stopped within 0.2 s" in said) == (codes == {OUT_OF_TIME})
+    assert "Traceback" not in said

@@ -14,7 +14,7 @@ from django_mq.executor.watchdog import Link
 class TimedLink(Link):
     """A link whose waits end after `seconds`, or `max_wait`, without a watchdog.
 
-    A watchdog would be a second thread in each process that makes requests.
+    A watchdog would be one more thread in each process that makes requests or consumes an inbox.
     """
 
     def attach(self, driver: psycopg.Connection[Any]) -> None:
