@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 
 import nats
@@ -30,7 +30,9 @@ OF_MESSAGE = (APIError, BadSubjectError, MaxPayloadError, ValueError, NoStream)
 LOST = (NatsError, OSError, asyncio.TimeoutError)
 
 
-async def connect(url: str, timeout: float) -> Client:
+async def connect(
+    url: str, timeout: float, *, on_closed: Callable[[], Awaitable[None]] | None = None
+) -> Client:
     """Return a connected client, which does not reconnect by itself."""
     return await nats.connect(
         url,
@@ -39,6 +41,7 @@ async def connect(url: str, timeout: float) -> Client:
         max_reconnect_attempts=1,
         reconnect_time_wait=0,
         error_cb=_ignore,
+        closed_cb=on_closed,
     )
 
 
@@ -48,8 +51,11 @@ class NatsLink:
     def __init__(self, destination: NatsDestination) -> None:
         self._to = destination
         self._loop = ClientLoop(destination.timeout + 1)
+        self._publishing: list[asyncio.Task[Exception | None]] = []
         try:
-            self._client = self._loop.run(connect(destination.url, destination.timeout))
+            self._client = self._loop.run(
+                connect(destination.url, destination.timeout, on_closed=self._give_up)
+            )
         except LOST as error:
             self._loop.close()
             raise BrokerAway(repr(error)) from error
@@ -80,7 +86,13 @@ class NatsLink:
         self._loop.close()
 
     async def _publish_all(self, batch: Sequence[Outgoing]) -> list[Exception | None]:
-        return await asyncio.gather(*map(self._publish, batch))
+        self._publishing = [asyncio.ensure_future(self._publish(each)) for each in batch]
+        return await asyncio.gather(*self._publishing)
+
+    async def _give_up(self) -> None:
+        """Await no more acks: the connection is closed, and the client would await them in vain."""
+        for each in self._publishing:
+            each.cancel()
 
     async def _publish(self, message: Outgoing) -> Exception | None:
         headers = _headers(message)
@@ -93,6 +105,8 @@ class NatsLink:
             await self._stream.publish(subject, message.body, headers=headers)
         except NoStreamResponseError:
             return NoStream(subject)
+        except asyncio.CancelledError:
+            return ConnectionError("the connection was lost before the ack came")
         except Exception as error:
             return error
         return None

@@ -21,6 +21,7 @@ from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_o
 from django_mq.conf.relays import WebhookDestination
 from django_mq.contrib.relays.envelope import Outgoing, percent_encoded
 from django_mq.contrib.relays.links import BrokerAway
+from django_mq.contrib.relays.timed_http import TimedHTTPHandler, TimedHTTPSHandler
 from django_mq.exceptions import Snooze
 
 #: A server that answers with one of these takes no messages now.
@@ -49,7 +50,9 @@ class WebhookLink:
 
     def __init__(self, destination: WebhookDestination) -> None:
         self._to = destination
-        self._opener: OpenerDirector = build_opener(_NoRedirect)
+        self._opener: OpenerDirector = build_opener(
+            _NoRedirect, TimedHTTPHandler, TimedHTTPSHandler
+        )
         self._threads = ThreadPoolExecutor(destination.concurrency, "django_mq-webhook")
 
     def send(self, batch: Sequence[Outgoing]) -> Iterator[tuple[Outgoing, Exception | None]]:

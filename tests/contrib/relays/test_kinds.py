@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -173,6 +176,26 @@ def test_a_link_that_stands_still_is_away(
     assert {each.body["n"] for each in broker.received(place, 2)} == {1, 2}
 
 
+def test_a_link_that_is_cut_is_not_waited_for(
+    broker: Broker, place: str, relayed: Declare, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No answer can come any more: the relay does not use up its timeout."""
+    needs_proxy(broker)
+    relayed(options={"timeout": 200})
+    send(place, 1)
+    deliver()
+    send(place, 2, key="cut-here")
+    cuts = broker.proxy.cuts
+    broker.proxy.cut_at("cut-here", arrives=False)
+    deliver()
+    assert broker.proxy.cuts == cuts + 1
+    assert relay_events(caplog) == ["relay_away"]
+    assert the_message().attempts == 0
+    QueuedMessage.objects.update(processable_after=the_message().created_at)
+    deliver()
+    assert {each.body["n"] for each in broker.received(place, 2)} == {1, 2}
+
+
 @pytest.mark.parametrize("kind", SERVERS)
 def test_a_server_that_accepts_and_says_nothing_is_away(
     kind: str, settings: Any, caplog: pytest.LogCaptureFixture
@@ -183,6 +206,30 @@ def test_a_server_that_accepts_and_says_nothing_is_away(
         settings.DJANGO_MQ = {"RELAYS": {"events": {"kind": kind, "url": url, "timeout": 1}}}
         relay("#", to="events")
         send("shop.silent", 1)
+        deliver()
+    assert the_message().attempts == 0
+    assert relay_events(caplog) == ["relay_away"]
+
+
+def test_a_server_whose_answer_never_ends_is_away(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each byte comes in time, but there is always one more."""
+
+    def drip(server: socket.socket) -> None:
+        link, _ = server.accept()
+        with link, contextlib.suppress(OSError):
+            link.sendall(b"HTTP/1.1 204 No Content\r\nX-Slow: ")
+            while True:
+                link.sendall(b"x")
+                time.sleep(0.2)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=drip, args=(server,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        settings.DJANGO_MQ = {"RELAYS": {"events": {"kind": "webhook", "url": url, "timeout": 1}}}
+        relay("#", to="events")
+        send("shop.slow", 1)
         deliver()
     assert the_message().attempts == 0
     assert relay_events(caplog) == ["relay_away"]
