@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -65,6 +66,8 @@ class Dispatch:
         self._pending: deque[Delivery] = deque()
         # Lines with a message that cannot run here: messages claimed behind it are released.
         self._broken_lines: set[Line] = set()
+        #: Messages to release once the database is back.
+        self.unreleased: list[Fence] = []
 
     def take(self, cursor: Cursor, rows: list[ClaimedRow], *, first: bool, asked_at: float) -> None:
         """Take newly claimed rows; with `first` (taken over) they go before the rows already here.
@@ -87,11 +90,13 @@ class Dispatch:
             if dispatched.finished:
                 self._local_queue.untrack(dispatched.finished)
                 self._on_freed()
-            if dispatched.blocked:
-                self._release(dispatched.blocked)
-                self._on_freed()
-            if dispatched.tasks:  # an empty put would wake the executors
-                self._submit(dispatched.tasks, first)
+            try:
+                if dispatched.blocked:
+                    self._release(dispatched.blocked)
+                    self._on_freed()
+            finally:
+                if dispatched.tasks:  # an empty put would wake the executors
+                    self._submit(dispatched.tasks, first)
 
     def _resolve_all(self, cursor: Cursor, dispatched: _Dispatched) -> None:
         check_limits = self._resolver.may_exceed(self._pending)
@@ -157,7 +162,7 @@ class Dispatch:
     def release(self, tasks: list[Task]) -> bool:
         """Release `tasks`, which did not start, and all rows not dispatched; attempts are refunded.
 
-        Returns whether any was released.
+        Returns whether any was released. If the database is lost, the next call releases them, too.
         """
         fences = [task.delivery.fence for task in tasks]
         fences += [delivery.fence for delivery in self._pending]
@@ -169,6 +174,7 @@ class Dispatch:
         # First, so that no later renewal locks the rows; a renewal under way locks them for a
         # moment.
         self._local_queue.untrack(fences)
+        fences = [*self.unreleased, *fences]
         tries = RELEASE_TRIES
         any_released = False
         try:
@@ -183,13 +189,11 @@ class Dispatch:
                 if fences:
                     self._outage.wait_quietly()
         except LOST:
-            self._statements.close()
+            self.unreleased = fences
+            raise
+        self.unreleased = []
         if fences:
-            logger.warning(
-                "could not release %s message(s): they run again when their leases lapse",
-                len(fences),
-                extra={"event": "release_failed"},
-            )
+            log_unreleased(len(fences))
         return any_released
 
     def _submit(self, tasks: list[Task], first: bool) -> None:
@@ -206,7 +210,8 @@ class Dispatch:
                 if task.line is not None:
                     self._local_queue.break_line(task.line)
             self._local_queue.end_calls(*[task.line for task in coroutines])
-            self._release([task.delivery.fence for task in coroutines])
+            with suppress(LOST):
+                self._release([task.delivery.fence for task in coroutines])
             raise
         self._runner.submit(coroutines)
 
@@ -214,3 +219,11 @@ class Dispatch:
         for queue, claimer in self._backoffs.probes():
             if any(fence.claimed_by == claimer for fence in fences):
                 self._backoffs.cancel_probe(cursor, queue, claimer)
+
+
+def log_unreleased(count: int) -> None:
+    logger.warning(
+        "could not release %s message(s): they run again when their leases lapse",
+        count,
+        extra={"event": "release_failed"},
+    )

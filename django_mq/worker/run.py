@@ -162,7 +162,7 @@ class Run:
             parts.local_queue.resume()
             parts.fetcher.on_freed()
         claims_first = parts.fetcher.urgent and parts.local_queue.idle()
-        if self.unstarted.in_doubt or parts.backoffs.has_pending() or not claims_first:
+        if self.unstarted.overdue or parts.backoffs.has_pending() or not claims_first:
             self.unstarted.start_or_release(cursor)
         return parts.fetcher.fetch(cursor)
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from django_mq.executor.deadline import Deadline
 from django_mq.executor.outage import LOST
 from django_mq.store import notify
+from django_mq.worker.dispatch import log_unreleased
 from django_mq.worker.parts import Parts
 from django_mq.worker.unstarted import Unstarted
 from django_mq.worker.worker_options import WorkerOptions
@@ -48,6 +49,7 @@ class Shutdown:
             self._finish,
             self._give_up,
             self._release,
+            self._report_unreleased,
             self._disown_queues,
             self._ring,
         )
@@ -66,8 +68,15 @@ class Shutdown:
 
     def _release(self) -> None:
         """Release messages that have not started, so that other workers may run them at once."""
-        if self.parts.dispatch.release(self.parts.local_queue.close()):
-            self._ring()
+        try:
+            if self.parts.dispatch.release(self.parts.local_queue.close()):
+                self._ring()
+        except LOST:
+            self.parts.statements.close()
+
+    def _report_unreleased(self) -> None:
+        if unreleased := self.parts.dispatch.unreleased:
+            log_unreleased(len(unreleased))
 
     def _end_async(self) -> None:
         self.parts.runner.end(self._deadline.remaining())

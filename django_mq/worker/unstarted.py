@@ -38,11 +38,18 @@ class Unstarted:
         """Whether to look for the messages of claims whose answers were lost."""
         return bool(self._unanswered) and monotonic() >= self._look_at
 
+    @property
+    def overdue(self) -> bool:
+        """Whether a release must be tried again, or messages of lost claims looked for."""
+        return bool(self._parts.dispatch.unreleased) or self.in_doubt
+
     def start_or_release(self, cursor: Cursor) -> None:
         """Start messages that may start now; release those that must not start, or cannot soon."""
         parts = self._parts
         if self.in_doubt:
             self.release_unanswered(cursor)
+        if parts.dispatch.unreleased:
+            self._release([])
         parts.dispatch.dispatch_pending(cursor)
         stuck = parts.local_queue.waiting() and parts.local_queue.stuck()
         if stuck or parts.prefetch.holds_too_much(parts.intake.waiting()):

@@ -37,7 +37,7 @@ def test_its_process_is_ended(
     assert queue.failures(slow) == ["TimedOut"]
     failed = FailedAttempt.objects.get(message_id=slow)
     assert f", in {kind}\n" in failed.traceback  # its place in the code
-    assert took(failed) >= 1
+    assert took(failed) > 0.9  # two clocks
     (_, _, ended), (_, _, again) = witness.started("slow")
     assert not is_running(ended)
     assert is_running(again)
@@ -73,7 +73,7 @@ def test_async_handlers_are_cancelled(
     assert queue.failures(slow) == ["TimedOut"]
     failed = FailedAttempt.objects.get(message_id=slow)
     assert "await asyncio.sleep(PATIENCE)" in failed.traceback  # the place of its wait
-    assert took(failed) >= 1
+    assert took(failed) > 0.9  # two clocks
     assert len({pid for _, _, pid in witness.started()}) == 1
     assert len(witness.started("beside")) == 1
     assert queue.done() == {"slow": 1, "beside": 1}

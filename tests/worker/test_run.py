@@ -10,11 +10,13 @@ import pytest
 
 from django_mq import handler
 from django_mq.executor.lease_clock import lease_clock
+from django_mq.executor.outage import LOST
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.models import QueuedMessage
 from django_mq.worker import Worker, unstarted
 from django_mq.worker.parts import Parts
 from django_mq.worker.run import Run
+from tests.database import second_connection
 from tests.rows import add, stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -178,6 +180,28 @@ def test_a_claim_that_commits_after_its_connection_was_lost_is_released(
     monkeypatch.setattr(unstarted, "monotonic", lambda: now)
     run.unstarted.start_or_release(cursor)
     assert not run.unstarted.in_doubt
+
+
+def test_a_release_that_the_database_lost_is_tried_again(run: Run, parts: Parts) -> None:
+    """With a long lease, nobody would run the messages for as long."""
+    message = add(handler="h")
+    parts.wakeup.ring()
+    while parts.local_queue.waiting() == 0:
+        run._fetch()
+    with second_connection() as other:
+        other.execute(
+            "select pg_terminate_backend(%s)",
+            [parts.statements.cursor().connection.info.backend_pid],
+        )
+    with pytest.raises(LOST) as lost:
+        parts.dispatch.release(parts.local_queue.take_waiting())
+    assert run.unstarted.overdue
+    parts.giving_up.set()  # nobody waits
+    run._wait_out(lost.value)
+    assert stored(message).attempts == 1
+    run.unstarted.start_or_release(parts.statements.cursor())
+    assert (stored(message).attempts, stored(message).leased_until) == (0, None)
+    assert not parts.dispatch.unreleased
 
 
 def test_a_turn_that_the_database_refused_does_not_count_as_progress(
