@@ -210,7 +210,7 @@ class Dispatch:
                 if task.line is not None:
                     self._local_queue.break_line(task.line)
             self._local_queue.end_calls(*[task.line for task in coroutines])
-            with suppress(LOST):
+            with suppress(*LOST):
                 self._release([task.delivery.fence for task in coroutines])
             raise
         self._runner.submit(coroutines)

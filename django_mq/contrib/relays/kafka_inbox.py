@@ -85,9 +85,12 @@ class KafkaSource(Source):
 
 def _incoming(record: Any) -> Incoming:
     place = record.topic(), record.partition(), record.offset()
-    headers = {
-        name: (value or b"").decode("utf-8", "replace") for name, value in record.headers() or ()
-    }
+    flaw = ""
+    try:
+        given = record.headers() or ()
+    except UnicodeDecodeError:
+        given, flaw = (), "the name of a header is not UTF-8"
+    headers = {name: (value or b"").decode("utf-8", "replace") for name, value in given}
     key = record.key()
     return Incoming(
         record.value() or b"",
@@ -96,6 +99,7 @@ def _incoming(record: Any) -> Incoming:
         "/".join(map(str, place)),
         key=None if key is None else key.decode("utf-8", "replace"),
         token=place,
+        flaw=flaw,
     )
 
 

@@ -19,6 +19,8 @@ from django_mq.contrib.relays.redis import NO_RETRY
 
 #: Seconds after which entries are taken over from a consumer that has not acked them.
 TAKE_OVER_AFTER = 60.0
+#: Seconds after which a consumer that holds no entry is removed: each process has its own name.
+FORGET_AFTER = 24 * 3600.0
 
 
 class RedisSource(Source):
@@ -41,6 +43,7 @@ class RedisSource(Source):
             except ResponseError as error:
                 if not str(error).startswith("BUSYGROUP"):
                     raise
+            self._forget_consumers()
 
     def receive(self, limit: int, seconds: float) -> list[Incoming]:
         with _away():
@@ -64,6 +67,12 @@ class RedisSource(Source):
 
     def close(self) -> None:
         self._client.close()
+
+    def _forget_consumers(self) -> None:
+        """Remove the consumers of processes that ended long ago, unless one holds an entry."""
+        for each in self._client.xinfo_consumers(self._inbox.source, self._inbox.group):
+            if each["pending"] == 0 and each["idle"] > FORGET_AFTER * 1000:
+                self._client.xgroup_delconsumer(self._inbox.source, self._inbox.group, each["name"])
 
     def _own(self, limit: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
         """Return entries that this consumer got before its connection was lost."""

@@ -15,6 +15,7 @@ from django.core.management import CommandError, call_command
 from django_mq import Delivery, broadcast, handler, queues
 from django_mq.conf import get_settings
 from django_mq.contrib.relays import consumer as consumer_module
+from django_mq.contrib.relays import redis_inbox
 from django_mq.contrib.relays.consumer import Consumer
 from django_mq.contrib.relays.incoming import Incoming
 from django_mq.contrib.relays.links import BrokerAway, open_source
@@ -339,6 +340,30 @@ def test_odd_messages_are_dead_letters_and_harm_no_other(
     dead = QueuedMessage.objects.get(dead_at__isnull=False)
     assert reason in dead.dead_reason
     assert QueuedMessage.objects.get(dead_at=None).unique_id == "crm:2"
+
+
+@only_redis
+def test_redis_consumers_that_are_gone_are_removed_unless_they_hold_an_entry(
+    broker: RedisServer, place: str, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process has its own name, so a group would grow with each restart."""
+    import redis
+
+    consume()
+    group = get_settings().inboxes["crm"].group  # type: ignore[union-attr]
+    with redis.Redis.from_url(broker.url) as client:
+
+        def consumers() -> set[str]:
+            return {each["name"].decode() for each in client.xinfo_consumers(place, group)}
+
+        broker.publish(place, b"{}")
+        client.xreadgroup(group, "killed", {place: ">"})
+        client.xgroup_createconsumer(place, group, "ended")
+        consume()
+        assert {"killed", "ended"} < consumers()
+        monkeypatch.setattr(redis_inbox, "FORGET_AFTER", -1.0)
+        consume()
+        assert consumers() & {"killed", "ended"} == {"killed"}
 
 
 @only_redis
