@@ -43,6 +43,27 @@ def test_reload_goes_with_no_option_that_needs_a_supervisor(option: str) -> None
         run("mq_worker", "--reload", option)
 
 
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--queue", "mail", "shop.*", "other"),
+        ("--queue", "mail", "--queue", "shop.*", "other"),
+        ("--queue=mail", "--queue=shop.*", "--queue=other"),
+    ],
+)
+def test_queues_are_named_after_one_option_or_several(
+    given: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the order given. (Without the port the worker would run.)"""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CommandError, match=f"port {port} cannot be opened"):
+            run("mq_worker", *given, "--health-port", port)
+    unknown = [each.queue for each in caplog.records if each.event == "unknown_queue"]  # type: ignore[attr-defined]
+    assert unknown == ["mail", "shop.*", "other"]
+
+
 class TestMoreThanTheServerGives:
     """A typo such as `--processes 5000` takes a host down if it is obeyed."""
 

@@ -52,11 +52,12 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--queue",
-            action="append",
+            action="extend",
+            nargs="+",
             default=[],
             metavar="NAME|PATTERN",
-            help="a queue or a pattern such as mail.* or #; repeat it for more, in strict order of"
-            " preference (default: all queues)",
+            help="queues, or patterns such as mail.* or #, in strict order of preference; may be"
+            " repeated (default: all queues)",
         )
         for name, read, what, text in (
             ("--processes", positive, "N", "processes that run handlers"),
