@@ -252,6 +252,8 @@ class AsyncRunner(threading.Thread):
         try:
             async with limit:
                 result = await result_of(tasks[0].handler.call, call)
+            if limit.expired():  # it caught the cancel
+                raise TimeoutError
         except BaseException as raised:
             kind = type(raised)  # not isinstance(), which reads the error's own `__class__`
             if issubclass(kind, asyncio.CancelledError | GeneratorExit) and self._cancelling:

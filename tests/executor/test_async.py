@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -125,6 +126,22 @@ def test_timeout_cancels_and_charges(start: Start, said: Said) -> None:
     assert attempts_of(slow) == ["django_mq.policy.outcomes.TimedOut"]
     assert stored(slow).attempts == 1
     assert said.ids("message_retried") == [slow.pk]
+
+
+def test_a_handler_that_catches_the_cancel_and_returns_has_run_past_its_timeout(
+    start: Start,
+) -> None:
+    """As any other: what it returns is no ack."""
+
+    @on(timeout=0.05, retry=RetryPolicy(backoff=fixed(600)))
+    async def h(delivery: Any) -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(2 * PATIENCE)
+        return "late"
+
+    message = add(handler="h")
+    assert start(until_empty=True).join()
+    assert attempts_of(message) == ["django_mq.policy.outcomes.TimedOut"]
 
 
 def test_a_timeout_of_the_handlers_own_is_its_error(start: Start) -> None:
