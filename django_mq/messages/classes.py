@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from django_mq.exceptions import InvalidMessage, InvalidName, InvalidPayload
 from django_mq.messages.adapters import codec_of, is_supported
-from django_mq.messages.codecs import Codec
+from django_mq.messages.codecs import Codec, Unsupported
 from django_mq.messages.scalars import Mismatch
 from django_mq.policy.column_bounds import check_version
 from django_mq.policy.names import check_name
@@ -41,6 +41,8 @@ class MessageClass:
         name = self.cls.__qualname__
         try:
             return self.codec.dump(instance)
+        except Unsupported as error:  # the system checks report it, too
+            raise InvalidPayload(str(error)) from error
         except Mismatch as error:
             raise InvalidPayload(f"{name}: {error}") from error
         except RecursionError:

@@ -77,6 +77,14 @@ def test_wrong_content_is_refused_with_its_path() -> None:
         Message(Placed("7"))  # type: ignore[arg-type]
 
 
+def test_a_field_without_a_json_form_is_refused_as_content_is() -> None:
+    """With the producer's one class of errors, also where nobody ran the system checks."""
+    scanned = make_dataclass("Scanned", [("image", bytes)])
+    message("a.b")(scanned)
+    with pytest.raises(InvalidPayload, match=r"^Scanned\.image: .* has no JSON form"):
+        Message(scanned(b"x"))
+
+
 @pytest.mark.parametrize("thing", [object(), int, Placed(1), lambda: None])
 def test_only_classes_with_fields_are_messages(thing: Any) -> None:
     with pytest.raises(
