@@ -80,10 +80,11 @@ def has_expired(delivery: Delivery) -> bool:
 def max_in_call(task: Task, batch: int) -> int:
     """Return how many messages a batch handler may get together with `task`.
 
-    Outside a transaction nothing of a failed call is undone, so the message that made it fail must
-    not fail its neighbours again: attempts after the first run singly.
+    Attempts after the first run singly: the message that made a call fail must not fail its
+    neighbours again. Inside a transaction that is a message that hangs, or that kills its process;
+    outside, any, since nothing of a failed call is undone.
     """
     handler = task.handler
-    if not handler.batch or (not handler.atomic and task.delivery._row.attempts > 1):
+    if not handler.batch or task.delivery._row.attempts > 1:
         return 1
     return min(batch, handler.max_batch or batch)

@@ -41,8 +41,10 @@ def test_a_list_has_the_messages_of_one_handler(local_queue: LocalQueue) -> None
     assert [take(local_queue) for _ in range(6)] == [[0, 1], [2, 3], [4], [5], [6], [7]]
 
 
-def test_later_attempts_run_singly(local_queue: LocalQueue) -> None:
-    local_queue.put([task(1, "list"), again(2, "list"), again(3, "list"), task(4, "list")])
+@pytest.mark.parametrize("name", ["list", "batch"])
+def test_later_attempts_run_singly(local_queue: LocalQueue, name: str) -> None:
+    """Also inside a transaction: a message that hangs would time its neighbours out again."""
+    local_queue.put([task(1, name), again(2, name), again(3, name), task(4, name)])
     assert [take(local_queue) for _ in range(4)] == [[1], [2], [3], [4]]
 
 
