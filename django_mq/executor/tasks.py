@@ -16,12 +16,16 @@ Line = tuple[str, ...]
 
 
 class Task(NamedTuple):
-    """A delivery and its handler; it has a `line` if it must wait for the delivery before it."""
+    """A delivery and its handler; it has a `line` if it must wait for the delivery before it.
+
+    `batch_size` is that of its queue; None: that of the worker.
+    """
 
     delivery: Delivery
     handler: Handler
     timeout: float
     line: Line | None = None
+    batch_size: int | None = None
 
 
 @dataclass(slots=True)
@@ -87,4 +91,4 @@ def max_in_call(task: Task, batch: int) -> int:
     handler = task.handler
     if not handler.batch or task.delivery._row.attempts > 1:
         return 1
-    return min(batch, handler.max_batch or batch)
+    return min(batch, task.batch_size or batch, handler.max_batch or batch)

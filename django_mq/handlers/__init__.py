@@ -121,7 +121,7 @@ def handler(
       called `delivery.fail(error)`, `.retry()`, `.snooze(after)` or `.reject(reason)`; an
       exception, a timeout or a crash fails those without an answer. Later attempts come in lists of
       one.
-    - `max_batch`: the maximum number of deliveries in a list; default the worker's batch size.
+    - `max_batch`: the maximum number of deliveries in a list; default the queue's batch size.
       `linger`: how long a list that is not full waits for more deliveries, in seconds or as a
       timedelta, at most a quarter of the lease; not for atomic handlers.
     - `history`: seconds or a timedelta for which its handled messages are kept, 0 for none;

@@ -134,7 +134,7 @@ class Parts:
     def _build_dispatch(self) -> None:
         """Build the part that hands claimed rows to the parts that run them."""
         self.dispatch = Dispatch(
-            resolver=Resolver(self._settings),
+            resolver=Resolver(self._settings, batch_size=self._worker.batch_size),
             local_queue=self.local_queue,
             runner=self.runner,
             backoffs=self.backoffs,

@@ -31,10 +31,14 @@ _kind_of = attrgetter("handler", "queue", "type", "schema_version")
 
 
 class Resolver:
-    """Turns claimed rows into tasks; holds rows that cannot run here, until `HOLD_FOR`."""
+    """Turns claimed rows into tasks; holds rows that cannot run here, until `HOLD_FOR`.
 
-    def __init__(self, settings: Settings) -> None:
+    `batch_size` overrides that of the settings.
+    """
+
+    def __init__(self, settings: Settings, *, batch_size: int | None = None) -> None:
         self._settings = settings
+        self._batch_size = batch_size
         self._queues = cache(partial(handlers.allowed_queues, settings=settings))
         self._timeout = cache(partial(handlers.timeout_of, settings=settings))
         # JSON of up to this many characters is within all limits.
@@ -58,13 +62,14 @@ class Resolver:
             if kind != last:  # neighbours mostly have the same kind
                 last, handler = kind, self._ready_handler(row)
                 timeout = 0.0 if handler is None else self._timeout(handler)
+                batch_size = self._batch_size_of(row.queue)
             if handler is None or (check_limits and self._excess(row)):
                 break
             if handler.of_row is not None:
                 handler, last = handler.of_row(row), None
                 timeout = self._timeout(handler)
             line = None if row.key is None and not row.ordered else line_of(row)
-            tasks.append(Task(delivery, handler, timeout, line))
+            tasks.append(Task(delivery, handler, timeout, line, batch_size))
         for _ in tasks:
             deliveries.popleft()
         return tasks
@@ -125,7 +130,12 @@ class Resolver:
         return ""
 
     def _task(self, delivery: Delivery, handler: Handler) -> Task:
-        return Task(delivery, handler, self._timeout(handler), line_of(delivery._row))
+        row = delivery._row
+        batch_size = self._batch_size_of(row.queue)
+        return Task(delivery, handler, self._timeout(handler), line_of(row), batch_size)
+
+    def _batch_size_of(self, queue: str) -> int:
+        return self._batch_size or self._settings.queue(queue).batch_size
 
     def _route(
         self, cursor: Cursor, row: ClaimedRow, handler: Handler | None

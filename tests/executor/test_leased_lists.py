@@ -59,6 +59,21 @@ def test_one_thread_gets_whole_lists(start: Start, is_async: bool) -> None:
 
 
 @BOTH
+@pytest.mark.parametrize(("option", "longest"), [(None, 4), (7, 7)])
+def test_a_list_is_no_longer_than_the_batch_of_its_queue(
+    start: Start, settings: Any, is_async: bool, option: int | None, longest: int
+) -> None:
+    """Though it may come from several claims. The command line overrides the queue's option."""
+    settings.DJANGO_MQ = {"BATCH_SIZE": 30, "QUEUES": {"mail": {"batch_size": 4}}}
+    lists: list[int] = []
+    on(lambda deliveries: lists.append(len(deliveries)), is_async=is_async)
+    add_many(60, handler="h")
+    assert start(until_empty=True, threads=1, batch_size=option).join()
+    assert sum(lists) == 60
+    assert max(lists) == longest
+
+
+@BOTH
 def test_answers_and_errors(start: Start, is_async: bool) -> None:
     """KAF-5: messages without an answer fail with the call, and run singly after that."""
     lists: list[list[int]] = []
