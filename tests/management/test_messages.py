@@ -18,7 +18,9 @@ class TestRequeue:
     def test_ids_need_no_question(self):
         dead, waiting, other = add(dead=-1), add(), add(dead=-1)
         text = run("mq_requeue", "--id", dead.pk, waiting.pk)
-        assert text == "Requeued 1 message, skipped 1 (in flight or changed).\n"
+        assert text == (
+            "Requeued 1 message, skipped 1 (in flight, changed, or of a unique id that is taken).\n"
+        )
         assert (dead.state, other.state) == ("processable", "dead")
 
     def test_ids_that_are_not_dead_are_told(self, capsys):

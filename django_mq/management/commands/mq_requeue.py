@@ -19,6 +19,7 @@ from django_mq.management.selection import (
 
 class Command(OperatorCommand):
     help = "Give dead letters more attempts, due now. Asks for confirmation unless --id is given."
+    skipped = "in flight, changed, or of a unique id that is taken"
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
