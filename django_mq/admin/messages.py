@@ -48,7 +48,8 @@ from django_mq.models import (
     QueueState,
 )
 from django_mq.policy.column_bounds import MAX_NAME, id_of
-from django_mq.queues.reasons import GONE, OWN_REASONS
+from django_mq.queues.deaths import OWN_REASONS
+from django_mq.queues.reasons import GONE
 from django_mq.queues.stalled import shown_count, standings
 from django_mq.states import MessageState
 from django_mq.store import find_messages

@@ -15,6 +15,7 @@ from django_mq.messages import worker_of
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.policy.error_text import Failure
 from django_mq.queues.claim_refusals import claim_refusal
+from django_mq.queues.deaths import OWN_REASONS, death, remedy, remedy_of_head
 from django_mq.queues.fleet import WorkerProcess, workers
 from django_mq.queues.obstacles import in_line, last_known, locked, obstacle
 from django_mq.queues.stalled import shown_count, standings
@@ -26,14 +27,6 @@ from django_mq.store.waiting_behind import LinePosition
 LATE, VERY_LATE = timedelta(seconds=10), timedelta(minutes=5)
 #: The state of an id without a stored message.
 GONE = "gone"
-#: Dead-letter reasons of this library, up to a colon; any other is a handler's own text.
-OWN_REASONS = {
-    "exhausted": "its last attempt failed",
-    "expired": "it expired before an attempt could start",
-    "held for too long": "no worker could run it within the allowed time",
-    "InvalidPayload": "its payload is not what its handler takes",
-    "cannot be broadcast": "it came in through an inbox, and cannot be broadcast",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,18 +138,8 @@ Reason = tuple[str, str]
 
 def _dead(case: _Case) -> Reason:
     message, reason = case.message, case.message.dead_reason
-    text = f"{_died(message)}. Requeue it to run it again, or discard it"
+    text = f"{death(message)}. {remedy(message, case.alias)}"
     return text, message.last_error if reason in OWN_REASONS else reason
-
-
-def _died(message: QueuedMessage) -> str:
-    own = OWN_REASONS.get(message.dead_reason.partition(":")[0])
-    # Any other reason is the text of a Reject. Another client may store no reason.
-    other = "its handler rejected it" if message.dead_reason else "no more attempts will be made"
-    return (
-        f"has been dead since {local_text(message.dead_at)}: {own or other}"
-        f" ({message.attempts} of {message.max_attempts} attempts used)"
-    )
 
 
 def _running(case: _Case) -> Reason:
@@ -200,7 +183,7 @@ def _behind(case: _Case) -> str:
     if first is None:  # acked in the meantime
         return f"waited behind message {standing.waits_for} of {whose}, which is now gone"
     if first.state == MessageState.DEAD:
-        reason = f"{_died(first)}. Requeue or discard that message so that the others proceed"
+        reason = f"{death(first)}. {remedy_of_head(first, case.alias)}"
     else:
         ahead = _Case(first, case.alias, case.late)
         ahead.standing = None  # nothing is ahead of the first message

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from django.db.models.functions import Now
 
-from django_mq import queues
+from django_mq import Reject, broadcast, handler, queues, testing
 from django_mq.models import QueuedMessage
 from tests.queues.explained import why
 from tests.rows import add, beat, decide
@@ -100,6 +100,28 @@ def test_its_own_reason_goes_first(columns):
     assert (
         f". Then it waits behind message {head.pk} of its key k, which has been dead" in answer.text
     )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_dead_head_whose_unique_id_is_taken_cannot_be_requeued(settings, no_handlers):
+    """A dead letter holds no unique id, and a message with the same id and key waits behind it."""
+    settings.DJANGO_MQ = {"REQUIRE_ATOMIC": False}
+
+    @handler("shop.#", queue="mail", name="h")
+    def reject(delivery):
+        raise Reject("no")
+
+    same = {"key": "k", "unique_id": "u"}
+    head = QueuedMessage.objects.get(pk=broadcast("shop.orders.placed", **same).ids[0])
+    testing.drain(errors="keep")
+    follower = QueuedMessage.objects.get(pk=broadcast("shop.orders.placed", **same).ids[0])
+    taken = f"it cannot be requeued while message {follower.pk} has its unique id."
+    why(head, "dead", f"Discard it: {taken}")
+    why(follower, "processable", f"Discard that message so that the others proceed: {taken}")
+    assert len(queues.requeue([head.pk]).ids) == 0
+    queues.cancel([follower.pk])
+    why(head, "dead", "Requeue it to run it again, or discard it")
+    assert len(queues.requeue([head.pk]).ids) == 1
 
 
 class TestOrdered:

@@ -1,0 +1,60 @@
+"""Why a message is dead, in words, and what an operator can do about it."""
+
+from __future__ import annotations
+
+from django_mq.conf.local_time import local_text
+from django_mq.models import QueuedMessage, UniqueKey
+
+#: Dead-letter reasons of this library, up to a colon; any other is a handler's own text.
+OWN_REASONS = {
+    "exhausted": "its last attempt failed",
+    "expired": "it expired before an attempt could start",
+    "held for too long": "no worker could run it within the allowed time",
+    "InvalidPayload": "its payload is not what its handler takes",
+    "cannot be broadcast": "it came in through an inbox, and cannot be broadcast",
+}
+
+
+def death(message: QueuedMessage) -> str:
+    """Say since when a message is dead, and why."""
+    own = OWN_REASONS.get(message.dead_reason.partition(":")[0])
+    # Any other reason is the text of a Reject. Another client may store no reason.
+    other = "its handler rejected it" if message.dead_reason else "no more attempts will be made"
+    return (
+        f"has been dead since {local_text(message.dead_at)}: {own or other}"
+        f" ({message.attempts} of {message.max_attempts} attempts used)"
+    )
+
+
+def remedy(message: QueuedMessage, alias: str) -> str:
+    """Say what to do about a dead message."""
+    if taken := _taken(message, alias):
+        return f"Discard it: {taken}"
+    return "Requeue it to run it again, or discard it"
+
+
+def remedy_of_head(first: QueuedMessage, alias: str) -> str:
+    """Say what to do about a dead message that others wait behind."""
+    if taken := _taken(first, alias):
+        return f"Discard that message so that the others proceed: {taken}"
+    return "Requeue or discard that message so that the others proceed"
+
+
+def _taken(message: QueuedMessage, alias: str) -> str:
+    """Say which message has the unique id of a dead one, that would take it again."""
+    holder = _id_holder(message, alias) if message.unique_id else None
+    return f"it cannot be requeued while message {holder} has its unique id" if holder else ""
+
+
+def _id_holder(message: QueuedMessage, alias: str) -> int | None:
+    taken = UniqueKey.objects.using(alias).filter(
+        unique_id=message.unique_id,
+        type=message.type,
+        queue=message.queue,
+        handler=message.handler,
+        put_aside__isnull=True,
+    )
+    others = QueuedMessage.objects.using(alias).filter(
+        pk__in=taken.values("message_id"), dead_at__isnull=True
+    )
+    return others.values_list("pk", flat=True).first()
