@@ -95,9 +95,9 @@ class OperatorCommand(BaseCommand):
         except Declined:
             self.stdout.write("Nothing was changed.")
         except (MQError, ValueError, DatabaseError, *UNUSABLE) as error:
-            if isinstance(error.__cause__, UndefinedTable | UndefinedColumn):
-                must_be_migrated(connections[alias])
             text = one_line(str(error)) or type(error).__name__
+            if isinstance(error.__cause__, UndefinedTable | UndefinedColumn):
+                text += missing_migrations(connections[alias])
             text += missing_role(error, self.role)
             code = 2 if isinstance(error, ValueError) else 1
             raise CommandError(text, returncode=code) from error
@@ -255,6 +255,18 @@ def must_be_migrated(connection: BaseDatabaseWrapper) -> None:
         raise CommandError(
             f"the tables in database {connection.alias!r} are not up to date: run manage.py migrate"
         )
+
+
+def missing_migrations(connection: BaseDatabaseWrapper) -> str:
+    """Raise CommandError if migrations have not been applied.
+
+    Returns the sentence that suspects it if the login may not look, like most of docs/roles.md.
+    """
+    try:
+        must_be_migrated(connection)
+    except DatabaseError:
+        return ". Migrations may be missing: run manage.py migrate"
+    return ""
 
 
 def count(n: int) -> str:

@@ -165,6 +165,25 @@ def test_a_login_without_rights_is_one(start: Callable[..., Worker], stranger: s
     )
 
 
+def test_operators_who_may_not_see_migrations_are_told_to_migrate(
+    empty_database: str, stranger: str
+) -> None:
+    with second_connection(dbname=empty_database) as server:
+        server.execute("create table django_migrations ()")
+        done = subprocess.run(
+            [sys.executable, "manage.py", "mq_status"],
+            cwd=settings.BASE_DIR,
+            env=os.environ
+            | {"DATABASE_URL": database_url(dbname=empty_database, user=stranger, password="x")},
+            capture_output=True,
+            text=True,
+        )
+        server.execute("drop table django_migrations")
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.strip().splitlines()
+    assert line.endswith(". Migrations may be missing: run manage.py migrate")
+
+
 @pytest.mark.parametrize("by", ["option", "setting"])
 def test_a_taken_health_port_is_one(start: Callable[..., Worker], by: str) -> None:
     with socket.socket() as taken:
