@@ -113,6 +113,19 @@ class TestEndOfABackoff:
         run("mq_resume", "mail")
         assert queues.state("mail").backoff_level == 3
 
+    def test_the_one_that_is_left_is_named(self, capsys):
+        run("mq_resume", "mail")
+        run("mq_resume", "mail", "--backoff")
+        assert capsys.readouterr().err == ""
+        decide(backoff_level=3, backoff=60, paused=-1)
+        run("mq_resume", "mail", "--backoff", "--dry-run")
+        assert "is paused: mq_resume mail ends that" in capsys.readouterr().err
+        run("mq_resume", "mail")
+        run("mq_resume", "mail")
+        said = capsys.readouterr().err
+        assert said.count("is backing off: mq_resume mail --backoff ends that") == 2
+        assert "paused" not in said
+
     def test_dry_run_and_json(self):
         decide(backoff_level=3, backoff=60)
         text = run("mq_resume", "mail", "--backoff", "--dry-run")

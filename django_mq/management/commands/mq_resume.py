@@ -46,3 +46,12 @@ class Command(OperatorCommand):
         else:
             verb = "would be" if dry_run else "is"
             self.stdout.write(f"Queue {queue} {f'{verb} {done}' if ended else nothing}.")
+        self._note_what_is_left(queue, database, backoff=options["backoff"])
+
+    def _note_what_is_left(self, queue: str, database: str | None, *, backoff: bool) -> None:
+        """Tell the operator if the other of pause and backoff still stops the queue."""
+        if backoff:
+            if queues.resume(queue, dry_run=True, using=database):
+                self.note([f"the queue is paused: mq_resume {queue} ends that"])
+        elif queues.end_backoff(queue, dry_run=True, using=database):
+            self.note([f"the queue is backing off: mq_resume {queue} --backoff ends that"])
