@@ -27,7 +27,12 @@ def forget(driver: psycopg.Connection[Any]) -> None:
     driver.__dict__[_KEY] = {}
 
 
+def keep(driver: psycopg.Connection[Any], name: str, value: str) -> None:
+    """Let each reset of the session restore this setting, too."""
+    driver.__dict__.setdefault(_KEY, {})[name] = value
+
+
 def settings_of(driver: psycopg.Connection[Any]) -> dict[str, str]:
-    """Return the settings, by name, that the session had when it was created."""
+    """Return the settings, by name, that a reset of the session restores."""
     found: dict[str, str] = driver.__dict__.get(_KEY, {})
     return found

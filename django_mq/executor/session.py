@@ -14,6 +14,7 @@ import psycopg
 from django.db import connections, transaction
 from psycopg.pq import TransactionStatus
 
+from django_mq.executor import created_sessions
 from django_mq.executor.connections import (
     DATABASE_ERRORS,
     drop_connection,
@@ -30,7 +31,7 @@ from django_mq.messages import Delivery, set_current
 from django_mq.signals import log_failure
 from django_mq.store import Cursor, frozen_owner
 from django_mq.store.driver import DISCARD, may_prepare
-from django_mq.store.limits import Limits
+from django_mq.store.limits import STAY_WHILE_IDLE, Limits
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -100,9 +101,17 @@ class Session:
         """Return the driver's connection; connects if there is none."""
         if self.wrapper.connection is None:
             self.wrapper.ensure_connection()
+            self._stay_while_idle()
             self.record_activity()
         driver: psycopg.Connection[Any] = self.wrapper.connection
         return driver
+
+    def _stay_while_idle(self) -> None:
+        """Keep the role's `idle_session_timeout` from ending the session between two messages."""
+        if not self.borrowed and may_prepare(self.wrapper):
+            driver = self.wrapper.connection
+            if simple_query(driver, STAY_WHILE_IDLE):
+                created_sessions.keep(driver, "idle_session_timeout", "0")
 
     def record_session(self, worker: str) -> None:
         """Add the server's session to the heartbeat of `worker`, once for each connection.

@@ -55,6 +55,13 @@ def allow_session(statement: float) -> str:
     return f"set statement_timeout = {_milliseconds(statement)}"
 
 
+#: Keeps a limit of the role from ending a session of handlers between two messages. Returns a row
+#: if there is such a limit.
+STAY_WHILE_IDLE = """
+select set_config('idle_session_timeout', '0', false)
+ where current_setting('idle_session_timeout') <> '0'
+"""
+
 #: Begins a transaction of the worker alone.
 BEGIN = f"begin isolation level {ISOLATION}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -261,6 +262,34 @@ def test_a_limit_of_transactions_does_not_end_a_slice(
         assert start(until_empty=True).join()
         connections["default"].close()
     assert sorted(said.ids("message_acked")) == [message.pk for message in messages]
+    assert TROUBLE & events(caplog) == set()
+
+
+@pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "not-atomic"])
+def test_a_limit_of_idle_sessions_does_not_end_those_of_handlers(
+    start: Start, said: Said, caplog: pytest.LogCaptureFixture, atomic: bool
+) -> None:
+    """Nor after a handler has used its session, which resets it."""
+    seen: list[tuple[int, str]] = []
+
+    @handler("#", queue="mail", name="h", atomic=atomic)
+    def h(delivery: Delivery) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("select pg_backend_pid(), current_setting('idle_session_timeout')")
+            seen.append(cursor.fetchone())
+
+    connection.ensure_connection()  # the limit below is the worker's alone
+    with role(idle_session_timeout="400"):
+        running = start(threads=1)
+        for _ in range(3):
+            before = len(seen)
+            add(handler="h")
+            until(lambda: len(seen) > before)  # noqa: B023
+            time.sleep(0.6)
+        assert running.stop()
+        connections["default"].close()
+    assert len(set(seen)) == 1, seen
+    assert seen[0][1] == "0"
     assert TROUBLE & events(caplog) == set()
 
 
