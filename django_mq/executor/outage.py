@@ -25,6 +25,15 @@ LOST = (
     psycopg.errors.IdleInTransactionSessionTimeout,
 )
 
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether `error` is one of LOST, also where Django has given it a class of its own.
+
+    Django knows no error of a read-only server: it raises InternalError because of the driver's.
+    """
+    return isinstance(error, LOST) or isinstance(error.__cause__, LOST)
+
+
 #: SQLSTATEs of a reachable server that refuses a statement: it was cancelled, it is in conflict
 #: with another transaction, or the disk is full.
 _REFUSALS = frozenset({"57014", "40001", "40P01", "55P03", "53100"})

@@ -12,7 +12,7 @@ from django.db.backends.utils import CursorWrapper
 from psycopg import IsolationLevel
 
 from django_mq.executor.connections import plain_connection_as
-from django_mq.executor.outage import LOST
+from django_mq.executor.outage import is_lost
 from django_mq.executor.watchdog import Link
 from django_mq.signals import log_failure
 from django_mq.store.limits import Limits, set_local
@@ -66,12 +66,13 @@ class WakeableThread(threading.Thread):
         """Work once; never raises."""
         try:
             self.work()
-        except LOST as error:  # the loop reports the outage, and waits for the database
-            logger.debug("%s put off: %s", self._what, error)
-            self.on_failure(lost=True)
         except Exception as error:
-            log_failure(f"{self._what}_failed", error, f"{self._what} failed")
-            self.on_failure(lost=False)
+            lost = is_lost(error)
+            if lost:  # the loop reports the outage, and waits for the database
+                logger.debug("%s put off: %s", self._what, error)
+            else:
+                log_failure(f"{self._what}_failed", error, f"{self._what} failed")
+            self.on_failure(lost=lost)
 
     def end(self) -> None:
         """Begin nothing more, and wait a moment for the current turn."""

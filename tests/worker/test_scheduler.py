@@ -222,6 +222,23 @@ def test_between_turns_there_is_no_connection(clock: Any) -> None:
     assert sessions() == before
 
 
+def test_a_read_only_server_is_reported_by_the_loop_alone(
+    clock: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Django has no class of its own for the error, so none of a lost database."""
+    put(due=-1)
+    options = {
+        **connection.settings_dict["OPTIONS"],
+        "options": "-c default_transaction_read_only=on",
+    }
+    with monkeypatch.context() as patch:
+        patch.setitem(connection.settings_dict, "OPTIONS", options)
+        clock.take_turn()
+    assert (clock.fired, caplog.text) == ([], "")
+    clock.take_turn()
+    assert clock.fired
+
+
 def sessions() -> int:
     with second_connection() as other:
         row = other.execute(
