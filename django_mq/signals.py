@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from inspect import isawaitable
 from typing import Any
 
+import psycopg
 from django.dispatch import Signal
 
 from django_mq.conf import get_settings
 from django_mq.exceptions import Reject, Retry, Snooze
 from django_mq.messages import Delivery
-from django_mq.policy.error_text import describe, source_line
+from django_mq.policy.error_text import describe, one_line, source_line
 from django_mq.policy.redacted_error import HIDDEN, HIDDEN_EVERYWHERE, redacted
 
 logger = logging.getLogger("django_mq")
@@ -77,13 +78,23 @@ def is_observed(signal: LoggedSignal) -> bool:
 def error_name(error: BaseException) -> str:
     """Return how a log line names an exception: its class, and where it was raised.
 
-    The text may contain data of the payload, so it is included only with LOG_ERROR_TEXTS.
+    The text may contain data of the payload, so it is included only with LOG_ERROR_TEXTS, or if it
+    is the server's about a missing right: that names the table, and quotes nothing.
     """
     failure = describe(error)
     if get_settings().log_error_texts:
         return failure.summary
+    if _is_missing_right(error):
+        return f"{failure.error_class}: {one_line(str(error))}"
     where = source_line(error)
     return f"{failure.error_class} at {where}" if where else failure.error_class
+
+
+def _is_missing_right(error: BaseException) -> bool:
+    """Return whether the server checked a right and found it missing; a trigger may also say so."""
+    if not issubclass(type(error), psycopg.errors.InsufficientPrivilege):
+        return False
+    return bool(error.diag.source_file == "aclchk.c")  # type: ignore[attr-defined]
 
 
 def traced(error: BaseException | None, text: str = HIDDEN) -> BaseException | None:

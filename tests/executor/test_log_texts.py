@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import psycopg
 import pytest
 from django.db import connection, transaction
 
@@ -29,6 +30,7 @@ from django_mq.messages import Delivery, classes
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.policy.outcomes import AttemptEnded, TimedOut, WorkerLost, was_stopped
 from django_mq.worker import refused_rows
+from tests.roles import acting_as, make_role
 from tests.rows import add, stored
 from tests.waiting import until
 from tests.worker.conftest import Bench, Running, Said
@@ -293,3 +295,25 @@ def test_what_the_database_refuses_is_named_without_the_row(
     assert stored(message).dead_at is None
     assert caplog.records
     assert SECRET not in all_of(caplog)
+
+
+def test_a_missing_right_is_named_with_its_table() -> None:
+    """The operator grants it; a trigger that raises the same error may quote the row."""
+    name = make_role("mq_poor")
+    said = []
+    for statement in (
+        "select from django_mq_queuedmessage",
+        f"do $$ begin raise insufficient_privilege using message = '{SECRET}'; end $$",
+    ):
+        with (
+            pytest.raises(psycopg.errors.InsufficientPrivilege) as refused,
+            acting_as(name),
+        ):
+            connection.connection.execute(statement)
+        said.append(signals.error_name(refused.value))
+    with connection.cursor() as cursor:
+        cursor.execute(f"drop role {name}")
+    table = "permission denied for table django_mq_queuedmessage"
+    assert said[0] == f"psycopg.errors.InsufficientPrivilege: {table}"
+    assert said[1].startswith("psycopg.errors.InsufficientPrivilege at ")
+    assert SECRET not in said[1]
