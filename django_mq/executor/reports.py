@@ -146,22 +146,17 @@ def lease_lost(delivery: Delivery) -> None:
     )
 
 
-def refused(ended: Sequence[Ended], error: BaseException) -> None:
-    """Report deliveries that the database refuses to settle."""
-    for each in ended:
-        logger.error(
-            "message %s (queue %s, attempt %s): the database refuses to settle it (%s); its lease"
-            " lapses, and the attempt counts",
-            each.delivery.id,
-            each.delivery.queue,
-            each.delivery.attempt,
-            signals.error_name(error),
-            extra={
-                "event": "settle_refused",
-                "message_id": each.delivery.id,
-                "queue": each.delivery.queue,
-            },
-        )
+def refused(delivery: Delivery, error: BaseException, *, fails: bool) -> None:
+    """Report a delivery that the database refuses to settle; `fails`: its attempt fails instead."""
+    logger.error(
+        "message %s (queue %s, attempt %s): the database refuses to settle it (%s); %s",
+        delivery.id,
+        delivery.queue,
+        delivery.attempt,
+        signals.error_name(error),
+        "the attempt fails" if fails else "its lease lapses, and the attempt counts",
+        extra={"event": "settle_refused", "message_id": delivery.id, "queue": delivery.queue},
+    )
 
 
 def _when(after: float | datetime) -> str:

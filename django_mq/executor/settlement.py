@@ -191,8 +191,9 @@ class Settlement:
 
     def _refused(self, ended: Ended, error: Exception) -> list[Ended]:
         """Handle an end that the server refuses: fail an acked one, else let the lease lapse."""
-        reports.refused([ended], error)
-        if ended.settled is ACKED and not is_conflict(error):
+        fails = ended.settled is ACKED and not is_conflict(error)
+        reports.refused(ended.delivery, error, fails=fails)
+        if fails:
             failed = self._context.failure_end(ended.delivery, error, ended.seconds)
             return self.settle([failed])
         return ends_or_lost([ended], {ended.delivery.id})

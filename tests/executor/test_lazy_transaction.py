@@ -350,7 +350,8 @@ def test_an_ack_that_the_server_refuses_is_a_failed_attempt(
     assert waiting() == {messages[1].pk}
     assert attempts_of(messages[1]) == ["psycopg.errors.RaiseException"]
     assert QueuedMessage.objects.get().leased_until is None
-    assert "settle_refused" in [getattr(r, "event", "") for r in caplog.records]
+    (said,) = [r for r in caplog.records if getattr(r, "event", "") == "settle_refused"]
+    assert said.getMessage().endswith("; the attempt fails")
 
 
 def test_the_expiry_that_the_claim_told_bars_what_is_not_locked(bench: Bench) -> None:
