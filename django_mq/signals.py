@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from inspect import isawaitable
 from typing import Any
 
-import psycopg
 from django.dispatch import Signal
 
 from django_mq.conf import get_settings
 from django_mq.exceptions import Reject, Retry, Snooze
 from django_mq.messages import Delivery
 from django_mq.policy.error_text import describe, one_line, source_line
+from django_mq.policy.missing_right import is_missing_right
 from django_mq.policy.redacted_error import HIDDEN, HIDDEN_EVERYWHERE, redacted
 
 logger = logging.getLogger("django_mq")
@@ -84,17 +84,10 @@ def error_name(error: BaseException) -> str:
     failure = describe(error)
     if get_settings().log_error_texts:
         return failure.summary
-    if _is_missing_right(error):
+    if is_missing_right(error):
         return f"{failure.error_class}: {one_line(str(error))}"
     where = source_line(error)
     return f"{failure.error_class} at {where}" if where else failure.error_class
-
-
-def _is_missing_right(error: BaseException) -> bool:
-    """Return whether the server checked a right and found it missing; a trigger may also say so."""
-    if not issubclass(type(error), psycopg.errors.InsufficientPrivilege):
-        return False
-    return bool(error.diag.source_file == "aclchk.c")  # type: ignore[attr-defined]
 
 
 def traced(error: BaseException | None, text: str = HIDDEN) -> BaseException | None:

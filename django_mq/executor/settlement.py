@@ -1,8 +1,9 @@
 """Settle deliveries by their fences, and retry a failed settle.
 
-The loop handles four failures:
+The loop handles five failures:
 
 - connection lost: wait for the database;
+- a right is missing: wait until the login has it;
 - transaction committed after all: count it;
 - conflict, or one bad row among several: settle each individually;
 - refused by the server: report it, and let the retry policy decide.
@@ -35,6 +36,7 @@ from django_mq.executor.session import Session
 from django_mq.executor.simple_protocol import rows_of, simple_results
 from django_mq.executor.statements import Statements, within_transaction
 from django_mq.messages import fence_of
+from django_mq.policy.missing_right import is_missing_right
 from django_mq.policy.outcomes import Snoozed
 from django_mq.store import Cursor, history, open_transaction, settle
 from django_mq.store.history import HandledDelivery
@@ -48,6 +50,10 @@ LOCKED_SECONDS = MAX_CONFLICTS * LOCK_WAIT_SECONDS
 
 #: A connection that nothing else uses during a settle.
 Connection = Session | Statements
+
+
+class _Undo(Exception):
+    """Ends a transaction whose writes are not kept."""
 
 
 @dataclass(slots=True)
@@ -95,6 +101,11 @@ class Settlement:
                 break
             except Exception as error:  # of any kind: the delivery must get an end
                 alive = self._connection.is_alive()
+                if is_missing_right(error):
+                    self.outage.wait(error)
+                    if self.outage.stopped():
+                        return []
+                    continue
                 if isinstance(error, LOST) and not is_conflict(error):
                     self._connection.close()
                     changed = [e for e in ended if e.delivery.id not in tried.lost]
@@ -120,6 +131,22 @@ class Settlement:
                 careful, conflicts, answers = True, 0, 0
         self.outage.end()
         return _reported_ends(ended, tried.lost)
+
+    def wait_for_right(self, ended: Sequence[Ended], error: Exception) -> None:
+        """Wait while the login lacks a right that settling `ended` needs; settle nothing.
+
+        Their handlers run again after it, with all effects outside the database: not before.
+        """
+        while is_missing_right(error) and not self.outage.stopped():
+            self.outage.wait(error)
+            try:
+                cursor = self._connection.cursor()
+                with self._connection.transaction():
+                    open_transaction.begin_with_lock_wait(cursor)
+                    settle_all(cursor, ended)
+                    raise _Undo
+            except Exception as now:
+                error = now
 
     def _settle_singly(self, ended: Sequence[Ended], *, doubtful: bool) -> list[Ended]:
         once_after = monotonic() + LOCKED_SECONDS

@@ -17,6 +17,7 @@ from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.slice_state import Conflicts, RanDeliveries, SettleIncomplete, SliceState
 from django_mq.executor.tasks import decode_again
+from django_mq.policy.missing_right import is_missing_right
 
 
 @dataclass(slots=True)
@@ -85,6 +86,10 @@ class SliceRecovery:
             self.session.close()
             self.settlement.outage.wait(error)
             self._connection_lost(state, error)
+        elif state.bound.ended and is_missing_right(error):
+            self.settlement.wait_for_right(state.bound.ended, error)
+            state.to_rerun.extend(state.bound.tasks)
+            state.bound.clear()
         elif state.bound.tasks or state.to_rerun or is_conflict(error):
             self._run_again_or_fail(state, error)
         else:  # nothing can begin: our permissions or the tables are wrong
