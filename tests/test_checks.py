@@ -3,12 +3,16 @@
 Except for the marked one, these tests may not touch a database: the checks do not connect.
 """
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
+from django.conf import settings
 from django.core.checks import CheckMessage, Tags, run_checks
 from django.db import connections
 from django.test import override_settings
@@ -143,6 +147,16 @@ def test_e003_driver_is_too_old(
     monkeypatch.setitem(connections["default"].__dict__, "pg_version", 150000)
     monkeypatch.setattr(psycopg, "__version__", version)
     assert ids(databases=["default"]) == expected
+
+
+def test_e003_server_is_away() -> None:
+    """A line instead of a traceback: the pages on recovery and PgBouncer tell to run it."""
+    away = {**os.environ, "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing"}
+    command = [sys.executable, "manage.py", "check", "--database", "default"]
+    ended = subprocess.run(command, cwd=settings.BASE_DIR, env=away, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "(django_mq.E003) The database 'default' cannot be used: connection" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_e003_is_asked_of_no_database_but_the_named(

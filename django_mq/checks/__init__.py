@@ -70,7 +70,7 @@ def check_aliases(settings: Settings, databases: Collection[str]) -> CheckMessag
 # Not tagged django_mq: from Django 6.1, running checks by tag connects to every database.
 @check(checks.Tags.database)
 def check_versions(settings: Settings, databases: Collection[str]) -> CheckMessages:
-    """E003: a server or driver that is too old. Runs only with `--database`."""
+    """E003: a server or driver that is too old, or no server. Runs only with `--database`."""
     alias = alias_of()
     if alias not in databases or not is_postgresql(alias):
         return
@@ -81,7 +81,15 @@ def check_versions(settings: Settings, databases: Collection[str]) -> CheckMessa
             hint='Install "psycopg>=3.2.6".',
             id="django_mq.E003",
         )
-    server = connections[alias].pg_version // 10000  # type: ignore[attr-defined]
+    try:
+        server = connections[alias].pg_version // 10000  # type: ignore[attr-defined]
+    except DatabaseError as error:
+        yield checks.Error(
+            f"The database {alias!r} cannot be used: {one_line(str(error))}",
+            hint="Start its server, or correct HOST, PORT, USER and PASSWORD of the alias.",
+            id="django_mq.E003",
+        )
+        return
     if server < MIN_SERVER_VERSION:
         yield checks.Error(
             f"The database {alias!r} runs PostgreSQL {server}, which django_mq does not support.",
