@@ -21,7 +21,7 @@ from django_mq.executor.local_queue import STUCK_AFTER, LocalQueue
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import CallEntries, Scoreboard
 from django_mq.executor.shared_thread import OtherThreads, SharedThread
-from django_mq.executor.tasks import Task, has_expired, max_in_call, may_start_unlocked
+from django_mq.executor.tasks import Task, has_expired, may_start_unlocked
 from django_mq.executor.watchdog import Link
 from django_mq.messages import Fence, set_current
 from django_mq.policy.outcomes import AttemptEnded, TimedOut, was_stopped
@@ -62,7 +62,6 @@ class AsyncRunner(threading.Thread):
         self._first_entry = first_entry
         self._free = list(range(first_entry, first_entry + slots))
         self._room_notice_due = False
-        self._batch = batch
         self._lingering = Lingering(batch=batch, max_linger=context.shortest_lease / LINGER_SHARE)
         self._timer: asyncio.TimerHandle | None = None
         #: Whether the drain ran out of time and cancelled handlers.
@@ -141,7 +140,7 @@ class AsyncRunner(threading.Thread):
 
     def _start(self, tasks: list[Task]) -> None:
         for task in tasks:
-            if max_in_call(task, self._batch) == 1:
+            if self._lingering.limit(task) == 1:
                 self._begin([task])
             elif full := self._lingering.add(task):
                 self._begin(full)

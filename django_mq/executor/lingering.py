@@ -11,39 +11,42 @@ from django_mq.handlers import Handler
 #: The shortest lease is this many times the longest linger, so that no list needs renewals.
 LINGER_SHARE = 4
 
+#: The handler of a list, and the batch size of its queues.
+_ListKey = tuple[Handler, int | None]
+
 
 class Lingering:
     """The tasks of each handler that wait until their list is full or its first task is overdue.
 
-    A list has up to `batch` messages, or the handler's `max_batch`. `max_linger` bounds the wait,
-    in seconds. Not thread-safe.
+    A list has up to `batch` messages, or fewer by the options of the handler and of the queue.
+    `max_linger` bounds the wait, in seconds. Not thread-safe.
     """
 
     def __init__(self, *, batch: int, max_linger: float) -> None:
         self._batch = batch
         self._max_linger = max_linger
-        self._lists: dict[Handler, list[Task]] = {}
-        self._due: dict[Handler, float] = {}
+        self._lists: dict[_ListKey, list[Task]] = {}
+        self._due: dict[_ListKey, float] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._lists.values()))
 
     def add(self, task: Task) -> list[Task]:
         """Let `task` wait; return the tasks of its list if the list is full now, else none."""
-        handler = task.handler
-        waiting = self._lists.setdefault(handler, [])
+        key = task.handler, task.batch_size
+        waiting = self._lists.setdefault(key, [])
         if not waiting:
-            self._due[handler] = monotonic() + min(handler.linger, self._max_linger)
+            self._due[key] = monotonic() + min(task.handler.linger, self._max_linger)
         waiting.append(task)
-        return self._take(handler) if len(waiting) >= max_in_call(task, self._batch) else []
+        return self._take(key) if len(waiting) >= self.limit(task) else []
 
-    def size(self, handler: Handler) -> int:
-        """Return how many messages a full list of `handler` has."""
-        return min(self._batch, handler.max_batch or self._batch)
+    def limit(self, task: Task) -> int:
+        """Return how many messages the list of `task` has when it is full."""
+        return max_in_call(task, self._batch)
 
     def take_due(self, now: float) -> list[list[Task]]:
         """Remove and return the lists that are due at `now`, by the monotonic clock."""
-        return [self._take(handler) for handler, at in list(self._due.items()) if at <= now]
+        return [self._take(key) for key, at in list(self._due.items()) if at <= now]
 
     def next_at(self) -> float:
         """Return when the next list is due; infinity if nothing waits."""
@@ -52,15 +55,15 @@ class Lingering:
     def drop(self, unwanted: Callable[[Task], bool]) -> list[Task]:
         """Remove and return `unwanted` tasks."""
         dropped: list[Task] = []
-        for handler, tasks in list(self._lists.items()):
+        for key, tasks in list(self._lists.items()):
             out = [task for task in tasks if unwanted(task)]
             if out:
                 dropped += out
                 tasks[:] = [task for task in tasks if task not in out]
             if not tasks:
-                self._take(handler)
+                self._take(key)
         return dropped
 
-    def _take(self, handler: Handler) -> list[Task]:
-        del self._due[handler]
-        return self._lists.pop(handler)
+    def _take(self, key: _ListKey) -> list[Task]:
+        del self._due[key]
+        return self._lists.pop(key)

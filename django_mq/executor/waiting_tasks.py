@@ -35,8 +35,9 @@ class WaitingTasks:
 
     def calls(self) -> int:
         """The number of calls that the tasks make, lingering ones excluded; a list is one call."""
-        listed = Counter(task.handler for task in self.ready if is_listed(task))
-        lists = sum(number // self.lingering.size(handler) for handler, number in listed.items())
+        limit = self.lingering.limit
+        listed = Counter((task.handler, limit(task)) for task in self.ready if is_listed(task))
+        lists = sum(number // size for (_, size), number in listed.items())
         return len(self) - len(self.lingering) - listed.total() + lists
 
     def add(self, tasks: Iterable[Task]) -> list[Task]:

@@ -93,6 +93,21 @@ def test_what_lingers_behind_a_broken_line_is_given_back(local_queue: LocalQueue
     assert local_queue.waiting() == 1
 
 
+def test_a_list_that_lingers_is_bounded_by_the_batch_of_each_of_its_queues(
+    local_queue: LocalQueue,
+) -> None:
+    short = [task(id, "slow")._replace(batch_size=2) for id in (2, 3)]
+    local_queue.put([task(1, "slow"), *short])
+    assert take(local_queue) == [2, 3]
+    local_queue.put([task(4, "slow"), task(5, "slow")])
+    assert take(local_queue) == [1, 4, 5]
+
+
+def test_calls_count_the_lists_of_a_queue_by_its_batch(local_queue: LocalQueue) -> None:
+    local_queue.put(task(id, "list")._replace(batch_size=1) for id in range(3))
+    assert local_queue.calls() == 3
+
+
 def test_calls_count_a_full_list_once(local_queue: LocalQueue) -> None:
     """A partial list counts as no call: more tasks may join it."""
     local_queue.put([task(id, "short") for id in range(5)])
