@@ -11,7 +11,7 @@ from typing import NamedTuple
 from django_mq import signals
 from django_mq.conf import QueueBackoff, Settings
 from django_mq.conf.local_time import local_text
-from django_mq.executor.ended import Ended, Settled
+from django_mq.executor.ended import DONE, Ended
 from django_mq.policy.backoff import Random
 from django_mq.policy.queue_backoff import Step, jittered_waits, step_of, top_level
 from django_mq.store import Cursor, queue_backoff
@@ -103,18 +103,17 @@ class BackoffLevels:
             recorded = True
         return recorded
 
-    def write(self, cursor: Cursor) -> set[str]:
+    def write(self, cursor: Cursor) -> None:
         """Write the records, and announce each change.
 
-        Returns the recorded queues that now back off, whichever worker caused it. A record that
-        cannot be written, because the row of its queue is locked or the database is lost, is kept
-        for the next call, and nothing of that queue starts here until then.
+        A record that cannot be written, because the row of its queue is locked or the database is
+        lost, is kept for the next call, and nothing of that queue starts here until then.
         """
         with self._lock:
             failed, self._failed = self._failed, {}
             ended_probes, self._ended_probes = self._ended_probes, {}
         if not failed and not ended_probes:
-            return set()
+            return
         try:
             for queue, probe in ended_probes.items():
                 waits = self._waits(queue)
@@ -142,7 +141,6 @@ class BackoffLevels:
         self._restore(open_failed, open_probes)
         for queue in states.keys() - open_failed.keys() - open_probes.keys():
             self._stop_queue(queue, states[queue].changed_at or NEVER)
-        return {queue for queue, state in states.items() if state.level}
 
     def probe_started(self, queue: str, claimer: str) -> None:
         """Record that `claimer` claimed the probe of `queue`; the end of the probe moves the level.
@@ -194,7 +192,7 @@ class BackoffLevels:
 
 
 def _step(ended: Ended) -> Step:
-    if ended.settled in (Settled.ACKED, Settled.FINISHED):
+    if ended.settled in DONE:
         return Step.DOWN
     return step_of(ended.outcome, ended.error)
 
@@ -214,14 +212,7 @@ def _announce(queue: str, moved: queue_backoff.LevelChange | None) -> None:
     before, level, until = moved
     if level == 0:
         signal, text = signals.backoff_ended, "no longer backs off"
-    elif before == 0:
-        signal, text = (
-            signals.backoff_started,
-            f"backs off until {local_text(until)}, level {level}",
-        )
     else:
-        signal, text = (
-            signals.backoff_changed,
-            f"backs off until {local_text(until)}, level {level}",
-        )
+        signal = signals.backoff_changed if before else signals.backoff_started
+        text = f"backs off until {local_text(until)}, level {level}"
     signals.announce_queue(signal, queue, text, level=level, until=until)

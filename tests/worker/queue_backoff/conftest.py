@@ -105,8 +105,8 @@ class Fleet:
         """End the handler of `delivery`; return whether there is a step to write."""
         return self.workers[worker].record([ended(delivery, error)])
 
-    def write(self, worker: int = 0) -> set[str]:
-        return self.workers[worker].write(self.cursor)
+    def write(self, worker: int = 0) -> None:
+        self.workers[worker].write(self.cursor)
 
     @property
     def state(self) -> QueueState:
