@@ -39,10 +39,8 @@ def needing_transaction(ended: Sequence[Ended]) -> list[Ended]:
 
 def write(cursor: Cursor, ended: Sequence[Ended]) -> None:
     """Write the effects of deliveries whose rows were just settled, in the same transaction."""
-    if more := needing_transaction(ended):
-        _answer(cursor, more)
-        _free_lines(cursor, more)
-        _free_unique_ids(cursor, more)
+    for effect in EFFECTS.values():
+        effect(cursor, ended)
 
 
 def write_skipping_refused(cursor: Cursor, ended: Sequence[Ended]) -> None:

@@ -80,13 +80,11 @@ class Settlement:
         self,
         ended: Sequence[Ended],
         *,
-        careful: bool = False,
         doubtful: bool = False,
         once_after: float = float("inf"),
     ) -> list[Ended]:
         """Settle `ended`; return them, marked LOST where the lease is no longer ours.
 
-        `careful`: follow-up writes that the database refuses are skipped.
         `doubtful`: an earlier try may have been committed.
         `once_after`: from this time on (`monotonic()`), a locked row is tried once.
 
@@ -94,6 +92,7 @@ class Settlement:
         lapse, and the attempts count.
         """
         conflicts = answers = 0
+        careful = False  # whether to skip follow-up writes that the database refuses
         while True:
             tried = SettleTry()
             try:
