@@ -118,8 +118,7 @@ class Shutdown:
             return
         try:
             cursor = parts.statements.cursor()
-            if free := self.unstarted.unused(parts.ordered_queues.owned):
-                parts.ordered_queues.disown(cursor, free)
+            self.unstarted.disown_unused(cursor, parts.ordered_queues.owned)
             parts.ordered_queues.maintain(cursor)
         except LOST:
             parts.statements.close()

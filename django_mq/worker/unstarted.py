@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from time import monotonic
 
 from django_mq.executor.tasks import Task
@@ -71,10 +71,8 @@ class Unstarted:
         waiting = parts.local_queue.take_to_release() + parts.local_queue.suspend()
         released = parts.dispatch.release(waiting)
         parts.prefetch.reset()
-        free = self.unused(parts.ordered_queues.owned)
-        if free:
-            parts.ordered_queues.disown(cursor, free)
-        if released or free:
+        disowned = self.disown_unused(cursor, parts.ordered_queues.owned)
+        if released or disowned:
             notify.ring(cursor)
         if parts.backoffs.has_pending():
             parts.backoffs.write(cursor)
@@ -86,21 +84,22 @@ class Unstarted:
         if waiting := parts.local_queue.take_waiting():
             parts.prefetch.reset()
             self._release(waiting)
-            self._disown(cursor, {task.delivery.queue for task in waiting})
+            self.disown_unused(cursor, {task.delivery.queue for task in waiting})
             notify.ring(cursor)
 
     def _leave_lines(self, cursor: Cursor) -> None:
         """Leave ordered queues to siblings if their due messages cannot start here."""
         parts = self._parts
-        if self._disown(cursor, parts.ordered_queues.stuck(parts.fetcher.due_queues)):
+        if self.disown_unused(cursor, parts.ordered_queues.stuck(parts.fetcher.due_queues)):
             notify.ring(cursor)
 
-    def _disown(self, cursor: Cursor, queues: set[str]) -> bool:
+    def disown_unused(self, cursor: Cursor, queues: set[str]) -> bool:
         """Disown the `queues` without an unsettled message here; return whether there was one."""
-        owned = self._parts.ordered_queues.owned
-        if free := self.unused(queues & owned):
-            self._parts.ordered_queues.disown(cursor, free)
-        return bool(free)
+        ordered_queues, has_any = self._parts.ordered_queues, self._parts.local_queue.has_any
+        unused = [queue for queue in queues & ordered_queues.owned if not has_any(queue)]
+        if unused:
+            ordered_queues.disown(cursor, unused)
+        return bool(unused)
 
     def _release(self, tasks: list[Task]) -> None:
         """Release tasks that were claimed and did not start."""
@@ -127,7 +126,3 @@ class Unstarted:
             queue_backoff.drop_probes_of(cursor, worker=self._worker_id, excluded=claimers)
         self._unanswered = {name: at for name, at in self._unanswered.items() if at > now}
         self._look_at = now + LOOK_INTERVAL
-
-    def unused(self, queues: Collection[str]) -> list[str]:
-        """Return the `queues` that have no unsettled message here."""
-        return [queue for queue in queues if not self._parts.local_queue.has_any(queue)]
