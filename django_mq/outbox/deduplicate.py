@@ -90,7 +90,8 @@ def _try_to_store(
 ) -> StoreResult:
     """Look, decide and write. Raises _Changed if another session was faster.
 
-    The caller then rolls back to the savepoint: no id stays locked while the next attempt waits.
+    The writes are then rolled back to their savepoint, so that no id stays locked until the next
+    attempt.
     """
     with connection.cursor() as cursor:
         seen = _read_states(cursor, call)
@@ -153,7 +154,7 @@ def _add(
     admit([each.row for _, each in writes.adding])
     drawn = draw(cursor, len(writes.adding)).ids
     rows = [each._replace(id=id) for (_, each), id in zip(writes.adding, drawn, strict=True)]
-    for chunk in _chunks(sorted(rows, key=_in_order)):
+    for chunk in _chunks(sorted(rows, key=_id_of)):
         if len(unique_ids.add(cursor, chunk)) < len(chunk):
             raise _Changed
     return {index: id for (index, _), id in zip(writes.adding, drawn, strict=True)}
@@ -186,7 +187,7 @@ def _put_aside(
 ) -> None:
     if writes.aside:
         put_aside.put_aside(cursor, writes.aside)
-        _promote_after_commit(connection.alias, [UniqueId(*_in_order(r)) for r in writes.aside])
+        _promote_after_commit(connection.alias, list(map(_id_of, writes.aside)))
 
 
 def _promote_after_commit(alias: str, ids: list[UniqueId]) -> None:
@@ -197,7 +198,7 @@ def _promote_after_commit(alias: str, ids: list[UniqueId]) -> None:
     connection = connections[alias]
 
     def promote() -> None:
-        own = connection.get_autocommit() and not connection.in_atomic_block
+        own = connection.get_autocommit()
         try:
             with transaction.atomic(using=alias), connection.cursor() as cursor:
                 if own:  # after the lock, it sees what that session wrote
@@ -214,8 +215,8 @@ def _promote_after_commit(alias: str, ids: list[UniqueId]) -> None:
     transaction.on_commit(promote, using=alias, robust=True)
 
 
-def _in_order(each: UniqueRow) -> tuple[str, str, str, str]:
-    return each.row.queue, each.row.handler, each.row.type, each.unique_id or ""
+def _id_of(each: UniqueRow) -> UniqueId:
+    return UniqueId(each.row.queue, each.row.handler, each.row.type, each.unique_id or "")
 
 
 def _chunks(rows: list[UniqueRow]) -> Iterator[list[UniqueRow]]:

@@ -41,7 +41,7 @@ def writing(alias: str, *, dry_run: bool = False) -> Iterator[CursorWrapper]:
     `dry_run` rolls everything back.
     """
     connection = connections[alias]
-    own = connection.get_autocommit() and not connection.in_atomic_block
+    own = connection.get_autocommit()
     with transaction.atomic(using=alias), connection.cursor() as cursor:
         if own:
             cursor.execute(store.READ_COMMITTED)
