@@ -269,11 +269,10 @@ class ClaimRouter:
     ) -> Claim:
         queue, skip_dead = lanes[0].queue, options.skip_dead
         if options.ordered:
-            who = self._worker
             rows = ordered_queues.claim(
                 cursor,
                 queue=queue,
-                worker=who,
+                worker=self._worker,
                 skip_dead=skip_dead,
                 more_claimers=more_claimers,
                 **arguments,

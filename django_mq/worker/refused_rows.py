@@ -1,4 +1,4 @@
-"""Rows that the database does not let workers claim: found, left out for a while, named once.
+"""Rows that the database does not let workers claim: found, left out for a while, reported once.
 
 A trigger, a row-level policy or a new constraint may refuse the claim of one row, and with it the
 whole statement. Without this module, that row would stop its queue, and every other queue of its
@@ -46,7 +46,7 @@ class RefusedRows:
     def __init__(self) -> None:
         # By id: the queue of the row, and the time until which the row is left out.
         self._rows: dict[int, tuple[str, float]] = {}
-        self._named_at: dict[int, float] = {}
+        self._reported_at: dict[int, float] = {}
         #: The seconds that all searches took.
         self.searched_for = 0.0
 
@@ -95,16 +95,16 @@ class RefusedRows:
         now = monotonic()
         for id, reason in refused.items():
             self._rows[id] = queues[id], now + LEAVE_OUT_SECONDS
-            self._name(id, queues[id], reason, now)
+            self._report(id, queues[id], reason, now)
         return bool(refused)
 
-    def _name(self, id: int, queue: str, error: psycopg.Error, now: float) -> None:
+    def _report(self, id: int, queue: str, error: psycopg.Error, now: float) -> None:
         """Log a refused row, unless it was logged a while ago."""
-        if now - self._named_at.get(id, float("-inf")) < REPORT_AGAIN_SECONDS:
+        if now - self._reported_at.get(id, float("-inf")) < REPORT_AGAIN_SECONDS:
             return
-        if len(self._named_at) >= MAX_LEFT_OUT:
-            self._named_at.clear()
-        self._named_at[id] = now
+        if len(self._reported_at) >= MAX_LEFT_OUT:
+            self._reported_at.clear()
+        self._reported_at[id] = now
         logger.error(
             "message %s (queue %s) cannot be claimed: the database refuses it (%s); the others go"
             " on without it, and workers try it again every %.0f s",
