@@ -140,9 +140,8 @@ def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position
         except LOST:
             raise
         except psycopg.Error as error:
-            logger.debug(
-                "what waits behind message %s cannot be freed: %s", blocker, error_name(error)
-            )
+            text = "the messages behind message %s cannot be unblocked: %s"
+            logger.debug(text, blocker, error_name(error))
         after = blocker
     return after
 

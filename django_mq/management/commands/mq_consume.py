@@ -67,7 +67,7 @@ def stopped_by_signals(consumer: Consumer, *, seconds: float) -> Iterator[None]:
     """Within the block, a stop signal stops `consumer`.
 
     A second one, or `seconds` without an end, ends the process: a broker or a database that hangs
-    cannot keep it. What is not acked then comes again.
+    cannot keep it. The broker then delivers again whatever was not acked.
     """
     reader, writer = os.pipe()
     with StopSignals() as signals:

@@ -21,9 +21,9 @@ ORDERS = {
 }
 ORDER_PHRASES = {"quiet": "be quiet", "resume": "resume", "stop": "stop"}
 NOTES = {
-    "quiet": "What runs is finished; nothing more is claimed until mq_workers resume.",
+    "quiet": "Running messages are finished; nothing more is claimed until mq_workers resume.",
     "resume": "Messages are claimed again.",
-    "stop": "What runs is finished, then the process ends, and no other one replaces it.",
+    "stop": "Running messages are finished, then the process ends and is not replaced.",
 }
 
 
