@@ -49,8 +49,9 @@ class ClaimOptionsCache:
         options = self._settings.queue(queue)
         found = [each for each in handlers.all_handlers() if queue in self._queues(each)]
         batch_size = self._batch_size or options.batch_size
+        longest = self._batch_size or min(options.batch_size, self._settings.batch_size)
         lists = (
-            min(batch_size, each.max_batch or batch_size)
+            min(longest, each.max_batch or longest)
             for each in found
             if each.batch and not (each.atomic or each.is_async)
         )
