@@ -2,17 +2,17 @@
 
 A setting is one line: its reader and its default. Readers turn durations into seconds.
 """
-# ruff: noqa: RUF009  (`_setting` is `dataclasses.field`)
+# ruff: noqa: RUF009  (`option` is `dataclasses.field`)
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from json import JSONEncoder
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from django.apps import apps
 from django.conf import settings as django_settings
@@ -24,12 +24,12 @@ from django.utils.module_loading import import_string
 from django_mq.conf import readers
 from django_mq.conf.inboxes import Inbox, read_inboxes
 from django_mq.conf.readers import (
-    Reader,
     SettingError,
     duration,
     flag,
     integer,
     one_of,
+    option,
     optional,
     read_fields,
     setting_error,
@@ -54,10 +54,6 @@ MAX_ASYNC_SLOTS = 100_000
 INHERITED = ("retry", "lease", "batch_size", "batch_bytes", "dead_retention")
 
 
-def _setting(read: Reader, default: Any = MISSING, *, make: Any = MISSING) -> Any:
-    return field(default=default, default_factory=make, metadata={"read": read})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueBackoff:
     """How the fleet eases off a failing queue.
@@ -65,9 +61,9 @@ class QueueBackoff:
     A queue waits min(multiplier * 2**level, maximum) seconds, give or take the share `jitter`.
     """
 
-    multiplier: float = _setting(duration(), 1.0)
-    maximum: float = _setting(duration(zero=True), 120.0)
-    jitter: float = _setting(readers.share, 0.1)
+    multiplier: float = option(duration(), 1.0)
+    maximum: float = option(duration(zero=True), 120.0)
+    jitter: float = option(readers.share, 0.1)
 
 
 def _queue_backoff(value: object) -> QueueBackoff | None:
@@ -91,61 +87,61 @@ def _hidden_settings() -> re.Pattern[str]:
 class QueueOptions:
     """The options of one queue, including the inherited ones."""
 
-    retry: RetryPolicy = _setting(readers.retry_policy)
-    lease: float = _setting(duration())
-    batch_size: int = _setting(integer(1, MAX_BATCH_SIZE))
-    batch_bytes: int = _setting(integer(1))
-    dead_retention: float | None = _setting(optional(duration()))
-    ordered: bool = _setting(flag, False)
-    key_order: Literal["commit"] | None = _setting(optional(one_of("commit")), None)
-    on_dead_head: Literal["block", "skip"] = _setting(one_of("block", "skip"), "block")
-    backoff: QueueBackoff | None = _setting(_queue_backoff, None)
-    max_in_flight: int | None = _setting(optional(integer(0)), None)
-    max_backlog: int | None = _setting(optional(integer(1)), None)
-    warn_depth: int = _setting(integer(0), 1000)
-    warn_every: float = _setting(duration(), 6 * 3600.0)
-    history: float | None = _setting(optional(duration()), None)
-    history_payload: bool = _setting(flag, False)
+    retry: RetryPolicy = option(readers.retry_policy)
+    lease: float = option(duration())
+    batch_size: int = option(integer(1, MAX_BATCH_SIZE))
+    batch_bytes: int = option(integer(1))
+    dead_retention: float | None = option(optional(duration()))
+    ordered: bool = option(flag, False)
+    key_order: Literal["commit"] | None = option(optional(one_of("commit")), None)
+    on_dead_head: Literal["block", "skip"] = option(one_of("block", "skip"), "block")
+    backoff: QueueBackoff | None = option(_queue_backoff, None)
+    max_in_flight: int | None = option(optional(integer(0)), None)
+    max_backlog: int | None = option(optional(integer(1)), None)
+    warn_depth: int = option(integer(0), 1000)
+    warn_every: float = option(duration(), 6 * 3600.0)
+    history: float | None = option(optional(duration()), None)
+    history_payload: bool = option(flag, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """`DJANGO_MQ`, checked: each setting in lower case, durations in seconds."""
 
-    database: str | None = _setting(optional(readers.text), None)
-    default_queue: str = _setting(readers.name, "default")
-    require_atomic: bool = _setting(flag, True)
-    wakeup: str = _setting(readers.text, "notify")
-    poll_interval: float = _setting(duration(), 1.0)
-    lease: float = _setting(duration(), 30.0)
-    batch_size: int = _setting(integer(1, MAX_BATCH_SIZE), 100)
-    batch_bytes: int = _setting(integer(1), 4 * 1024 * 1024)
-    slice_seconds: float = _setting(duration(), 0.1)
-    processes: int = _setting(integer(1, MAX_PROCESSES), 1)
-    threads: int = _setting(integer(1, MAX_THREADS), 1)
-    async_slots: int = _setting(integer(1, MAX_ASYNC_SLOTS), 100)
-    timeout: float = _setting(duration(), 300.0)
-    retry: RetryPolicy = _setting(readers.retry_policy, make=RetryPolicy)
-    retry_floor: float = _setting(duration(zero=True), 0.1)
-    drain_seconds: float = _setting(duration(zero=True), 30.0)
-    max_rss: int | None = _setting(optional(integer(1)), None)
-    health_port: int | None = _setting(optional(integer(1, 65535)), None)
-    max_payload_bytes: int = _setting(integer(2), 1024 * 1024)
-    max_metadata_bytes: int = _setting(integer(2), 16 * 1024)
-    max_depth: int = _setting(integer(1, MAX_NESTING), 64)
-    max_delay: float = _setting(duration(), 366 * DAY)
-    max_hops: int = _setting(integer(1), 100)
-    hold_for: float = _setting(duration(zero=True), DAY)
-    result_retention: float | None = _setting(optional(duration()), DAY)
-    attempt_retention: float | None = _setting(optional(duration()), 30 * DAY)
-    dead_retention: float | None = _setting(optional(duration()), None)
-    encoder: str = _setting(readers.text, "django.core.serializers.json.DjangoJSONEncoder")
-    redact: re.Pattern[str] | None = _setting(optional(readers.pattern), make=_hidden_settings)
-    log_error_texts: bool = _setting(flag, False)
-    admin: bool = _setting(flag, True)
-    queues: Mapping[str, QueueOptions] = _setting(readers.mapping, make=dict)
-    relays: Mapping[str, Destination] = _setting(readers.mapping, make=dict)
-    inboxes: Mapping[str, Inbox] = _setting(readers.mapping, make=dict)
+    database: str | None = option(optional(readers.text), None)
+    default_queue: str = option(readers.name, "default")
+    require_atomic: bool = option(flag, True)
+    wakeup: str = option(readers.text, "notify")
+    poll_interval: float = option(duration(), 1.0)
+    lease: float = option(duration(), 30.0)
+    batch_size: int = option(integer(1, MAX_BATCH_SIZE), 100)
+    batch_bytes: int = option(integer(1), 4 * 1024 * 1024)
+    slice_seconds: float = option(duration(), 0.1)
+    processes: int = option(integer(1, MAX_PROCESSES), 1)
+    threads: int = option(integer(1, MAX_THREADS), 1)
+    async_slots: int = option(integer(1, MAX_ASYNC_SLOTS), 100)
+    timeout: float = option(duration(), 300.0)
+    retry: RetryPolicy = option(readers.retry_policy, make=RetryPolicy)
+    retry_floor: float = option(duration(zero=True), 0.1)
+    drain_seconds: float = option(duration(zero=True), 30.0)
+    max_rss: int | None = option(optional(integer(1)), None)
+    health_port: int | None = option(optional(integer(1, 65535)), None)
+    max_payload_bytes: int = option(integer(2), 1024 * 1024)
+    max_metadata_bytes: int = option(integer(2), 16 * 1024)
+    max_depth: int = option(integer(1, MAX_NESTING), 64)
+    max_delay: float = option(duration(), 366 * DAY)
+    max_hops: int = option(integer(1), 100)
+    hold_for: float = option(duration(zero=True), DAY)
+    result_retention: float | None = option(optional(duration()), DAY)
+    attempt_retention: float | None = option(optional(duration()), 30 * DAY)
+    dead_retention: float | None = option(optional(duration()), None)
+    encoder: str = option(readers.text, "django.core.serializers.json.DjangoJSONEncoder")
+    redact: re.Pattern[str] | None = option(optional(readers.pattern), make=_hidden_settings)
+    log_error_texts: bool = option(flag, False)
+    admin: bool = option(flag, True)
+    queues: Mapping[str, QueueOptions] = option(readers.mapping, make=dict)
+    relays: Mapping[str, Destination] = option(readers.mapping, make=dict)
+    inboxes: Mapping[str, Inbox] = option(readers.mapping, make=dict)
     #: The options of a queue that `queues` does not list.
     unlisted: QueueOptions
 

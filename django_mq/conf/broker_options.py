@@ -32,11 +32,6 @@ def missing_package(kind: str) -> str:
     return f"it needs the package {package}: pip install 'django-mq[{kind}]'"
 
 
-def option(read: Reader, default: Any = MISSING, *, make: Any = MISSING) -> Any:
-    """Return the field of an option."""
-    return field(default=default, default_factory=make, metadata={"read": read})
-
-
 def secret_option(read: Reader, default: Any = MISSING, *, make: Any = MISSING) -> Any:
     """Return an option whose value may have a password: no repr and no error shows it."""
 

@@ -11,12 +11,11 @@ from typing import Any
 from django_mq.conf import readers
 from django_mq.conf.broker_options import (
     configuration,
-    option,
     read_all,
     secret_option,
     url_of,
 )
-from django_mq.conf.readers import SettingError, duration, integer, optional
+from django_mq.conf.readers import SettingError, duration, integer, option, optional
 
 WEEK = 7 * 86400.0
 

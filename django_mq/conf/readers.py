@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,11 @@ from django_mq.policy.names import RULE, check_name
 from django_mq.values import as_seconds, short_repr
 
 Reader = Callable[[Any], Any]
+
+
+def option(read: Reader, default: Any = MISSING, *, make: Any = MISSING) -> Any:
+    """Return a dataclass field whose value `read_fields()` takes from `read`."""
+    return field(default=default, default_factory=make, metadata={"read": read})
 
 
 class SecretValueError(ValueError):

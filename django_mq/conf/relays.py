@@ -11,14 +11,13 @@ from typing import Any, Literal
 from django_mq.conf import broker_options, readers
 from django_mq.conf.broker_options import (
     configuration,
-    option,
     read_all,
     secret_option,
     signing_keys,
     text_or_empty,
     url_of,
 )
-from django_mq.conf.readers import SettingError, duration, flag, integer, one_of, optional
+from django_mq.conf.readers import SettingError, duration, flag, integer, one_of, option, optional
 
 Envelope = Literal["binary", "structured", "raw"]
 #: In the name of a topic, subject, stream or routing key, this stands for the message's type.

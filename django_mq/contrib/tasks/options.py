@@ -1,18 +1,18 @@
 """The OPTIONS of a backend and of a task, checked; and those that a task's message carries."""
-# ruff: noqa: RUF009  (`_option` is `dataclasses.field`)
+# ruff: noqa: RUF009  (`readers.option` is `dataclasses.field`)
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from inspect import iscoroutinefunction
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_mq.conf import get_settings
+from django_mq.conf import get_settings, readers
 from django_mq.conf.local_time import aware
 from django_mq.conf.readers import (
     SettingError,
@@ -54,19 +54,15 @@ def _stored_policy(value: object) -> RetryPolicy:
     return policy
 
 
-def _option(read: Any, default: Any) -> Any:
-    return field(default=default, metadata={"read": read})
-
-
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
     """The OPTIONS of a backend; `timeout` and `result_retention` are seconds."""
 
-    database: str | None = _option(optional(text), None)
-    retry: RetryPolicy = _option(_stored_policy, NEVER)
-    timeout: float | None = _option(optional(duration()), None)
-    result_retention: float | None = _option(optional(duration()), None)
-    modules: tuple[str, ...] = _option(_modules, ())
+    database: str | None = readers.option(optional(text), None)
+    retry: RetryPolicy = readers.option(_stored_policy, NEVER)
+    timeout: float | None = readers.option(optional(duration()), None)
+    result_retention: float | None = readers.option(optional(duration()), None)
+    modules: tuple[str, ...] = readers.option(_modules, ())
 
 
 def backend_options(alias: str, raw: object) -> tuple[BackendOptions, list[SettingError]]:
