@@ -1,4 +1,4 @@
-"""The filters of the list of messages as a value: from the URL, and in words."""
+"""The filters in the URL of the list of messages, as a value."""
 
 from __future__ import annotations
 

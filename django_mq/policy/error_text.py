@@ -219,7 +219,7 @@ def _related(error: BaseException) -> Iterator[tuple[str, BaseException]]:
         if cause is not None:
             before, heading = cause, "\nThe above exception was the direct cause of this one:\n\n"
         elif context is not None and not _get_suppressed(oldest):
-            before, heading = context, "\nWhile handling the above exception came this one:\n\n"
+            before, heading = context, "\nThis one was raised while the above was handled:\n\n"
         else:
             break
         if id(before) in seen:

@@ -17,8 +17,8 @@ class HandlerTimings:
     After a `failed` attempt the message was `retried` or is dead; `dead` also counts messages that
     died without an attempt (expired, or held for too long). `waited`: from the due time to the
     claim, for first attempts only. `ran`: the time in the handler; a batch counts once per message.
-    Both are None without data. `last_at`: when the last of these messages
-    was claimed, by the database's clock.
+    Both are None without data. `last_at`: when the last of these messages was claimed, by the
+    database's clock.
     """
 
     handler: str

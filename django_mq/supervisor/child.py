@@ -192,10 +192,10 @@ def describe_exit(status: int) -> str:
 def listed(ids: list[int]) -> str:
     """Return the ids of messages for a log line.
 
-    >>> listed([7, 9]), listed([])
-    ('message 7, 9', 'nothing')
+    >>> listed([7]), listed([7, 9]), listed([])
+    ('message 7', 'messages 7, 9', 'nothing')
     """
     if not ids:
         return "nothing"
     more = ", ..." if len(ids) > MAX_IDS else ""
-    return f"message {', '.join(map(str, ids[:MAX_IDS]))}{more}"
+    return f"message{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids[:MAX_IDS]))}{more}"

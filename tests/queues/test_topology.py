@@ -99,7 +99,7 @@ def test_types_of_held_messages_stay_among_many_others(monkeypatch: pytest.Monke
     assert found == {**held, "shop.placed": False}
     assert {each.type for each in queues.topology().unheard} == set(held)
     assert {each.type for each in queues.topology(only={"other"}).types} == set()
-    assert ["due.next", "0,", "held", "nobody", "-"] in [
+    assert ["due.next", "0,", "held", "none", "-"] in [
         line.split() for line in run("mq_routes").splitlines()
     ]
 
@@ -116,7 +116,7 @@ def test_the_command_without_a_type() -> None:
     add(type="nobody.hears")
     beat(timings={"mails": tally(acked=2, last_at=timezone.now())})
     lines = [line.split() for line in run("mq_routes").splitlines()]
-    assert ["nobody.hears", "1", "nobody", "-"] in lines
+    assert ["nobody.hears", "1", "none", "-"] in lines
     assert ["shop.placed", "0", "audits", "audit"] in lines
     text = run("mq_routes")
     assert "Handlers that take none of these types: odds (odd.#)\n" in text

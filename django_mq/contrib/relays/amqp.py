@@ -174,7 +174,7 @@ class Publisher:
                 answer.set_result(error)
 
     def end(self, error: BaseException) -> None:
-        """Answer what waits: the channel is closed, or the connection lost."""
+        """Answer the messages that wait: the channel is closed, or the connection lost."""
         waiting, self._waiting = list(self._waiting.values()), {}
         for _, answer in waiting:
             if not answer.done():

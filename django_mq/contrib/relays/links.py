@@ -55,7 +55,7 @@ class Source(Protocol):
         """
 
     def close(self) -> None:
-        """Close the connection, whatever its state; what is not acked will come again."""
+        """Close the connection, whatever its state; messages that were not acked come again."""
 
 
 class Kind(NamedTuple):

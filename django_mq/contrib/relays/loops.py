@@ -21,7 +21,7 @@ class ClientLoop:
         return self.loop.run_until_complete(asyncio.wait_for(coroutine, self._seconds))
 
     def close(self) -> None:
-        """End what still runs, and the loop."""
+        """Cancel the tasks that still run, and close the loop."""
         self.loop.run_until_complete(_end_others())
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()

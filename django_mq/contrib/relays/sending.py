@@ -80,7 +80,7 @@ class Relay:
         *,
         together: bool,
     ) -> None:
-        """Publish what waits; remove each message that has its answer, and note failed keys."""
+        """Publish the waiting messages; remove each that has its answer, and note failed keys."""
         for wave in waves([message for message, _ in waiting.values()], together=together):
             sent = [each for each in wave if each.key not in failed]
             for message, error in link.send(sent) if sent else ():

@@ -91,7 +91,7 @@ class Command(OperatorCommand):
             (
                 each.type,
                 f"{each.messages}, held" if each.held else each.messages,
-                name or "nobody",
+                name or "none",
                 ", ".join(of[name].queues) if name else "-",
             )
             for each in found.types
