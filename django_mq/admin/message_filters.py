@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime
-from typing import Any
+from typing import Any, NoReturn
 
 from django.http import QueryDict
 
@@ -65,7 +65,7 @@ def filter_of(query: QueryDict, allowed: Collection[str] | None, *, private: boo
             continue
         more = _conditions(name, text, now, private=private)
         if more.keys() & found.keys():
-            _no(name)
+            _refuse(name)
         found |= more
     if allowed is not None:
         queues = found.get("queues", allowed)
@@ -77,11 +77,11 @@ def _conditions(name: str, text: str, now: datetime, *, private: bool) -> dict[s
     """Return the conditions that one parameter sets, as the list reads it."""
     column = name.removesuffix("__exact")
     if name != column and column in INEXACT:
-        return _no(name)  # type: ignore[no-any-return]
+        return _refuse(name)
     if column in TEXTS and text:
         return {TEXTS[column]: text}
     if column in IDS:
-        return {column: id_of(text.strip()) or _no(name)}
+        return {column: id_of(text.strip()) or _refuse(name)}
     if name in MOMENTS:
         return {MOMENTS[name]: read_moment(text, now)}
     if column == "priority":
@@ -94,10 +94,10 @@ def _conditions(name: str, text: str, now: datetime, *, private: bool) -> dict[s
         return {"heads": True}
     if name == "q":
         return _search(text, private=private)
-    return _no(name)  # type: ignore[no-any-return]
+    return _refuse(name)
 
 
-def _no(name: str) -> Any:
+def _refuse(name: str) -> NoReturn:
     raise ValueError(f"the filter {name!r} cannot be carried over to an operation")
 
 
@@ -106,5 +106,5 @@ def _search(text: str, *, private: bool) -> dict[str, Any]:
     if path is None:
         return {"search": text}
     if not private or path.is_secret:
-        return _no("q")  # type: ignore[no-any-return]
+        return _refuse("q")
     return {"path": (path.column, *path.path), "at_path": path.value}
