@@ -11,16 +11,22 @@ from django_mq.store import LOCK_SKIPPING, Cursor, fence_columns, fenced, litera
 from django_mq.store.limits import Limits, begin
 from django_mq.store.queue_names import CHORES_ROW
 
-# SKIP LOCKED: a row needs no lease while its own slice has it locked.
-RENEW = f"""
+
+def _extend(lock: str, *, returning: str) -> str:
+    """Return the statement that extends leases; `lock` is the locking clause for their rows."""
+    return f"""
 update django_mq_queuedmessage
    set leased_until = greatest(
            leased_until, statement_timestamp() + make_interval(secs => %(lease)s))
  where id = any(array(
     select m.id
-      from {fenced(last=LOCK_SKIPPING)}))
-returning id
+      from {fenced(last=lock)}))
+returning {returning}
 """
+
+
+# SKIP LOCKED: a row needs no lease while its own slice has it locked.
+RENEW = _extend(LOCK_SKIPPING, returning="id")
 
 
 def renew(cursor: Cursor, fences: Sequence[Fence], *, lease: float) -> set[int]:
@@ -32,21 +38,13 @@ def renew(cursor: Cursor, fences: Sequence[Fence], *, lease: float) -> set[int]:
     return {row[0] for row in cursor.fetchall()}
 
 
-def _start(lock: str) -> str:
-    return f"""
-update django_mq_queuedmessage
-   set leased_until = greatest(
-           leased_until, statement_timestamp() + make_interval(secs => %(lease)s))
- where id = any(array(
-    select m.id
-      from {fenced(last=lock)}))
-returning id, coalesce(expires_at <= statement_timestamp(), false)
-"""
-
+_EXPIRED = "coalesce(expires_at <= statement_timestamp(), false)"
 
 # These messages run outside transactions, so mostly only a renewal locks them, briefly. But an
 # operator may do so for an hour, and the next messages must not wait for that.
-START, START_SKIPPING = _start("for no key update"), _start(LOCK_SKIPPING)
+START, START_SKIPPING = (
+    _extend(lock, returning=f"id, {_EXPIRED}") for lock in ("for no key update", LOCK_SKIPPING)
+)
 
 
 def start(
