@@ -40,6 +40,18 @@ MAX_MESSAGES = 1000
 FILTERS = "_changelist_filters"
 
 
+def _too_many() -> BadRequest:
+    return BadRequest(f"Select at most {MAX_MESSAGES:,} messages for one action.")
+
+
+def posted_ids(request: HttpRequest) -> list[int]:
+    """Return the posted `ids`; raises BadRequest for a text that is no id, or for too many."""
+    ids = ids_of(request.POST.get("ids", "").split(","))
+    if len(ids) > MAX_MESSAGES:
+        raise _too_many()
+    return ids
+
+
 class MessageActionsAdmin(EverythingAdmin):
     """The actions of the message list and of a message's page."""
 
@@ -102,9 +114,7 @@ class MessageActionsAdmin(EverythingAdmin):
             return HttpResponseRedirect(self.url(self.model, "changelist"))
         if not self.may(request, action):
             raise PermissionDenied
-        ids = ids_of(request.POST.get("ids", "").split(","))
-        if len(ids) > MAX_MESSAGES:
-            raise BadRequest(f"Select at most {MAX_MESSAGES:,} messages for one action.")
+        ids = posted_ids(request)
         if action.removes and "confirmed" not in request.POST:
             return self._confirm(request, action, ids)
         self._perform(request, action, ids)
@@ -139,7 +149,7 @@ class MessageActionsAdmin(EverythingAdmin):
             ids = list(queryset.order_by("pk").values_list("pk", flat=True)[: MAX_MESSAGES + 1])
         if len(ids) > MAX_MESSAGES:
             if not across:
-                raise BadRequest(f"Select at most {MAX_MESSAGES:,} messages for one action.")
+                raise _too_many()
             return HttpResponseRedirect(self.everything_url(action, request.GET, heads=heads))
         # Selected, but no longer in the list: gone, or excluded by its filter.
         chosen = () if across else request.POST.getlist(ACTION_CHECKBOX_NAME)

@@ -10,12 +10,12 @@ from django.contrib import admin
 from django.contrib import messages as notices
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE
-from django.core.exceptions import BadRequest, PermissionDenied
+from django.core.exceptions import PermissionDenied
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
 from django_mq import handlers, queues
-from django_mq.admin.actions import MAX_MESSAGES
+from django_mq.admin.actions import MAX_MESSAGES, posted_ids
 from django_mq.admin.base import ids_of, own_page
 from django_mq.admin.bounds import limited_statements, redirects_on_timeout, writing
 from django_mq.admin.chains import ChainsAdmin
@@ -69,9 +69,7 @@ class ReplayingAdmin(ChainsAdmin):
             return HttpResponseRedirect(self.url(HandledMessage, "changelist"))
         if not self.may_replay(request):
             raise PermissionDenied
-        ids = ids_of(request.POST.get("ids", "").split(","))
-        if len(ids) > MAX_MESSAGES:
-            raise BadRequest(f"Select at most {MAX_MESSAGES:,} messages for one action.")
+        ids = posted_ids(request)
         to = request.POST.get("to", "")
         if to and to not in self._recipients(request):
             raise PermissionDenied
