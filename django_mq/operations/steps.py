@@ -97,25 +97,22 @@ def end(
         state=state,
         error=one_line(error),
     )
-    report(row.id, row.action, row.user_id, progress, cursor.db.alias)
+    text = f"{row.action.replace('_', ' ').capitalize()}: {_ending(progress)}"
+    log_end(row.id, row.action, row.user_id, text, cursor.db.alias)
+    report_end(row.id, progress)
 
 
-def report(id: int, action: str, user_id: str, progress: Progress, alias: str) -> None:
-    """Log the end of an operation once, in its transaction."""
-    ending = f"{progress.state}, {progress.done:,} changed, {progress.skipped:,} skipped"
-    log_end(id, action, user_id, f"{action.replace('_', ' ').capitalize()}: {ending}", alias)
+def report_end(id: int, progress: Progress) -> None:
+    """Write the end of an operation to the log."""
     logger.log(
         logging.WARNING if progress.state == "failed" else logging.INFO,
         "operation %d: %s on all messages that matched: %s",
         id,
-        action,
-        ending,
-        extra={
-            "event": "operation_ended",
-            "operation": id,
-            "action": action,
-            "state": progress.state,
-            "done": progress.done,
-            "skipped": progress.skipped,
-        },
+        progress.action,
+        _ending(progress),
+        extra={"event": "operation_ended", "operation": id, **progress._asdict()},
     )
+
+
+def _ending(progress: Progress) -> str:
+    return f"{progress.state}, {progress.done:,} changed, {progress.skipped:,} skipped"

@@ -16,6 +16,7 @@ from django_mq.models import Operation
 from django_mq.operations.changes import CHANGES
 from django_mq.operations.filter_words import public_words
 from django_mq.operations.heads import HEAD_ACTIONS
+from django_mq.operations.steps import report_end
 from django_mq.policy.message_filter import MessageFilter
 from django_mq.policy.names import check_key, check_name
 from django_mq.queues.arguments import flag, operator_name, whole_number
@@ -179,10 +180,5 @@ def cancel_operation(id: int, *, using: str | None = None) -> bool:
         progress = store.cancel(cursor, id)
     if progress is None:
         return False
-    logger.info(
-        "operation %d: cancelled after %d changed",
-        id,
-        progress.done,
-        extra={"event": "operation_ended", "operation": id, "state": progress.state},
-    )
+    report_end(id, progress)
     return True

@@ -78,8 +78,9 @@ def dead_before(cursor: Cursor, id: int, ids: Sequence[int]) -> list[int]:
 
 
 class Progress(NamedTuple):
-    """The progress of an operation; `state` is running, or done or failed if this step ends it."""
+    """The progress of an operation; `state` is the new one, running unless this ends it."""
 
+    action: str
     state: str
     done: int
     skipped: int
@@ -93,7 +94,7 @@ update django_mq_operation
        started_at = coalesce(started_at, statement_timestamp()),
        ended_at = case when %(state)s::text <> 'running' then statement_timestamp() end
  where id = %(id)s
-returning state, done, skipped
+returning action, state, done, skipped
 """
 
 
@@ -126,7 +127,7 @@ CANCEL = f"""
 update django_mq_operation o
    set state = 'cancelled', ended_at = statement_timestamp()
  where o.id = %(id)s and {_OPEN}
-returning o.state, o.done, o.skipped
+returning o.action, o.state, o.done, o.skipped
 """
 
 

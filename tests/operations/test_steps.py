@@ -158,15 +158,23 @@ def test_each_action_does_what_it_is_for():
 
 
 @pytest.mark.django_db
-def test_a_cancelled_operation_stops_where_it_is():
+def test_a_cancelled_operation_stops_where_it_is(caplog):
     insert_all({"dead": -1} for _ in range(1500))
     made = queues.operate("discard", everything=True)
     take_step()
+    caplog.set_level("INFO", "django_mq")
     assert queues.cancel_operation(made.pk)
     assert not queues.cancel_operation(made.pk)
     assert run_all() == 0
     assert (stored(made).state, made.done) == ("cancelled", 1000)
     assert queues.operations() == [made]
+    [event] = [each for each in caplog.records if getattr(each, "event", "") == "operation_ended"]
+    assert (event.action, event.state, event.done, event.skipped) == (
+        "discard",
+        "cancelled",
+        1000,
+        0,
+    )
 
 
 @pytest.mark.django_db(transaction=True)
