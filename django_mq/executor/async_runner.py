@@ -24,7 +24,7 @@ from django_mq.executor.shared_thread import OtherThreads, SharedThread
 from django_mq.executor.tasks import Task, has_expired, may_start_unlocked
 from django_mq.executor.watchdog import Link
 from django_mq.messages import Fence, set_current
-from django_mq.policy.outcomes import AttemptEnded, TimedOut, was_stopped
+from django_mq.policy.outcomes import AttemptEnded, cut_short
 from django_mq.policy.stack import Frame, awaited_by, raised_from
 from django_mq.signals import is_observed, log_failure, message_started
 
@@ -258,7 +258,7 @@ class AsyncRunner(threading.Thread):
             if issubclass(kind, asyncio.CancelledError | GeneratorExit) and self._cancelling:
                 raise  # ended by the drain, not by the handler itself
             late = issubclass(kind, TimeoutError) and limit.expired()
-            error = self._ended(tasks, raised) if late else raised
+            error = self._late_error(tasks, raised) if late else raised
             if late:  # its blocking call goes on: the supervisor ends the process if that lasts
                 await self._thread.wait_for_calls(call.deliveries[0])
         error = await own_cancel() or error
@@ -269,10 +269,10 @@ class AsyncRunner(threading.Thread):
         self._thread.tidy_up(call.deliveries[0])
         return call.end(self._context.failure_end, result, error, seconds)
 
-    def _ended(self, tasks: list[Task], raised: BaseException) -> AttemptEnded:
+    def _late_error(self, tasks: list[Task], raised: BaseException) -> AttemptEnded:
         """Return the error of a call cancelled by its limit, with the place where it waited."""
-        stopped = [self._stopped[id] for task in tasks if (id := task.delivery.id) in self._stopped]
-        error = was_stopped(stopped[0]) if stopped else TimedOut("the handler ran past its timeout")
+        stopped = (self._stopped[id] for task in tasks if (id := task.delivery.id) in self._stopped)
+        error = cut_short(next(stopped, None))
         error.stack = raised_from(raised.__cause__ or raised)
         return error
 

@@ -40,12 +40,14 @@ class WorkerLost(AttemptEnded):
     """The worker's process died, or was lost, while the handler ran."""
 
 
-def was_stopped(by: str) -> Stopped:
-    """Return the error of an attempt that an operator stopped.
+def cut_short(by: str | None) -> AttemptEnded:
+    """Return the error of an attempt that was stopped `by` an operator, or (None) at its timeout.
 
-    >>> str(was_stopped("ana")), str(was_stopped(""))
-    ('stopped by ana', 'stopped by an operator')
+    >>> str(cut_short("ana")), str(cut_short("")), str(cut_short(None))
+    ('stopped by ana', 'stopped by an operator', 'the handler ran past its timeout')
     """
+    if by is None:
+        return TimedOut("the handler ran past its timeout")
     return Stopped(f"stopped by {by or 'an operator'}")
 
 

@@ -15,7 +15,7 @@ from time import monotonic
 
 from django_mq.executor.scoreboard import Entry, MonitoredPart, Scoreboard
 from django_mq.messages import Fence
-from django_mq.policy.outcomes import was_stopped
+from django_mq.policy.outcomes import cut_short
 from django_mq.policy.stack import running_in
 from django_mq.supervisor.child import FAILED, FIGURES, GAVE_UP, GOODBYE, ORDER, STOP, TOLD, encode
 from django_mq.supervisor.send_buffer import SendBuffer
@@ -201,7 +201,7 @@ class ProcessSlot:
                 logging.WARNING if stopped else logging.ERROR,
                 "message %s %s: ending process %s",
                 fence.id,
-                str(was_stopped(self.stopped[fence][0])) if stopped else "ran past its timeout",
+                str(cut_short(self.stopped[fence][0])) if stopped else "ran past its timeout",
                 self.pid,
                 extra={
                     "event": "handler_stopped" if stopped else "handler_timed_out",

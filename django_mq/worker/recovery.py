@@ -17,7 +17,7 @@ from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link
 from django_mq.messages import ClaimedRow, Delivery, Fence
 from django_mq.policy.backoff import RetryPolicy
-from django_mq.policy.outcomes import AttemptEnded, TimedOut, WorkerLost, was_stopped
+from django_mq.policy.outcomes import AttemptEnded, WorkerLost, cut_short
 from django_mq.policy.stack import Frame
 from django_mq.signals import log_failure
 from django_mq.store import leases, notify, ordered_queues, queue_backoff, recover, settle
@@ -203,9 +203,7 @@ class Recovery:
 
 
 def _timed_out(dead: DeadWorker, id: int) -> AttemptEnded:
-    error: AttemptEnded
-    by = dead.stopped.get(id)
-    error = TimedOut("the handler ran past its timeout") if by is None else was_stopped(by)
+    error = cut_short(dead.stopped.get(id))
     error.stack = dead.stacks.get(id, ())
     return error
 
