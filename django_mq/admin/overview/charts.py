@@ -204,7 +204,7 @@ def _hits(
             for each in series
             if (value := each.values[n]) is not None
         ]
-        text = f"{clock(at, figures)}: {', '.join(words) or 'no data'}"
+        text = f"{step_time(at, figures)}: {', '.join(words) or 'no data'}"
         found.append({"x": round(n * width, 1), "width": round(width, 1), "text": text})
     return found
 
@@ -212,10 +212,10 @@ def _hits(
 def times(figures: Figures) -> list[str]:
     """Return the labels of the time axis: its beginning, its middle, and now."""
     ats = list(figures.steps)
-    return [clock(ats[0], figures), clock(ats[len(ats) // 2], figures), "now"]
+    return [step_time(ats[0], figures), step_time(ats[len(ats) // 2], figures), "now"]
 
 
-def clock(at: datetime, figures: Figures) -> str:
+def step_time(at: datetime, figures: Figures) -> str:
     """Return the start of a step, in the current time zone: the time, with the day in a week."""
     shown = local(at)
     day = f"{date_format(shown, 'D')} " if figures.span != "hour" else ""

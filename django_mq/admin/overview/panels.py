@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from django_mq import queues
-from django_mq.admin.overview.charts import clock
+from django_mq.admin.overview.charts import step_time
 from django_mq.admin.queue_rows import COLUMNS, QueueRow
 from django_mq.admin.state_counts import summed
 from django_mq.admin.texts import excerpt
@@ -133,7 +133,7 @@ def step_rows(figures: queues.Figures) -> list[dict[str, Any]]:
         if any(counts):
             texts = [f"{count:,}" for count in counts]
             row = {
-                "at": clock(at, figures),
+                "at": step_time(at, figures),
                 "labelled": list(zip(STEP_LABELS, texts, strict=True)),
                 "latencies": [_percentiles(each.waited), _percentiles(each.ran)],
             }
