@@ -31,6 +31,7 @@ from django_mq.admin.message_actions import (
 )
 from django_mq.admin.texts import batch_note
 from django_mq.models import QueuedMessage, QueueState
+from django_mq.policy.rounding import message_count
 from django_mq.queues.stalled import standings
 from django_mq.states import MessageState
 
@@ -228,7 +229,7 @@ class MessageActionsAdmin(EverythingAdmin):
 
     def _report(self, request: HttpRequest, action: MessageAction, done: int, skipped: int) -> None:
         if done:
-            text = f"{action.label}: {done:,} message{'' if done == 1 else 's'}."
+            text = f"{action.label}: {message_count(done)}."
             self.message_user(request, text, notices.SUCCESS)
         if skipped:
             subject = "message was" if skipped == 1 else "messages were"

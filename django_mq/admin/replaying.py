@@ -23,6 +23,7 @@ from django_mq.admin.texts import batch_note
 from django_mq.conf import get_settings
 from django_mq.exceptions import MQError
 from django_mq.models import HandledMessage
+from django_mq.policy.rounding import message_count
 
 
 class ReplayingAdmin(ChainsAdmin):
@@ -123,9 +124,8 @@ class ReplayingAdmin(ChainsAdmin):
                 note = f"Replayed to {to or 'its own handler'}{batch_note(len(done.ids))}."
                 self.log(request, [rows[id] for id in done.ids], CHANGE, note)
         if count := len(rows):
-            text = f"{count:,} message{'' if count == 1 else 's'} replayed."
+            text = f"{message_count(count)} replayed."
             self.message_user(request, text, notices.SUCCESS)
         if missing := len(ids) - count:
-            subject = f"{missing:,} message{'' if missing == 1 else 's'}"
-            text = f"{subject} skipped: no longer in the history."
+            text = f"{message_count(missing)} skipped: no longer in the history."
             self.message_user(request, text, notices.WARNING)

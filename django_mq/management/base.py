@@ -25,6 +25,7 @@ from django_mq.management.output import as_json
 from django_mq.management.serving import unknown_queue_warning
 from django_mq.policy.error_text import one_line
 from django_mq.policy.names import check_name
+from django_mq.policy.rounding import message_count
 from django_mq.queues import Changed
 from django_mq.queues.doctor.schema import unapplied_migrations
 from django_mq.supervisor.output import discard
@@ -183,7 +184,7 @@ class OperatorCommand(BaseCommand):
             self.stdout.write(as_json(answer))
             return
         skipped = f", skipped {changed.skipped:,} ({self.skipped})" if changed.skipped else ""
-        self.stdout.write(f"{verb} {count(len(changed.ids))}{skipped}.")
+        self.stdout.write(f"{verb} {message_count(len(changed.ids))}{skipped}.")
 
     def change(
         self,
@@ -267,15 +268,6 @@ def missing_migrations(connection: BaseDatabaseWrapper) -> str:
     except DatabaseError:
         return ". Migrations may be missing: run manage.py migrate"
     return ""
-
-
-def count(n: int) -> str:
-    """Return the number `n` with its noun.
-
-    >>> count(1), count(1200)
-    ('1 message', '1,200 messages')
-    """
-    return f"{n:,} message{'' if n == 1 else 's'}"
 
 
 def add_queue(parser: CommandParser) -> None:

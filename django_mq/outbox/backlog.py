@@ -12,6 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.exceptions import BroadcastBusy
 from django_mq.outbox.blocks import commits_by_hand
+from django_mq.policy.rounding import message_count
 from django_mq.store.backlog import count_unblocked
 from django_mq.store.rows import NewRow
 
@@ -69,7 +70,7 @@ def _admit(connection: BaseDatabaseWrapper, queue: str, limit: int, more: int) -
         known = _counts[connection.alias, queue] = _count(connection, queue, limit, last)
     if known.waiting + known.added + more > limit:
         count = known.waiting + known.added
-        waiting = f"{count:,} message{'' if count == 1 else 's'}"
+        waiting = message_count(count)
         if known.waiting >= limit:  # the count stops there
             waiting = f"{count:,} or more messages"
         raise BroadcastBusy(

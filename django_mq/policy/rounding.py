@@ -1,6 +1,15 @@
-"""Counts that stopped at a limit, and the estimates that stand in for the rest."""
+"""Counts as text: with their noun, or with an estimate where they stopped at a limit."""
 
 from __future__ import annotations
+
+
+def message_count(n: int) -> str:
+    """Return the number `n` with its noun.
+
+    >>> message_count(1), message_count(1200)
+    ('1 message', '1,200 messages')
+    """
+    return f"{n:,} message{'' if n == 1 else 's'}"
 
 
 def round_estimate(count: int) -> int:

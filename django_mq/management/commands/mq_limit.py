@@ -8,9 +8,10 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq import queues
-from django_mq.management.base import OperatorCommand, add_queue_options, count
+from django_mq.management.base import OperatorCommand, add_queue_options
 from django_mq.management.output import as_json
 from django_mq.policy.error_text import one_line
+from django_mq.policy.rounding import message_count
 from django_mq.queues.decisions import MAX_IN_FLIGHT
 
 
@@ -32,7 +33,7 @@ class Command(OperatorCommand):
         queue, wanted, dry_run = options["queue"], options["max_in_flight"], options["dry_run"]
         self.must_be_known(database=database, **options)
         limit = queues.limit(queue, wanted, dry_run=True, using=database)
-        words = "no limit" if limit is None else f"at most {count(limit)} in flight"
+        words = "no limit" if limit is None else f"at most {message_count(limit)} in flight"
         if not dry_run:
             self.agree(f"Set the limit of queue {queue}: {words}?", **options)
             limit = queues.limit(queue, wanted, using=database)

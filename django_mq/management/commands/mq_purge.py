@@ -9,13 +9,14 @@ from django.core.management.base import CommandParser
 
 from django_mq import queues
 from django_mq.management.arguments import duration
-from django_mq.management.base import OperatorCommand, count
+from django_mq.management.base import OperatorCommand
 from django_mq.management.selection import (
     SELECTION,
     add_selection,
     check_selection,
     notes_on_others,
 )
+from django_mq.policy.rounding import message_count
 
 
 class Command(OperatorCommand):
@@ -47,7 +48,7 @@ class Command(OperatorCommand):
         elif not found:
             self.warn_of_unknown(database=database, **options)
         what = "messages, including waiting ones" if chosen["waiting"] else "dead letters"
-        question = f"Remove {count(len(found.ids))} ({what}) permanently?"
+        question = f"Remove {message_count(len(found.ids))} ({what}) permanently?"
         if chosen["ids"] is None:
             chosen["limit"] = len(found.ids)  # leave out messages that died since the question
         act = partial(queues.purge, using=database, **chosen)

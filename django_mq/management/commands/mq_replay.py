@@ -8,8 +8,9 @@ from django.core.management.base import CommandParser
 
 from django_mq import queues
 from django_mq.management.arguments import moment_or_ago, past_moment_or_ago, wrong_arguments
-from django_mq.management.base import OperatorCommand, count
+from django_mq.management.base import OperatorCommand
 from django_mq.management.selection import add_common_selection
+from django_mq.policy.rounding import message_count
 from django_mq.queues import Changed
 
 #: The options that select messages.
@@ -57,7 +58,7 @@ class Command(OperatorCommand):
         if not found:
             self.warn_of_unknown(database=database, **options)
         where = f" to {chosen['to']}" if chosen["to"] else ""
-        question = f"Broadcast {count(len(found.ids))} again{where}?"
+        question = f"Broadcast {message_count(len(found.ids))} again{where}?"
 
         def act() -> Changed:
             # The ids counted in the question: more messages may have been handled since.

@@ -8,13 +8,14 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq import queues
-from django_mq.management.base import OperatorCommand, count
+from django_mq.management.base import OperatorCommand
 from django_mq.management.selection import (
     SELECTION,
     add_selection,
     check_selection,
     notes_on_others,
 )
+from django_mq.policy.rounding import message_count
 
 
 class Command(OperatorCommand):
@@ -43,7 +44,7 @@ class Command(OperatorCommand):
             self.note(notes_on_others(ids, found, database))
         elif not found:
             self.warn_of_unknown(database=database, **options)
-        question = f"Requeue {count(len(found.ids))}?" if ids is None else None
+        question = f"Requeue {message_count(len(found.ids))}?" if ids is None else None
         wanted = ids or found.ids
         act = partial(queues.requeue, wanted, attempts=options["attempts"], using=database)
         self.change("requeue", "requeued", question, found, act, **options)

@@ -10,8 +10,9 @@ from django.core.management.base import CommandParser
 from django_mq import queues
 from django_mq.conf import alias_of
 from django_mq.management.arguments import login, message_id
-from django_mq.management.base import Declined, OperatorCommand, count
+from django_mq.management.base import Declined, OperatorCommand
 from django_mq.models import QueuedMessage
+from django_mq.policy.rounding import message_count
 from django_mq.queues import Changed
 
 NEIGHBOURS = (
@@ -36,7 +37,7 @@ class Command(OperatorCommand):
         if not _are_in_flight(ids, database):
             self._report(Changed((), len(set(ids))), options)
             return
-        question = f"Stop {count(len(set(ids)))}? The attempt fails. {NEIGHBOURS}"
+        question = f"Stop {message_count(len(set(ids)))}? The attempt fails. {NEIGHBOURS}"
         if not self.confirm(question, **options):
             raise Declined
         asked = queues.stop(ids, by=login() if by is None else by, using=database)
@@ -46,7 +47,7 @@ class Command(OperatorCommand):
         if options["json"]:
             self.report("", asked, dry_run=False, **options)
         elif asked:
-            self.stdout.write(f"Asked the workers to stop {count(len(asked.ids))}.")
+            self.stdout.write(f"Asked the workers to stop {message_count(len(asked.ids))}.")
         else:
             self.stdout.write("No live worker has any of these messages: there is nothing to stop.")
 
