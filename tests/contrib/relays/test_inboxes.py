@@ -17,7 +17,7 @@ from django_mq.conf import get_settings
 from django_mq.contrib.relays import consumer as consumer_module
 from django_mq.contrib.relays import redis_inbox
 from django_mq.contrib.relays.consumer import Consumer
-from django_mq.contrib.relays.incoming import Incoming
+from django_mq.contrib.relays.incoming import Incoming, Undecodable, decoded
 from django_mq.contrib.relays.links import BrokerAway, open_source
 from django_mq.models import QueuedMessage, UniqueKey
 from django_mq.testing import drain
@@ -340,6 +340,23 @@ def test_odd_messages_are_dead_letters_and_harm_no_other(
     dead = QueuedMessage.objects.get(dead_at__isnull=False)
     assert reason in dead.dead_reason
     assert QueuedMessage.objects.get(dead_at=None).unique_id == "crm:2"
+
+
+def test_kafka_a_record_whose_headers_cannot_be_read_is_a_dead_letter() -> None:
+    """The client for Python cannot send one, so this record is made by hand."""
+    kafka_inbox = pytest.importorskip("django_mq.contrib.relays.kafka_inbox")
+
+    class Record:
+        topic, partition, offset = (staticmethod(lambda each=each: each) for each in ("t", 0, 7))
+        key, value = staticmethod(lambda: None), staticmethod(lambda: b"{}")
+
+        def headers(self) -> list[tuple[str, bytes]]:
+            return [(b"\xff".decode(), b"")]
+
+    found = kafka_inbox._incoming(Record())
+    assert (found.id, found.body, found.headers) == ("t/0/7", b"{}", {})
+    with pytest.raises(Undecodable, match="the name of a header is not UTF-8"):
+        decoded(found)
 
 
 @only_redis
