@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass
 from time import monotonic
 
 import psycopg
 from django.db.utils import InterfaceError, OperationalError
 
 from django_mq.policy.error_text import one_line
+from django_mq.policy.missing_right import is_missing_right
 from django_mq.signals import error_name
 
 logger = logging.getLogger("django_mq")
@@ -57,14 +59,36 @@ def reason_of(error: BaseException) -> str:
     return (lost and one_line(str(error), 200)) or error_name(error)
 
 
+@dataclass(slots=True)
+class _Pace:
+    """How long the threads of a process wait, and when the last wait was logged."""
+
+    wait: float = RECONNECT_WAIT
+    logged_at: float = float("-inf")
+
+    def next(self, now: float) -> tuple[float, bool]:
+        """Return the seconds to wait, and whether to log that: once per wait, which then doubles.
+
+        >>> pace = _Pace()
+        >>> pace.next(0.0), pace.next(0.3), pace.next(0.5)
+        ((0.25, True), (0.5, False), (0.5, True))
+        """
+        wait, due = self.wait, now - self.logged_at >= self.wait
+        if due:
+            self.logged_at = now
+            self.wait = min(wait * 2, MAX_RECONNECT_WAIT)
+        return wait, due
+
+
 class Outage:
     """The outage of a process: its threads wait here for a lost database, with one log line."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
         self._lock = threading.Lock()
-        self._wait = RECONNECT_WAIT
-        self._said_at = float("-inf")
+        self._pace = _Pace()
+        # Other threads, which do not need the right, go on: their answers must not reset this pace.
+        self._right_pace = _Pace()
         self._lost = False
 
     def wait(self, error: BaseException, *, logged: bool = False) -> None:
@@ -75,12 +99,8 @@ class Outage:
         """
         refused = not isinstance(error, LOST) or was_refused(error)
         with self._lock:
-            wait = self._wait
-            says = monotonic() - self._said_at >= wait
-            if says:
-                self._said_at = monotonic()
-                self._lost = self._lost or not refused
-                self._wait = min(wait * 2, MAX_RECONNECT_WAIT)
+            wait, says = self._pace_of(error).next(monotonic())
+            self._lost = self._lost or (says and not refused)
         if says and not logged:  # without the lock: a log handler may block
             logger.warning(
                 "%s (%s); trying again in %.2g s",
@@ -90,6 +110,13 @@ class Outage:
                 extra={"event": "statement_refused" if refused else "database_lost"},
             )
         self._stop.wait(wait)
+
+    def _pace_of(self, error: BaseException) -> _Pace:
+        if not is_missing_right(error):
+            return self._pace
+        if monotonic() - self._right_pace.logged_at > 2 * MAX_RECONNECT_WAIT:
+            self._right_pace = _Pace()  # nothing has lacked a right for a while
+        return self._right_pace
 
     def wait_quietly(self) -> None:
         """Sleep for the first wait, or until the drain is over."""
@@ -106,9 +133,9 @@ class Outage:
 
     def end(self) -> None:
         """Note that the database has answered: the next outage begins with a short wait again."""
-        if self._wait != RECONNECT_WAIT:
+        if self._pace.wait != RECONNECT_WAIT:
             with self._lock:
-                self._wait = RECONNECT_WAIT
+                self._pace.wait = RECONNECT_WAIT
                 back, self._lost = self._lost, False
             if back:
                 logger.info("database is back", extra={"event": "database_back"})

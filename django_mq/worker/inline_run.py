@@ -31,6 +31,7 @@ from django_mq.executor.slices import SliceRunner
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Task
 from django_mq.messages import ClaimedRow, Delivery
+from django_mq.policy.missing_right import is_missing_right
 from django_mq.policy.outcomes import DeadLettered
 from django_mq.signals import is_observed, message_started
 from django_mq.store import leases, ordered_queues, poll
@@ -74,7 +75,7 @@ class InlineRun:
         self._options = ClaimOptionsCache(self._settings, batch_size=1)
         self._context = RunContext(
             alias=connection.alias,
-            outage=Outage(threading.Event()),
+            outage=_RightsRequired(threading.Event()),
             # A test does not wait: with a floor, one run would not reach the last attempt.
             policy_of=policies(self._settings, floor=0.0),
             lease_of=self._options.lease_of,
@@ -236,6 +237,15 @@ class InlineRun:
     def _cursor(self) -> psycopg.Cursor[Any]:
         self._connection.ensure_connection()
         return statement_cursor(self._connection.connection)
+
+
+class _RightsRequired(Outage):
+    """Raises the error of a missing right: while a test waits, nobody grants it."""
+
+    def wait(self, error: BaseException, *, logged: bool = False) -> None:
+        if is_missing_right(error):
+            raise error
+        super().wait(error, logged=logged)
 
 
 class _NoTimeout:

@@ -104,6 +104,28 @@ def test_a_missing_right_to_record_a_failure_is_waited_for(
     assert FailedAttempt.objects.get().message_id == message.pk
 
 
+def test_a_right_that_stays_missing_is_waited_for_ever_longer(
+    start: Start,
+    said: Said,
+    owner: psycopg.Connection[tuple[object, ...]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The worker's other statements succeed meanwhile: they do not shorten the wait."""
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+
+    add(handler="h")
+    owner.execute(f"revoke delete on django_mq_queuedmessage from {ROLE}")
+    running = start(threads=1)
+    until(lambda: "trying again in 2 s" in caplog.text)
+    assert caplog.text.count("trying again in") == 4
+    owner.execute(f"grant delete on django_mq_queuedmessage to {ROLE}")
+    said.wait("message_acked")
+    assert running.stop()
+
+
 def test_a_drain_does_not_wait_for_a_right(
     start: Start, owner: psycopg.Connection[tuple[object, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
