@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
-from django.db import connection, connections
+from django.db import ProgrammingError, connection, connections
 
 from django_mq import RetryPolicy, handler
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.testing import drain
 from tests.database import second_connection
 from tests.roles import skip_unless_able
 from tests.rows import add
@@ -124,6 +125,24 @@ def test_a_right_that_stays_missing_is_waited_for_ever_longer(
     owner.execute(f"grant delete on django_mq_queuedmessage to {ROLE}")
     said.wait("message_acked")
     assert running.stop()
+
+
+@pytest.mark.parametrize("kind", ["writes", "uses nothing", "not atomic"])
+def test_an_inline_run_raises_the_error_of_a_missing_right(
+    owner: psycopg.Connection[tuple[object, ...]], kind: str
+) -> None:
+    """Nobody grants it while a test waits."""
+
+    def h(delivery: Delivery) -> None:
+        if kind == "writes":
+            effect(delivery)
+
+    handler("#", queue="mail", name="h", atomic=kind != "not atomic")(h)
+    add(handler="h")
+    connection.close()
+    owner.execute(f"revoke delete on django_mq_queuedmessage from {ROLE}")
+    with pytest.raises((ProgrammingError, psycopg.errors.InsufficientPrivilege)):
+        drain()
 
 
 def test_a_drain_does_not_wait_for_a_right(
