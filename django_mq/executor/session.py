@@ -18,6 +18,7 @@ from django_mq.executor import created_sessions
 from django_mq.executor.connections import (
     DATABASE_ERRORS,
     drop_connection,
+    is_idle,
     reset_session,
     roll_back,
     statement_cursor,
@@ -60,6 +61,7 @@ class Session:
         self.savepoint = LazySavepoint(wrapper)
         self._ready: contextlib.ExitStack | None = None
         self._recorded: object = None
+        self._staying: object = None
         self._active_at = float("-inf")
 
     def unwatch(self) -> None:
@@ -101,17 +103,21 @@ class Session:
         """Return the driver's connection; connects if there is none."""
         if self.wrapper.connection is None:
             self.wrapper.ensure_connection()
-            self._stay_while_idle()
             self.record_activity()
         driver: psycopg.Connection[Any] = self.wrapper.connection
+        if driver is not self._staying and is_idle(driver):
+            self._stay_while_idle(driver)
         return driver
 
-    def _stay_while_idle(self) -> None:
-        """Keep the role's `idle_session_timeout` from ending the session between two messages."""
-        if not self.borrowed and may_prepare(self.wrapper):
-            driver = self.wrapper.connection
-            if simple_query(driver, STAY_WHILE_IDLE):
-                created_sessions.keep(driver, "idle_session_timeout", "0")
+    def _stay_while_idle(self, driver: psycopg.Connection[Any]) -> None:
+        """Keep the role's `idle_session_timeout` from ending the session between two messages.
+
+        A handler may have opened the session: it closed the one that it was given.
+        """
+        own_session = not self.borrowed and may_prepare(self.wrapper)
+        if own_session and simple_query(driver, STAY_WHILE_IDLE):
+            created_sessions.keep(driver, "idle_session_timeout", "0")
+        self._staying = driver
 
     def record_session(self, worker: str) -> None:
         """Add the server's session to the heartbeat of `worker`, once for each connection.

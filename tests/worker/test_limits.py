@@ -293,6 +293,35 @@ def test_a_limit_of_idle_sessions_does_not_end_those_of_handlers(
     assert TROUBLE & events(caplog) == set()
 
 
+def test_a_limit_of_idle_sessions_does_not_end_a_session_that_a_handler_opened(
+    start: Start, said: Said, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A long call may close its connection, so that Django opens another."""
+    seen: list[tuple[int, str]] = []
+
+    @handler("#", queue="mail", name="h", atomic=False)
+    def h(delivery: Delivery) -> None:
+        if not seen:
+            connection.close()
+        with connection.cursor() as cursor:
+            cursor.execute("select pg_backend_pid(), current_setting('idle_session_timeout')")
+            seen.append(cursor.fetchone())
+
+    connection.ensure_connection()  # the limit below is the worker's alone
+    with role(idle_session_timeout="400"):
+        running = start(threads=1)
+        for _ in range(2):
+            before = len(seen)
+            add(handler="h")
+            until(lambda: len(seen) > before)  # noqa: B023
+            time.sleep(0.6)
+        assert running.stop()
+        connections["default"].close()
+    assert len({pid for pid, _ in seen}) == 1, seen
+    assert seen[1][1] == "0"
+    assert TROUBLE & events(caplog) == set()
+
+
 def waits_for_a_lock(seconds: float) -> int:
     """Return the pid of a session that has waited this long for a lock on a table, or 0."""
     with second_connection() as other:
