@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import getpid
 from time import monotonic
 from typing import Any
@@ -43,7 +43,8 @@ class RedisSource(Source):
             except ResponseError as error:
                 if not str(error).startswith("BUSYGROUP"):
                     raise
-            self._forget_consumers()
+            with suppress(ResponseError):  # the user may not look
+                self._forget_consumers()
 
     def receive(self, limit: int, seconds: float) -> list[Incoming]:
         with _away():

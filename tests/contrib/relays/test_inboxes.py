@@ -384,6 +384,20 @@ def test_redis_consumers_that_are_gone_are_removed_unless_they_hold_an_entry(
 
 
 @only_redis
+def test_redis_a_user_who_may_not_see_the_consumers_consumes_all_the_same(
+    broker: RedisServer, place: str, consume: Consume
+) -> None:
+    """An access list may allow only the commands that consuming needs."""
+    import redis
+
+    allowed = ["+xgroup|create", "+xreadgroup", "+xautoclaim", "+xack"]
+    with redis.Redis.from_url(broker.url) as client:
+        client.acl_setuser("shop", True, passwords="+pw", keys="*", commands=allowed)
+    broker.publish(place, b"{}")
+    assert consume(url=broker.url.replace("://", "://shop:pw@")) == 1
+
+
+@only_redis
 def test_redis_an_entry_without_data_is_a_dead_letter(
     broker: RedisServer, place: str, consume: Consume
 ) -> None:
