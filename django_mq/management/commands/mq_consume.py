@@ -15,7 +15,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
 from django_mq.conf import get_settings
-from django_mq.contrib.relays.consumer import Consumer
+from django_mq.contrib.relays.consumer import LOOK_SECONDS, Consumer
 from django_mq.management.base import chosen_database
 from django_mq.management.logs import configure_logging
 from django_mq.supervisor import output
@@ -24,6 +24,9 @@ from django_mq.supervisor.ready import wait_ready
 from django_mq.supervisor.stop_signals import StopSignals
 
 logger = logging.getLogger("django_mq")
+
+#: Seconds after which an idle consumer has ended, unless something hangs: it finishes its look.
+IDLE_STOP_SECONDS = LOOK_SECONDS + 1.0
 
 
 class Command(BaseCommand):
@@ -53,7 +56,8 @@ class Command(BaseCommand):
         if not connections[alias].in_atomic_block:
             connections[alias].close()  # the consumer bounds the waits of its own
         consumer = Consumer(name, settings.inboxes[name], using=alias)
-        with stopped_by_signals(consumer, seconds=settings.drain_seconds):
+        seconds = max(settings.drain_seconds, IDLE_STOP_SECONDS)
+        with stopped_by_signals(consumer, seconds=seconds):
             try:
                 stored = consumer.run(until_empty=options["until_empty"])
             except ImproperlyConfigured as error:
