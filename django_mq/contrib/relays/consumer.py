@@ -31,11 +31,13 @@ from django_mq.exceptions import BroadcastBusy, MQError
 from django_mq.executor.connections import plain_connection_as
 from django_mq.executor.outage import reason_of
 from django_mq.executor.timed_link import TimedLink
+from django_mq.executor.watchdog import STALL_MARGIN
 from django_mq.messages import Message
 from django_mq.outbox import broadcast_many
 from django_mq.outbox.origin import metadata_sources
 from django_mq.policy.error_text import one_line
 from django_mq.store.insert_dead import insert_dead
+from django_mq.store.limits import Limits, set_local
 
 logger = logging.getLogger("django_mq")
 
@@ -43,7 +45,7 @@ logger = logging.getLogger("django_mq")
 LOOK_SECONDS = 1.0
 #: Seconds to wait while the broker or the database is away: the first time, and at most.
 FIRST_WAIT, LONGEST_WAIT = 0.5, 15.0
-#: Seconds that the database has to answer a statement; then the connection is replaced.
+#: Seconds that a statement may take; a connection that is silent for longer is replaced.
 ANSWER_SECONDS = 30.0
 #: Errors of a message rather than of the database.
 REFUSED = (MQError, DataError, IntegrityError, ValueError, TypeError, RecursionError)
@@ -124,7 +126,7 @@ class Consumer:
                 good.append((each, message_of(each, self.name, self.inbox)))
             except Undecodable as error:
                 bad.append((each, error))
-        with transaction.atomic(using=self.alias), marked(self.name):
+        with self._transaction(), marked(self.name):
             bad += self._broadcast(good)
             for each, refused in bad:
                 self._bury(each, refused)
@@ -132,6 +134,21 @@ class Consumer:
         if bad:
             text = f"messages stored as dead letters: {len(bad)}"
             self._log(logging.WARNING, "inbox_refused", text)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Open a transaction under limits of its own, unless the caller has opened one.
+
+        The server then ends a statement that waits for a lock: it does not notice that its client
+        has replaced the connection, so each try would leave a session behind.
+        """
+        connection = connections[self.alias]
+        own = connection.get_autocommit()
+        with transaction.atomic(using=self.alias):
+            if own:
+                with connection.cursor() as cursor:
+                    cursor.execute(set_local(Limits(ANSWER_SECONDS, ANSWER_SECONDS)))
+            yield
 
     def _broadcast(
         self, good: Sequence[tuple[Incoming, Message]]
@@ -207,4 +224,4 @@ def _bounded_connection(alias: str) -> AbstractContextManager[object]:
     """
     if connections[alias].connection is not None:
         return nullcontext()
-    return plain_connection_as(alias, TimedLink(ANSWER_SECONDS))
+    return plain_connection_as(alias, TimedLink(ANSWER_SECONDS + STALL_MARGIN))

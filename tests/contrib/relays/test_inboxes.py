@@ -31,6 +31,7 @@ from tests.contrib.relays.brokers import (
 )
 from tests.contrib.relays.conftest import deliver
 from tests.contrib.relays.test_kinds import send
+from tests.database import second_connection
 from tests.rows import the_message
 from tests.waiting import until
 from tests.worker.conftest import proxied
@@ -265,6 +266,29 @@ def test_a_database_that_hangs_is_away(
     assert the_message().type == "inbox.crm"
     assert "it waits for the database: connection stalled" in caplog.text
     assert "it consumes again" in caplog.text
+
+
+@only_redis
+def test_a_locked_table_keeps_no_session_per_try(
+    broker: Broker, place: str, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server whose statement waits for a lock does not notice that its client is gone."""
+    consume()
+    monkeypatch.setattr(consumer_module, "ANSWER_SECONDS", 0.3)
+    broker.publish(place, b"{}", id="one")
+    consumer = Consumer("crm", get_settings().inboxes["crm"])
+    tries: list[str] = []
+    monkeypatch.setattr(consumer, "_wait_for", lambda what, reason: tries.append(reason))
+    thread = threading.Thread(target=consumer.run, kwargs={"until_empty": True}, daemon=True)
+    with second_connection() as other, other.transaction():
+        other.execute("lock table django_mq_queuedmessage")
+        thread.start()
+        until(lambda: len(tries) > 2, "it tries again and again")
+        found = other.execute("select count(*) from pg_locks where not granted").fetchone()
+    assert found is not None
+    assert found[0] <= 1
+    thread.join(60)
+    assert consumer.stored == 1
 
 
 @only_redis
