@@ -100,7 +100,8 @@ class Settlement:
                 break
             except Exception as error:  # of any kind: the delivery must get an end
                 alive = self._connection.is_alive()
-                if is_missing_right(error):
+                effects = settle_effects.needing_transaction(ended)
+                if is_missing_right(error) and (careful or not effects):
                     self.outage.wait(error)
                     if self.outage.stopped():
                         return []
@@ -125,13 +126,15 @@ class Settlement:
                 )
                 if is_conflict(error) and not is_kept and conflicts <= MAX_CONFLICTS:
                     continue
-                if careful or is_kept or not settle_effects.needing_transaction(ended):
+                if careful or is_kept or not effects:
                     return self._refused(ended[0], error)
                 careful, conflicts, answers = True, 0, 0
         self.outage.end()
         return _reported_ends(ended, tried.lost)
 
-    def wait_for_right(self, ended: Sequence[Ended], error: Exception) -> None:
+    def wait_for_right(
+        self, ended: Sequence[Ended], error: Exception, *, careful: bool = False
+    ) -> None:
         """Wait while the login lacks a right that settling `ended` needs; settle nothing.
 
         Their handlers run again after it, with all effects outside the database: not before.
@@ -142,7 +145,7 @@ class Settlement:
                 cursor = self._connection.cursor()
                 with self._connection.transaction():
                     open_transaction.begin_with_lock_wait(cursor)
-                    settle_all(cursor, ended)
+                    settle_all(cursor, ended, careful=careful)
                     raise _Undo
             except Exception as now:
                 error = now

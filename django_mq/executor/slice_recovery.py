@@ -6,7 +6,7 @@ settled instead. Unbound deliveries are settled afterwards, as after any slice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from django_mq.executor import reports, settle_effects
@@ -86,10 +86,8 @@ class SliceRecovery:
             self.session.close()
             self.settlement.outage.wait(error)
             self._connection_lost(state, error)
-        elif state.bound.ended and is_missing_right(error):
-            self.settlement.wait_for_right(state.bound.ended, error)
-            state.to_rerun.extend(state.bound.tasks)
-            state.bound.clear()
+        elif self._lacks_right(state, error):
+            self._wait_for_right(state, error)
         elif state.bound.tasks or state.to_rerun or is_conflict(error):
             self._run_again_or_fail(state, error)
         else:  # nothing can begin: our permissions or the tables are wrong
@@ -107,6 +105,23 @@ class SliceRecovery:
         state.bound.clear()
         if failed.ended:
             self._settle(failed)
+
+    def _lacks_right(self, state: SliceState, error: Exception) -> bool:
+        """Return whether the login lacks a right to settle; effects of a settle can be skipped."""
+        ended = state.bound.ended
+        if not ended or not is_missing_right(error):
+            return False
+        return self._are_careful(ended) or not settle_effects.needing_transaction(ended)
+
+    def _wait_for_right(self, state: SliceState, error: Exception) -> None:
+        """Run the bound deliveries again, uncharged, once the login has the right."""
+        ended = state.bound.ended
+        self.settlement.wait_for_right(ended, error, careful=self._are_careful(ended))
+        state.to_rerun.extend(state.bound.tasks)
+        state.bound.clear()
+
+    def _are_careful(self, ended: Sequence[Ended]) -> bool:
+        return all(each.delivery.id in self.conflicts.careful for each in ended)
 
     def _run_again_or_fail(self, state: SliceState, error: Exception) -> None:
         bound = state.bound

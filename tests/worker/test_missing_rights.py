@@ -145,6 +145,30 @@ def test_an_inline_run_raises_the_error_of_a_missing_right(
         drain()
 
 
+@pytest.mark.parametrize("kind", ["writes", "uses nothing", "not atomic", "async"])
+def test_a_right_that_one_message_needs_holds_up_no_other(
+    start: Start, said: Said, owner: psycopg.Connection[tuple[object, ...]], kind: str
+) -> None:
+    """Its reply cannot be stored, and is skipped; the message is acked."""
+
+    def h(delivery: Delivery) -> None:
+        if kind == "writes":
+            effect(delivery)
+
+    async def coroutine(delivery: Delivery) -> None: ...
+
+    given = coroutine if kind == "async" else h
+    handler("#", queue="mail", name="h", atomic=kind in ("writes", "uses nothing"))(given)
+    messages = [add(handler="h", wants_result=number == 1).pk for number in range(4)]
+    owner.execute(f"revoke insert, update on django_mq_result from {ROLE}")
+    running = start(threads=1)
+    said.wait("message_acked", 4)
+    assert running.stop()
+    assert sorted(said.ids("message_acked")) == messages
+    assert waiting() == set()
+    assert FailedAttempt.objects.count() == 0
+
+
 def test_a_drain_does_not_wait_for_a_right(
     start: Start, owner: psycopg.Connection[tuple[object, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
