@@ -24,8 +24,6 @@ NARROWER_RIGHTS: dict[type[Model], tuple[str, ...]] = {
     QueueState: ("select", "insert", "update"),
     Schedule: ("select", "insert", "update"),
 }
-#: A table into which only people insert rows.
-NO_SEQUENCE = (Schedule,)
 
 
 def unapplied_migrations(connection: BaseDatabaseWrapper) -> list[str]:
@@ -88,9 +86,7 @@ def rights(alias: str) -> Iterator[Finding]:
     needed[MigrationRecorder.Migration._meta.db_table] = ("select",)
     with short_cursor(alias) as cursor:
         missing = server_facts.missing_rights(
-            cursor,
-            needed,
-            sequences_of=[each._meta.db_table for each in models if each not in NO_SEQUENCE],
+            cursor, needed, sequences_of=[each._meta.db_table for each in models]
         )
     if missing:
         listed = "; ".join(f"{', '.join(rights)} on {name}" for name, rights in missing.items())
