@@ -167,7 +167,12 @@ def drop_days() -> None:
             cursor.execute(f"drop table {history_days.PREFIX}{day:%Y%m%d}")
 
 
-def test_a_day_is_dropped_when_its_last_row_may_go() -> None:
+@pytest.mark.parametrize("piece", [1, 2, 50])
+def test_a_day_is_dropped_when_its_last_row_may_go(
+    piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the next piece, too, where one stays."""
+    monkeypatch.setattr(retention, "PIECE_DAYS", piece)
     now = datetime.now(UTC)
     old, older, oldest = (now - n * DAY for n in (3, 4, 5))
     create(old.date(), older.date(), oldest.date())

@@ -10,8 +10,9 @@ import pytest
 from django_mq.conf import get_settings
 from django_mq.executor.statements import Statements
 from django_mq.models import Operation, QueuedMessage, QueueState, UniqueKey, WorkerHeartbeat
+from django_mq.states import GONE_AFTER
 from django_mq.store import Cursor
-from django_mq.worker import chores, expiring
+from django_mq.worker import chores, expiring, retention
 from tests.database import listening, second_connection
 from tests.rows import add, beat, columns, stored
 from tests.worker.conftest import Said
@@ -238,10 +239,26 @@ def test_ended_operations_have_the_retention_of_failed_attempts(
 ) -> None:
     ended = columns({"created": -100})["created_at"]
     Operation.objects.create(action="cancel", filter={}, last_id=1, state="done", ended_at=ended)
-    for retention, left in ((None, 1), (200, 1), (50, 0)):
-        settings.DJANGO_MQ = {"ATTEMPT_RETENTION": retention}
+    for seconds, left in ((None, 1), (200, 1), (50, 0)):
+        settings.DJANGO_MQ = {"ATTEMPT_RETENTION": seconds}
         turn(cursor)
         assert Operation.objects.count() == left
+
+
+def test_a_worker_that_is_gone_is_shown_for_a_while(cursor: Cursor) -> None:
+    for name, times in (("gone", 3), ("longer-gone", 5)):
+        beat(name, seen=-times * GONE_AFTER.total_seconds())
+    turn(cursor)
+    assert WorkerHeartbeat.objects.get().pk == "gone"
+
+
+@pytest.mark.parametrize(("removed", "again"), [(2, True), (1, None), (0, None)])
+def test_a_full_piece_of_old_rows_is_not_the_last(
+    cursor: Cursor, monkeypatch: pytest.MonkeyPatch, removed: int, again: bool | None
+) -> None:
+    monkeypatch.setattr(retention, "PIECE_ROWS", 2)
+    monkeypatch.setattr(retention.chores, "prune", lambda *_, **__: removed)
+    assert retention.pruner("results")(cursor, get_settings(), None) is again
 
 
 def test_chores_that_free_nothing_are_quiet(cursor: Cursor) -> None:

@@ -85,6 +85,15 @@ def test_a_claim_that_was_not_full_says_nothing(clock: Clock) -> None:
     assert prefetch.target == wanted
 
 
+def test_a_full_batch_says_how_long_it_lasts(clock: Clock) -> None:
+    """A claim takes a batch at most, however much room there is."""
+    prefetch = Prefetch(minimum=64, maximum=400, batch=10, clock=clock)
+    assert prefetch.room(0) == 64
+    prefetch.claimed(10)
+    clock.now += 0.2
+    assert prefetch.room(0) == 128
+
+
 def test_what_lasts_for_seconds_is_given_back(clock: Clock) -> None:
     """Fast messages taught it to hold hundreds; the new ones are slow."""
     prefetch = Prefetch(minimum=2, maximum=800, batch=100, clock=clock)
@@ -130,7 +139,7 @@ def test_an_empty_hand_always_has_room(
     """Without that it would never claim again."""
     prefetch = Prefetch(minimum=minimum, maximum=maximum, batch=batch, clock=clock)
     for seconds in (0.01, 0.01, 9, 9, 0.01, 0.5, 0.01, 9, 9, 9):
-        assert prefetch.room(0) >= 1
+        assert prefetch.room(0) >= minimum
         assert prefetch.claim_below >= 1
         eat(prefetch, clock, seconds)
 

@@ -204,6 +204,64 @@ def test_a_release_that_the_database_lost_is_tried_again(run: Run, parts: Parts)
     assert not parts.dispatch.unreleased
 
 
+@pytest.mark.parametrize("too_long", [False, True])
+def test_what_is_held_for_too_long_goes_to_siblings(
+    run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch, too_long: bool
+) -> None:
+    """Fast messages had taught it to hold many: it starts small again, and rings for the others."""
+    message = add(handler="h")
+    parts.wakeup.ring()
+    while parts.local_queue.waiting() == 0:
+        run._fetch()
+    parts.prefetch.target = 64
+    rung: list[Any] = []
+    left: list[set[str]] = []
+
+    def disown_unused(cursor: Any, queues: set[str]) -> bool:
+        left.append(queues)
+        return False
+
+    monkeypatch.setattr(run.unstarted, "disown_unused", disown_unused)
+    monkeypatch.setattr(parts.prefetch, "holds_too_much", lambda waiting: too_long)
+    monkeypatch.setattr(unstarted.notify, "ring", rung.append)
+    cursor = parts.statements.cursor()
+    run.unstarted.start_or_release(cursor)
+    assert (stored(message).leased_until is None) == too_long
+    assert (parts.prefetch.target == 64) != too_long
+    assert ({"mail"} in left) == too_long
+    assert rung == [cursor] * too_long
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_another_level_moves_the_time_at_which_its_queue_is_due(
+    run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch, is_written: bool
+) -> None:
+    pending, freed = [True], []
+
+    def write(cursor: Any) -> None:
+        if is_written:
+            pending.clear()
+
+    monkeypatch.setattr(parts.backoffs, "has_pending", lambda: bool(pending))
+    monkeypatch.setattr(parts.backoffs, "write", write)
+    monkeypatch.setattr(parts.fetcher, "on_freed", lambda: freed.append(True))
+    run.unstarted.start_or_release(parts.statements.cursor())
+    assert bool(freed) == is_written
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_a_drain_rings_for_the_ordered_queues_that_it_leaves(
+    run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch, owned: bool
+) -> None:
+    """A sibling takes the line at once, although no message was released."""
+    rung: list[Any] = []
+    monkeypatch.setattr(unstarted.notify, "ring", rung.append)
+    monkeypatch.setattr(run.unstarted, "disown_unused", lambda cursor, queues: owned)
+    cursor = parts.statements.cursor()
+    run.unstarted.release_all(cursor)
+    assert rung == [cursor] * owned
+
+
 def test_a_turn_that_the_database_refused_does_not_count_as_progress(
     run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

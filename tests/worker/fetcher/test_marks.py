@@ -40,6 +40,16 @@ def test_full_scans_take_a_tenth_of_the_time(marks: tuple[Watermarks[LaneName], 
     assert own.full_is_due()
 
 
+def test_one_slow_scan_does_not_make_slow_ones_usual(
+    marks: tuple[Watermarks[LaneName], Clock],
+) -> None:
+    own, _ = marks
+    own.record_scan({}, 0.001, full=False)
+    own.record_scan({}, 0.1, full=False)
+    own.record_scan({}, 0.1, full=True)
+    assert 0.7 < own.full_in() < 0.8
+
+
 def test_a_full_scan_is_due_each_second(marks: tuple[Watermarks[LaneName], Clock]) -> None:
     own, clock = marks
     own.record_scan({}, 0.001, full=True)

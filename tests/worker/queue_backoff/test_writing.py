@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -60,6 +61,27 @@ def test_what_cannot_be_written_is_kept(fleet: Fleet, heard: list[tuple[str, int
     assert heard == [("backoff_started", 1)]
     assert not fleet.workers[0].has_pending()
     assert fleet.stopped == {(0, "mail"): fleet.state.backoff_changed_at}
+
+
+@pytest.mark.parametrize("during", ["before a write", "a write that fails"])
+def test_the_failure_of_the_latest_claim_counts_whichever_ended_first(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, during: str
+) -> None:
+    """That of the other may be older than a change by another worker, and would say nothing."""
+    earlier, later = fleet.claim(), fleet.claim()
+
+    def lose(cursor: Any, **given: Any) -> None:
+        fleet.end(earlier, KeyError("host"))
+        raise psycopg.OperationalError("gone")
+
+    fleet.end(later, KeyError("host"))
+    if during == "before a write":
+        fleet.end(earlier, KeyError("host"))
+    else:
+        monkeypatch.setattr(store, "raise_level", lose)
+        with pytest.raises(psycopg.OperationalError):
+            fleet.write()
+    assert fleet.workers[0]._failed == {"mail": later._row.claimed_at}
 
 
 def test_the_end_of_a_probe_is_kept_too(fleet: Fleet, heard: list[tuple[str, int]]) -> None:
