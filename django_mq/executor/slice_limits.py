@@ -24,8 +24,9 @@ def limits(timeouts: Sequence[float], *, slice_seconds: float) -> dict[str, str]
 
     >>> limits([60.0], slice_seconds=0.5)
     {'idle_in_transaction_session_timeout': '90000', 'client_connection_check_interval': '500'}
-    >>> limits([60.0, 5.0], slice_seconds=0.5)["lock_timeout"]
-    '250'
+    >>> both = limits([5.0, 60.0], slice_seconds=0.5)
+    >>> both["idle_in_transaction_session_timeout"], both["lock_timeout"]
+    ('90000', '250')
     >>> limits([1e9], slice_seconds=0.5)["idle_in_transaction_session_timeout"]
     '2147483647'
     """

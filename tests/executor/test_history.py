@@ -10,6 +10,7 @@ import pytest
 
 from django_mq import Reject, Retry, RetryPolicy, broadcast, fixed, handler, handlers
 from django_mq.exceptions import InvalidHandler
+from django_mq.executor import history_rules
 from django_mq.models import FailedAttempt, HandledMessage, QueuedMessage
 from django_mq.store import history_days
 from django_mq.testing import drain
@@ -161,6 +162,18 @@ def test_it_is_off_unless_a_queue_or_a_handler_asks(bench: Bench, settings: Any)
     assert (bare.payload, bare.metadata, bare.size) == (None, None, 11)
     assert long.keep_until - long.ended_at == HOUR
     assert found["post", "long"].payload is None
+
+
+def test_it_is_used_as_the_current_settings_and_handlers_say(settings: Any) -> None:
+    """One handler that asks is enough: otherwise no partition is created for its messages."""
+    settings.DJANGO_MQ = {}
+    assert not history_rules.is_used()
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"history": 60}}}
+    assert history_rules.is_used()
+    settings.DJANGO_MQ = {}
+    assert not history_rules.is_used()
+    handler("#", queue="mail", name="h", history=60)(lambda delivery: None)
+    assert history_rules.is_used()
 
 
 @pytest.mark.usefixtures("keeping")

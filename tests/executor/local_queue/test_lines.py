@@ -126,6 +126,15 @@ def test_a_suspect_waits_for_its_turn_in_its_line(local_queue: LocalQueue) -> No
     assert take(local_queue) == [3]
 
 
+def test_a_suspect_shares_no_slice_with_those_before_it_in_its_line(
+    local_queue: LocalQueue,
+) -> None:
+    local_queue.pace(task(1).handler).limit = 9
+    local_queue.put([task(1, line="a"), task(2, line="a", suspect=True), task(3, line="a")])
+    assert take(local_queue) == [1]
+    assert take(local_queue) == [2]
+
+
 def test_a_suspect_that_could_not_start_goes_first_in_its_line_again(
     local_queue: LocalQueue,
 ) -> None:

@@ -80,6 +80,16 @@ def test_a_later_attempt_does_not_linger(local_queue: LocalQueue) -> None:
     assert take(local_queue) == [2]
 
 
+def test_a_later_attempt_of_a_key_does_not_overtake_what_lingers(local_queue: LocalQueue) -> None:
+    first, later = task(1, "slow", line="a"), again(2, "slow", line="a")
+    local_queue.put(
+        each._replace(delivery=Delivery(each.delivery._row._replace(key="k")))
+        for each in (first, later)
+    )
+    assert take(local_queue) == [1]
+    assert take(local_queue) == [2]
+
+
 def test_what_lingers_is_given_back_with_the_rest(local_queue: LocalQueue) -> None:
     local_queue.put([task(1, "slow"), task(2, "h")])
     assert sorted(ids(local_queue.take_waiting())) == [1, 2]

@@ -56,7 +56,7 @@ def test_the_pace_of_a_handler() -> None:
 
 def test_a_slice_has_one_kind(local_queue: LocalQueue) -> None:
     """In order; non-atomic handlers alone; batches of a single handler."""
-    for name in ("h", "i"):
+    for name in ("h", "i", "unbound"):
         local_queue.pace(task(1, name).handler).limit = 3
     put(local_queue, "h", "i", "h", "unbound", "unbound", "h", "batch", "batch", "batch2", "h", "h")
     assert [take(local_queue) for _ in range(7)] == [
@@ -75,6 +75,14 @@ def test_a_handler_at_its_limit_ends_the_slice(local_queue: LocalQueue) -> None:
     local_queue.pace(task(1, "i").handler).limit = 2
     put(local_queue, "h", "i", "i", "i", "h")
     assert [take(local_queue), take(local_queue)] == [[1, 2, 3], [4, 5]]
+
+
+def test_a_full_slice_takes_no_more_of_any_handler(told: Told) -> None:
+    small = LocalQueue(batch=1, slice_size=3, on_room=told, max_linger=3600.0)
+    for name in ("h", "i"):
+        small.pace(task(1, name).handler).limit = 9
+    put(small, "h", "i", "h", "i")
+    assert take(small) == [1, 2, 3]
 
 
 def test_one_that_may_take_long_is_alone_in_its_slice(local_queue: LocalQueue) -> None:

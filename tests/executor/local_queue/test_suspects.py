@@ -104,6 +104,31 @@ def test_a_suspect_that_could_not_start_is_a_suspect_still(local_queue: LocalQue
     assert [each.delivery.id for each in again.tasks] == [1]
 
 
+def test_suspects_that_come_back_keep_their_order_before_the_others(
+    local_queue: LocalQueue,
+) -> None:
+    local_queue.put([task(id, suspect=True) for id in (1, 2, 3, 4)])
+    first = local_queue.take()
+    assert first is not None
+    local_queue.put_first([*first.tasks, task(0, suspect=True)])
+    local_queue.done(first)
+    assert [take(local_queue) for _ in range(5)] == [[1], [0], [2], [3], [4]]
+
+
+def test_a_suspect_of_a_line_runs_after_those_that_wait(local_queue: LocalQueue) -> None:
+    local_queue.put([task(1, line="a", suspect=True), task(2, suspect=True)])
+    assert take(local_queue) == [2]
+    assert take(local_queue) == [1]
+
+
+def test_a_suspect_that_waits_is_looked_at_each_second(local_queue: LocalQueue) -> None:
+    """Nobody says that it has waited for so long that the others must stop."""
+    waiting = local_queue._waiting
+    assert waiting.wait_timeout() is None
+    local_queue.put([task(1, suspect=True)])
+    assert waiting.wait_timeout() == 1.0
+
+
 def test_async_handlers_may_start_again_after_a_suspect(
     local_queue: LocalQueue, told: Told
 ) -> None:
