@@ -27,6 +27,7 @@ from django_mq.queues.doctor import Finding, examine, links, schedules, schema, 
 from django_mq.queues.transactions import reading
 from django_mq.store import server_facts, session_facts
 from django_mq.store.limits import Limits
+from django_mq.store.session_facts import LoginLimits
 from tests.database import second_connection
 from tests.queues.pooler import Pooler
 from tests.roles import acting_as, documented, make_role, skip_unless_able
@@ -117,6 +118,19 @@ def test_d001_a_server_that_is_away() -> None:
     assert "HOST, PORT" in finding["hint"]
 
 
+def test_d001_a_server_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was reached, so the finding does not blame the settings of the connection."""
+
+    def broken(alias: str) -> Iterator[Finding]:
+        run("do $$ begin raise disk_full; end $$")
+        yield from ()
+
+    monkeypatch.setattr(doctor, "EXAMINATIONS", (("the clocks", broken),))
+    (finding,) = examine()
+    assert "the clocks: disk_full" in finding.text
+    assert finding.hint == "Correct what the text names, and run mq_doctor again."
+
+
 @pytest.mark.parametrize(
     ("limits", "reason", "hint"),
     [
@@ -147,6 +161,18 @@ def test_d001_an_error_that_is_no_lost_connection(monkeypatch: pytest.MonkeyPatc
     (finding,) = examine()
     assert finding.text == "Could not look at the clocks: SOME_SETTING is missing."
     assert "HOST" not in finding.hint
+
+
+@pytest.mark.parametrize("error", ["insufficient_privilege", "undefined_column", "undefined_table"])
+def test_d001_not_for_what_d002_and_d004_explain(
+    error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(alias: str) -> Iterator[Finding]:
+        run(f"do $$ begin raise {error}; end $$")
+        yield from ()
+
+    monkeypatch.setattr(doctor, "EXAMINATIONS", (("the clocks", broken),))
+    assert examine() == []
 
 
 def test_settings_with_errors_are_errors(settings: Any) -> None:
@@ -253,6 +279,28 @@ class TestVacuum:
         # Other tables have leftovers of earlier tests.
         assert not any("django_mq_queuedmessage has " in text for text in found("D009"))
 
+    @pytest.mark.parametrize(
+        ("dead", "live", "since", "is_found"),
+        [
+            (300_000, 250_000, 700.0, True),
+            (300_000, 350_000, 700.0, False),
+            (150_000, 100_000, 700.0, False),
+            (300_000, 250_000, 500.0, False),
+            (300_000, 250_000, None, True),
+        ],
+    )
+    def test_d009_dead_rows_that_are_many_beside_the_live_ones_for_ten_minutes(
+        self,
+        dead: int,
+        live: int,
+        since: float | None,
+        is_found: bool,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        rows = [server_facts.DeadRows("django_mq_queuedmessage", dead, live, since)]
+        monkeypatch.setattr(server_facts, "dead_rows", lambda *_, **__: rows)
+        assert bool(found("D009")) == is_found
+
 
 class TestD010Listening:
     def test_it_arrives(self) -> None:
@@ -294,6 +342,17 @@ def test_d012_clocks_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_facts, "time", lambda: 1_000_000_000.0)
     (text,) = found("D012")
     assert "ahead of this machine's" in text
+    monkeypatch.setattr(session_facts, "time", lambda: 10_000_000_000.0)
+    (text,) = found("D012")
+    assert "s behind this machine's" in text
+
+
+def test_d012_a_difference_that_the_way_to_the_server_may_explain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for ahead, is_found in ((1.4, False), (-1.4, False), (1.6, True), (-1.6, True)):
+        monkeypatch.setattr(session_facts, "compare_clocks", lambda _, ahead=ahead: (ahead, 0.5))
+        assert bool(found("D012")) == is_found
 
 
 def test_d021_an_encoding_that_lacks_characters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,6 +412,16 @@ class TestQueuesAndTypes:
             "1 message waits in the queue mail": "error",
             "2 messages wait in the queue later": "warning",
         }
+
+    def test_d013_one_that_is_quiet_can_be_resumed_unless_it_drains(self) -> None:
+        beat("other", queues=["other"])
+        beat("leaving", queues=["mail"], quiet=True, draining=True)
+        add("mail")
+        (text,) = found("D013")
+        assert "no live worker serves it. Start one" in text
+        beat("resting", queues=["mail"], quiet=True)
+        (text,) = found("D013")
+        assert "no live worker serves it that is not quiet. Resume one" in text
 
     def test_d014_a_type_that_nobody_hears(self) -> None:
         beat()
@@ -420,6 +489,8 @@ class TestQueuesAndTypes:
     def test_d015_handlers_without_a_worker(self) -> None:
         handler("a.b", queue="reports", name="sums")(print)
         assert found("D015") == []  # no worker runs at all, so no handler is known to be missing
+        beat("resting", queues=["mail"], quiet=True)
+        assert found("D015") == []  # nor if all rest
         beat(queues=["mail", "default"])
         (text,) = found("D015")
         assert "reports has handlers (sums)" in text
@@ -487,13 +558,13 @@ class TestSchedules:
         put("odd", cron="61 * * * *", due=self.LATE)  # its period is unknown
         for number in range(1, 5):
             put(f"s{number}", every=self.MONTH, due=self.LATE + 86400 + number)
-        assert self.told() == [
-            (
-                "D018",
-                "warning",
-                "5 schedules are overdue, by up to 2 d 3 h: odd, s1, s2 and 2 more.",
-            )
-        ]
+            if number == 2:
+                text = "3 schedules are overdue, by up to 2 d 3 h: odd, s1, s2."
+                assert self.told() == [("D018", "warning", text)]
+        text = "5 schedules are overdue, by up to 2 d 3 h: odd, s1, s2 and 2 more."
+        assert self.told() == [("D018", "warning", text)]
+        put("s5", cron="* * * * *", due=self.LATE + 86400 + 5)
+        assert [each[:2] for each in self.told()] == [("D018", "error")]
 
     def test_d019_one_whose_last_broadcast_failed(self) -> None:
         beat()
@@ -571,3 +642,12 @@ class TestLimits:
         settings.DJANGO_MQ = {"PROCESSES": 1000}
         (text,) = found("D017")
         assert "6000 connections" in text
+
+    def test_d017_not_if_they_are_just_enough(
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings.DJANGO_MQ = {"PROCESSES": 2, "THREADS": 4}
+        for connections_, is_found in ((18, False), (17, True)):
+            limits = LoginLimits(statement=0, connections=connections_)
+            monkeypatch.setattr(session_facts, "login_limits", lambda _, limits=limits: limits)
+            assert bool(found("D017")) == is_found

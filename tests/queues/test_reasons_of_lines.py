@@ -8,7 +8,7 @@ import pytest
 from django.db.models.functions import Now
 
 from django_mq import Reject, broadcast, handler, queues, testing
-from django_mq.models import QueuedMessage
+from django_mq.models import QueuedMessage, UniqueKey
 from tests.queues.explained import why
 from tests.rows import add, beat, decide
 
@@ -175,3 +175,13 @@ class TestOrdered:
         flying = add(leased=60)
         message = add(ordered=True)
         assert why(message, "processable", "of its ordered queue").behind == flying.pk
+
+
+def test_a_unique_id_is_taken_by_a_live_message_of_its_queue_handler_and_type_alone():
+    same = {"queue": "mail", "handler": "h", "type": "shop.orders.placed"}
+    dead = add(**same, dead=-1, unique_id="u")
+    # The last one is its own: the chores free the id of a dead letter if its end could not.
+    for column in ({"queue": "other"}, {"handler": "i"}, {"type": "shop.orders.paid"}, {}):
+        holder = add(**same | column).pk if column else dead.pk
+        UniqueKey.objects.create(**same | column, unique_id="u", message_id=holder)
+    why(dead, "dead", "Requeue it to run it again, or discard it")

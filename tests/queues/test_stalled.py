@@ -206,6 +206,8 @@ def test_purge_of_ids_reports_what_it_skips():
     dead, waiting, flying = add(dead=-5), add(), add(leased=60)
     ids = [dead.pk, waiting.pk, flying.pk]
     assert queues.purge(ids=ids, dry_run=True) == queues.Changed((dead.pk,), 2)
+    every = queues.Changed(tuple(ids), 1)
+    assert queues.purge(ids=[*ids, 10**9], waiting=True, dry_run=True) == every
     assert queues.purge(ids=ids) == queues.Changed((dead.pk,), 2)
     assert queues.purge(ids=ids, waiting=True) == queues.Changed((waiting.pk,), 2)
 
