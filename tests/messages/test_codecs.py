@@ -237,6 +237,28 @@ def test_errors_do_not_quote_the_payload() -> None:
     assert str(caught.value) == "price must be a finite decimal number, as text; got text"
 
 
+def test_a_log_does_not_quote_the_keys_of_a_dict() -> None:
+    with pytest.raises(Mismatch) as caught:
+        CodecBuilder().build(dict[str, int]).load({"4111 1111": "x"})
+    assert "4111" in str(caught.value)
+    assert caught.value.redacted_text.startswith("[...] must be ")
+
+
+def test_a_subclass_is_not_stored_as_its_base() -> None:
+    """Its own fields would be lost."""
+
+    @dataclass
+    class Base:
+        n: int
+
+    @dataclass
+    class Extended(Base):
+        m: int = 1
+
+    with pytest.raises(Mismatch, match="must be a "):
+        CodecBuilder().build(Base).dump(Extended(1))
+
+
 def test_unknown_fields_are_ignored_and_missing_ones_defaulted() -> None:
     codec = CodecBuilder().build(Item)
     assert codec.load({"name": "a", "colour": "red"}) == Item("a")
