@@ -14,10 +14,10 @@ import psycopg
 import pytest
 from django.conf import settings
 from django.core.checks import CheckMessage, Tags, run_checks
-from django.db import connections
+from django.db import NotSupportedError, connections
 from django.test import override_settings
 
-from django_mq.checks import TAG
+from django_mq.checks import TAG, UPGRADE
 from django_mq.conf import get_settings
 from django_mq.handlers import add, all_handlers, handler, isolated, periodic
 
@@ -157,6 +157,21 @@ def test_e003_server_is_away() -> None:
     assert ended.returncode == 1
     assert "(django_mq.E003) The database 'default' cannot be used: connection" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.django_db
+def test_e003_server_is_too_old_for_django(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Django refuses to connect to it, so its version is not known."""
+    wrapper = connections["default"]
+    monkeypatch.delitem(wrapper.__dict__, "pg_version", raising=False)
+
+    def refuse(*args: object) -> None:
+        raise NotSupportedError("PostgreSQL 14 or later is required (found 12.22).")
+
+    monkeypatch.setattr(type(wrapper), "temporary_connection", refuse)
+    error, *_ = found(databases=["default"])
+    assert (error.id, error.hint) == ("django_mq.E003", UPGRADE)
+    assert "found 12.22" in error.msg
 
 
 def test_e003_is_asked_of_no_database_but_the_named(

@@ -13,7 +13,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, NotSupportedError, connections
 from django.utils.version import get_version_tuple
 
 from django_mq.checks import (  # noqa: F401  (they register)
@@ -31,6 +31,7 @@ from django_mq.store.driver import may_prepare
 from django_mq.store.session_facts import is_pooled
 
 MIN_SERVER_VERSION = 15
+UPGRADE = f"Upgrade the server to PostgreSQL {MIN_SERVER_VERSION} or later."
 #: Older versions lose a NOTIFY that arrives while another statement runs on the connection.
 MIN_DRIVER_VERSION = (3, 2, 6)
 #: A lease is renewed after a third of its length; a slice that lasts longer misses a renewal.
@@ -86,14 +87,16 @@ def check_versions(settings: Settings, databases: Collection[str]) -> CheckMessa
     except DatabaseError as error:
         yield checks.Error(
             f"The database {alias!r} cannot be used: {one_line(str(error))}",
-            hint="Start its server, or correct HOST, PORT, USER and PASSWORD of the alias.",
+            hint=UPGRADE
+            if isinstance(error, NotSupportedError)
+            else "Start its server, or correct HOST, PORT, USER and PASSWORD of the alias.",
             id="django_mq.E003",
         )
         return
     if server < MIN_SERVER_VERSION:
         yield checks.Error(
             f"The database {alias!r} runs PostgreSQL {server}, which django_mq does not support.",
-            hint=f"Upgrade the server to PostgreSQL {MIN_SERVER_VERSION} or later.",
+            hint=UPGRADE,
             id="django_mq.E003",
         )
 
