@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from django_mq import Delivery, RetryPolicy, fixed, handler, message
 from django_mq.messages import classes
-from django_mq.models import Result
+from django_mq.models import QueuedMessage, Result
 from django_mq.signals import message_acked
 from tests.rows import add, stored
 from tests.waiting import until
@@ -228,3 +229,78 @@ def test_wrong_content_of_one_fails_that_one(start: Start, is_async: bool, wrapp
     assert got == [[1, 3]]
     assert waiting() == {messages[1].pk}
     assert "InvalidPayload" in stored(messages[1]).dead_reason
+
+
+@dataclass(frozen=True)
+class Counted:
+    n: int
+
+
+@pytest.fixture
+def counted() -> Iterator[None]:
+    with classes.isolated():
+        message("t.counted")(Counted)
+        yield
+
+
+@BOTH
+@pytest.mark.parametrize("payloads", [[], [{"n": 1}]], ids=["no other", "another"])
+def test_a_list_is_called_without_what_cannot_be_read(
+    start: Start, counted: None, is_async: bool, payloads: list[Any]
+) -> None:
+    """A list of which nothing is left calls nobody."""
+    got: list[list[Counted]] = []
+
+    def h(events: list[Counted]) -> None:
+        got.append(list(events))
+
+    async def coroutine(events: list[Counted]) -> None:
+        h(events)
+
+    handler("t.counted", queue="mail", name="h", batch=True, atomic=False)(
+        coroutine if is_async else h
+    )
+    bad = [add(handler="h", type="t.counted", payload={"n": word}).pk for word in ("a", "b")]
+    odd = add(handler="h", type="t.counted").pk
+    with connection.cursor() as cursor:  # beyond the digits that Python reads
+        cursor.execute(
+            "update django_mq_queuedmessage set payload = '{\"n\": 1e5000}' where id = %s", [odd]
+        )
+    for payload in payloads:
+        add(handler="h", type="t.counted", payload=payload)
+    running = start()
+    until(lambda: {pk for pk in bad if stored_dead(pk)} == set(bad) and len(waiting()) == 3)
+    running.stop()
+    assert got == [[Counted(**payload)] for payload in payloads]
+    assert waiting() == {*bad, odd}
+
+
+def stored_dead(id: int) -> bool:
+    return QueuedMessage.objects.filter(pk=id, dead_at__isnull=False).exists()
+
+
+@BOTH
+def test_receivers_get_the_json_of_a_delivery_that_had_an_instance(
+    start: Start, counted: None, is_async: bool
+) -> None:
+    got: list[Any] = []
+
+    def h(deliveries: list[Delivery[Counted]]) -> None:
+        got.extend(each.payload for each in deliveries)
+
+    async def coroutine(deliveries: list[Delivery[Counted]]) -> None:
+        h(deliveries)
+
+    def acked(delivery: Delivery, **_: Any) -> None:
+        got.append(delivery.payload)
+
+    handler("t.counted", queue="mail", name="h", batch=True, atomic=False)(
+        coroutine if is_async else h
+    )
+    add(handler="h", type="t.counted", payload={"n": 1})
+    message_acked.connect(acked)
+    try:
+        assert start(until_empty=True).join()
+    finally:
+        message_acked.disconnect(acked)
+    assert got == [Counted(1), {"n": 1}]

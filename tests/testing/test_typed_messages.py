@@ -36,6 +36,7 @@ from django_mq.exceptions import InvalidMessage
 from django_mq.messages import classes
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.testing import answering, assert_broadcast, deliver, drain
+from django_mq.worker import Worker
 from tests.rows import add
 
 pytestmark = pytest.mark.django_db
@@ -293,6 +294,30 @@ def test_wrong_content_is_dead_at_once_at_the_consumer() -> None:
     dead = QueuedMessage.objects.get()
     assert dead.dead_reason == "InvalidPayload: Placed: order_id is missing"
     assert dead.attempts == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_wrong_content_in_the_list_of_an_atomic_handler_is_dead_alone() -> None:
+    got: list[int] = []
+
+    @handler("shop.orders.cancelled", name="refund", queue="default", batch=True)
+    def refund(events: list[Cancelled]) -> None:
+        got.extend(event.order_id for event in events)
+
+    for number in (1, "wrong", 3):
+        add("default", handler="refund", type="shop.orders.cancelled", payload={"order_id": number})
+    assert Worker().run(until_empty=True)
+    assert sorted(got) == [1, 3]
+    dead = QueuedMessage.objects.get()
+    assert dead.dead_reason.startswith("InvalidPayload: Cancelled: order_id must be")
+
+
+def test_the_annotation_of_further_arguments_is_not_that_of_the_delivery() -> None:
+    @handler("shop.orders.cancelled")
+    def refund(*deliveries: Cancelled) -> Any:
+        return deliveries[0].payload  # type: ignore[attr-defined]
+
+    assert deliver(refund, {"order_id": 7}) == {"order_id": 7}
 
 
 def test_old_versions_are_upcast() -> None:
