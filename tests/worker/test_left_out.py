@@ -1,4 +1,4 @@
-"""The rows that claims leave out: so many at most, found by searches that take so long at most."""
+"""The rows that claims leave out: their number and the length of a search are bounded."""
 
 from __future__ import annotations
 
