@@ -515,6 +515,15 @@ class TestQueuesAndTypes:
         (text,) = found("D024")
         assert text.startswith("1 message waits in the queue mail behind a dead letter of its key")
 
+    def test_d024_says_that_there_may_be_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(import_module("django_mq.queues.doctor.subscriptions"), "MAX_LINES", 2)
+        beat()
+        for key in "abc":
+            first = add(key=key, handler="h", dead=-5)
+            add(key=key, handler="h", blocked_by=first.pk)
+        (text,) = found("D024")
+        assert text.startswith("2+ messages wait in the queue mail behind 2+ dead letters of")
+
     def test_d024_not_where_the_queue_skips_dead_heads(self, settings: Any) -> None:
         settings.DJANGO_MQ = {"QUEUES": {"mail": {"on_dead_head": "skip"}}}
         beat()

@@ -154,9 +154,8 @@ def stalled(alias: str) -> Iterator[Finding]:
             lines.setdefault(head.queue, []).append(head)
     for queue, stopped in lines.items():
         n, first = shown_count(len(stopped), MAX_LINES), stopped[0].id
-        behind = counted(
-            sum(each.behind for each in stopped), 0, stopped=any(each.capped for each in stopped)
-        )
+        capped = len(found) == MAX_LINES or any(each.capped for each in stopped)
+        behind = counted(sum(each.behind for each in stopped), 0, stopped=capped)
         yield Finding(
             id="D024",
             level="warning",
