@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from operator import attrgetter
 from time import monotonic
 
@@ -20,24 +21,16 @@ from psycopg.errors import LockNotAvailable
 
 from django_mq.executor import history_rules, reports, settle_effects
 from django_mq.executor.calls import is_conflict
-from django_mq.executor.ended import (
-    ACKED,
-    Ended,
-    Settled,
-    ends_or_lost,
-    failed_row,
-    hold_delay,
-    moment_or_delay,
-)
+from django_mq.executor.ended import ACKED, Ended, ends_or_lost
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.outage import LOST
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.session import Session
+from django_mq.executor.settle_rows import settle_all
 from django_mq.executor.simple_protocol import rows_of, simple_results
-from django_mq.executor.statements import Statements, within_transaction
+from django_mq.executor.statements import Statements
 from django_mq.messages import fence_of
 from django_mq.policy.missing_right import is_missing_right
-from django_mq.policy.outcomes import Snoozed
 from django_mq.store import Cursor, history, open_transaction, settle
 from django_mq.store.history import HandledDelivery
 from django_mq.store.row_locks import LOCK_WAIT_SECONDS
@@ -62,6 +55,30 @@ class SettleTry:
 
     xid: str | None = None
     lost: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Tries:
+    """What the tries to settle the same deliveries have shown."""
+
+    #: Whether an earlier try may have been committed.
+    doubtful: bool
+    once_after: float
+    #: Whether to skip follow-up writes that the database refuses.
+    careful: bool = False
+    conflicts: int = 0
+    #: Lost connections of a server that answered.
+    answers: int = 0
+
+
+class _Next(Enum):
+    """What follows a try."""
+
+    FINISH = auto()
+    AGAIN = auto()
+    SINGLY = auto()
+    REFUSE = auto()
+    GIVE_UP = auto()
 
 
 class Settlement:
@@ -91,46 +108,57 @@ class Settlement:
         Waits for a lost database. Returns an empty list if the drain ends meanwhile: the leases
         lapse, and the attempts count.
         """
-        conflicts = answers = 0
-        careful = False  # whether to skip follow-up writes that the database refuses
+        tries = _Tries(doubtful=doubtful, once_after=once_after)
         while True:
             tried = SettleTry()
             try:
-                self._write(ended, tried, doubtful=doubtful, careful=careful)
-                break
+                self._write(ended, tried, tries)
+                after = _Next.FINISH
             except Exception as error:  # of any kind: the delivery must get an end
-                alive = self._connection.is_alive()
-                effects = settle_effects.needing_transaction(ended)
-                if is_missing_right(error) and (careful or not effects):
-                    self.outage.wait(error)
-                    if self.outage.stopped():
-                        return []
-                    continue
-                if isinstance(error, LOST) and not is_conflict(error):
-                    self._connection.close()
-                    changed = [e for e in ended if e.delivery.id not in tried.lost]
-                    if not alive and self.was_committed(tried.xid, changed):
-                        break
-                    doubtful = doubtful or not alive
-                    answers += alive
-                    if answers <= MAX_CONFLICTS:
-                        self.outage.wait(error)
-                        if self.outage.stopped():
-                            return []
-                        continue
-                if len(ended) > 1:
-                    return self._settle_singly(ended, doubtful=doubtful)
-                conflicts += 1
-                is_kept = isinstance(error, LockNotAvailable) and (
-                    monotonic() > once_after or self.outage.stopped()
-                )
-                if is_conflict(error) and not is_kept and conflicts <= MAX_CONFLICTS:
-                    continue
-                if careful or is_kept or not effects:
+                after = self._next(ended, tried, tries, error)
+                if after is _Next.REFUSE:
                     return self._refused(ended[0], error)
-                careful, conflicts, answers = True, 0, 0
-        self.outage.end()
-        return _reported_ends(ended, tried.lost)
+            if after is _Next.FINISH:
+                self.outage.end()
+                return _reported_ends(ended, tried.lost)
+            if after is _Next.SINGLY:
+                return self._settle_singly(ended, doubtful=tries.doubtful)
+            if after is _Next.GIVE_UP:
+                return []
+
+    def _next(
+        self, ended: Sequence[Ended], tried: SettleTry, tries: _Tries, error: Exception
+    ) -> _Next:
+        """Return what follows a try that failed; waits before another one, if the error asks."""
+        alive = self._connection.is_alive()
+        effects = settle_effects.needing_transaction(ended)
+        if is_missing_right(error) and (tries.careful or not effects):
+            return self._wait(error)
+        if isinstance(error, LOST) and not is_conflict(error):
+            self._connection.close()
+            changed = [each for each in ended if each.delivery.id not in tried.lost]
+            if not alive and self.was_committed(tried.xid, changed):
+                return _Next.FINISH
+            tries.doubtful |= not alive
+            tries.answers += alive
+            if tries.answers <= MAX_CONFLICTS:
+                return self._wait(error)
+        if len(ended) > 1:
+            return _Next.SINGLY
+        tries.conflicts += 1
+        is_kept = isinstance(error, LockNotAvailable) and (
+            monotonic() > tries.once_after or self.outage.stopped()
+        )
+        if is_conflict(error) and not is_kept and tries.conflicts <= MAX_CONFLICTS:
+            return _Next.AGAIN
+        if tries.careful or is_kept or not effects:
+            return _Next.REFUSE
+        tries.careful, tries.conflicts, tries.answers = True, 0, 0
+        return _Next.AGAIN
+
+    def _wait(self, error: Exception) -> _Next:
+        self.outage.wait(error)
+        return _Next.GIVE_UP if self.outage.stopped() else _Next.AGAIN
 
     def wait_for_right(
         self, ended: Sequence[Ended], error: Exception, *, careful: bool = False
@@ -177,19 +205,17 @@ class Settlement:
             self.outage.wait_quietly()
         return False
 
-    def _write(
-        self, ended: Sequence[Ended], tried: SettleTry, *, doubtful: bool, careful: bool
-    ) -> None:
+    def _write(self, ended: Sequence[Ended], tried: SettleTry, tries: _Tries) -> None:
         cursor = self._connection.cursor()
         acked = list(map(attrgetter("settled"), ended)).count(ACKED)
         if acked == len(ended) and not settle_effects.needing_transaction(ended):
             kept = history_rules.handled(ended)
             if not kept or len(kept) == len(ended):
-                self._ack_alone(cursor, ended, kept, tried, doubtful=doubtful)
+                self._ack_alone(cursor, ended, kept, tried, doubtful=tries.doubtful)
                 return
         with self._connection.transaction():
             tried.xid = open_transaction.begin_with_lock_wait(cursor)
-            tried.lost = settle_all(cursor, ended, careful=careful)
+            tried.lost = settle_all(cursor, ended, careful=tries.careful)
 
     def _ack_alone(
         self,
@@ -233,64 +259,3 @@ def _reported_ends(ended: Sequence[Ended], lost: set[int]) -> list[Ended]:
         if each.delivery.id in lost:
             reports.lease_lost(each.delivery)
     return ends_or_lost(ended, lost)
-
-
-def settle_all(cursor: Cursor, ended: Sequence[Ended], *, careful: bool = False) -> set[int]:
-    """Settle deliveries by their fences; return the ids that are no longer ours.
-
-    Also writes the effects of settling (`settle_effects`), in the same transaction; opens one if
-    none is open. `careful`: skips effects that the database refuses.
-    """
-    more = settle_effects.needing_transaction(ended)
-    if not more:
-        return _settle_rows(cursor, ended)
-    with within_transaction(cursor):
-        lost = _settle_rows(cursor, ended)
-        write = settle_effects.write_skipping_refused if careful else settle_effects.write
-        write(cursor, [each for each in more if each.delivery.id not in lost])
-    return lost
-
-
-def _ack(cursor: Cursor, acked: Sequence[Ended]) -> set[int]:
-    """Remove handled messages, into the history if it is kept; return their ids."""
-    fences = [fence_of(each.delivery._row) for each in acked]
-    kept = history_rules.handled(acked)
-    if not kept:
-        return settle.ack(cursor, fences)
-    removed = history.ack(cursor, kept)
-    if len(kept) < len(fences):
-        ids = {each.fence[0] for each in kept}
-        removed |= settle.ack(cursor, [fence for fence in fences if fence[0] not in ids])
-    return removed
-
-
-def _settle_rows(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
-    lost: set[int] = set()
-    acked = [each for each in ended if each.settled is ACKED]
-    if acked:
-        removed = _ack(cursor, acked)
-        if len(removed) != len(acked):
-            lost.update({each.delivery.id for each in acked} - removed)
-    if len(acked) == len(ended):
-        return lost
-    failed = list(filter(None, map(failed_row, ended)))
-    if failed:
-        lost.update({row.fence.id for row in failed} - settle.fail(cursor, failed))
-    released = [each.delivery.fence for each in ended if each.settled is Settled.RELEASED]
-    if released:
-        lost.update({fence.id for fence in released} - settle.release(cursor, released))
-    if snoozes := [
-        settle.SnoozedDelivery(each.delivery.fence, *moment_or_delay(each.outcome.after))
-        for each in ended
-        if isinstance(each.outcome, Snoozed)
-    ]:
-        lost.update({each.fence.id for each in snoozes} - settle.snooze(cursor, snoozes))
-    if holds := [
-        settle.Hold(each.delivery.fence, each.reason, hold_delay(each.delivery._row.held_for))
-        for each in ended
-        if each.settled is Settled.HELD
-    ]:
-        lost.update({each.fence.id for each in holds} - settle.hold(cursor, holds))
-    if reasons := {e.delivery.fence: e.reason for e in ended if e.settled is Settled.DEAD_LETTERED}:
-        lost.update({fence.id for fence in reasons} - settle.dead_letter_unstarted(cursor, reasons))
-    return lost

@@ -19,7 +19,8 @@ from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import Session, run_hooks
-from django_mq.executor.settlement import Settlement, settle_all
+from django_mq.executor.settle_rows import settle_all
+from django_mq.executor.settlement import Settlement
 from django_mq.executor.simple_protocol import simple_query
 from django_mq.executor.slice_body import SliceBody
 from django_mq.executor.slice_recovery import SliceRecovery

@@ -25,7 +25,8 @@ from django_mq.executor.retry_policies import policies
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries, Scoreboard
 from django_mq.executor.session import Session
-from django_mq.executor.settlement import Settlement, settle_all
+from django_mq.executor.settle_rows import settle_all
+from django_mq.executor.settlement import Settlement
 from django_mq.executor.slice_state import SettleIncomplete, SliceAborted
 from django_mq.executor.slices import SliceRunner
 from django_mq.executor.stopped_queues import StoppedQueues

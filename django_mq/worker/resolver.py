@@ -14,7 +14,7 @@ from django_mq.conf import Settings
 from django_mq.executor import reports
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.outage import LOST
-from django_mq.executor.settlement import settle_all
+from django_mq.executor.settle_rows import settle_all
 from django_mq.executor.statements import within_transaction
 from django_mq.executor.tasks import Line, Task
 from django_mq.handlers import Handler, refusal

@@ -9,7 +9,7 @@ import pytest
 from django_mq import RetryPolicy, handler
 from django_mq.executor import replies
 from django_mq.executor.ended import failure_end
-from django_mq.executor.settlement import settle_all
+from django_mq.executor.settle_rows import settle_all
 from django_mq.models import Result
 from django_mq.policy.outcomes import WorkerLost
 from django_mq.store import settle
