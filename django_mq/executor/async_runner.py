@@ -11,7 +11,6 @@ from typing import Any
 
 from django_mq.executor import reports
 from django_mq.executor.async_settler import AsyncSettler, StartAnswer
-from django_mq.executor.async_slots import Slots
 from django_mq.executor.call_timeout import CANCEL_SECONDS, LoopTimeout, own_cancel, wait_for_calls
 from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.lease_clock import lease_clock
@@ -39,7 +38,7 @@ CallTask = asyncio.Task[list[Ended]]
 
 
 class AsyncRunner(threading.Thread):
-    """Runs async handlers, at most `slots` at once; an AsyncSettler settles them in batches."""
+    """Runs async handlers that have `slots`; an AsyncSettler settles them in batches."""
 
     def __init__(
         self,
@@ -48,7 +47,6 @@ class AsyncRunner(threading.Thread):
         local_queue: LocalQueue,
         scoreboard: Scoreboard,
         first_entry: int,
-        slots: int,
         batch: int,
         on_room: Callable[[], None],
         link: Link,
@@ -58,9 +56,9 @@ class AsyncRunner(threading.Thread):
         self._local_queue = local_queue
         self._scoreboard = scoreboard
         self._on_room = on_room
-        self._slots = Slots(slots)
+        self._slots = local_queue.slots
         self._first_entry = first_entry
-        self._free = list(range(first_entry, first_entry + slots))
+        self._free = list(range(first_entry, first_entry + self._slots.count))
         self._room_notice_due = False
         self._lingering = Lingering(batch=batch, max_linger=context.shortest_lease / LINGER_SHARE)
         self._timer: asyncio.TimerHandle | None = None
@@ -80,17 +78,12 @@ class AsyncRunner(threading.Thread):
         self._loop = asyncio.new_event_loop()
         super().start()
 
-    def room(self) -> int:
-        """Return how many more messages may start now."""
-        return self._slots.room()
-
     def stuck(self) -> bool:
         """Return whether all slots are taken, and no call has ended for STUCK_AFTER seconds."""
         return self._slots.full_for() > STUCK_AFTER
 
     def submit(self, tasks: list[Task]) -> None:
-        """Start `tasks`, for which there is room. Called by the thread that claims."""
-        self._slots.take(len(tasks))
+        """Start `tasks`, which have slots. Called by the thread that claims."""
         self._loop.call_soon_threadsafe(self._start, tasks)
 
     def stop(self, id: int, by: str) -> bool:
@@ -163,7 +156,7 @@ class AsyncRunner(threading.Thread):
         entries = CallEntries(self._scoreboard, indexes, _fences(tasks))
         running = self._loop.create_task(self._run(tasks, entries))
         self._running[running] = entries
-        running.add_done_callback(lambda task: self._end_call(task, tasks, entries, indexes))
+        running.add_done_callback(lambda task: self._end_call(task, tasks, entries))
 
     async def _run(self, tasks: list[Task], entries: CallEntries) -> list[Ended]:
         if not (ready := await self._ready(tasks)):
@@ -173,9 +166,7 @@ class AsyncRunner(threading.Thread):
         entries.end()
         return ended
 
-    def _end_call(
-        self, call: CallTask, tasks: list[Task], entries: CallEntries, indexes: list[int]
-    ) -> None:
+    def _end_call(self, call: CallTask, tasks: list[Task], entries: CallEntries) -> None:
         """Settle an ended call; one that a handler cancelled may not even have begun."""
         del self._running[call]
         cancelled = call.cancelled()
@@ -189,10 +180,14 @@ class AsyncRunner(threading.Thread):
             ended = [Ended(task.delivery, settled) for task in tasks]
             entries.end()
         failed = any(each.settled is not ACKED for each in ended)
-        self._slots.end(_fences(tasks), failed=failed)
-        self._free += indexes
+        self._slots.end(_fences(tasks), failed=failed, seconds=monotonic() - entries.made_at)
+        self._free += entries.indexes
         self._settler.settle(ended, tasks)
-        self._notify_room()
+        # Lists wait for the notice: more slots may be free then, and a list has more messages.
+        if next_ := self._local_queue.take_coroutines(lists=False):
+            self._start(next_)
+        if self._local_queue.wants_worker():
+            self._notify_room()
 
     async def _ready(self, tasks: list[Task]) -> list[Task]:
         """Return the tasks that may start; settle the others."""
@@ -223,7 +218,7 @@ class AsyncRunner(threading.Thread):
         for task in tasks:
             if task.line is not None:
                 self._local_queue.break_line(task.line)
-        self._local_queue.untrack([each.delivery.fence for each in ended])
+        self._local_queue.unsettled.remove([each.delivery.fence for each in ended])
 
     def _notify_room(self) -> None:
         """Announce free slots after a moment, in which more slots may become free."""

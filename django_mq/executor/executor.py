@@ -77,7 +77,7 @@ class Executor(threading.Thread):
                     log_failure("executor_failed", error, "executor failed")
                     for line in slice_.lines:
                         self._local_queue.break_line(line)
-                    self._local_queue.untrack(task.delivery.fence for task in slice_.tasks)
+                    self._local_queue.unsettled.remove(task.delivery.fence for task in slice_.tasks)
                     self._outage.wait(error, logged=True)
                 finally:
                     self._local_queue.done(slice_)
@@ -131,15 +131,15 @@ class Executor(threading.Thread):
         self, tasks: list[Task], unstarted: int, reruns: list[Task], seconds: float
     ) -> None:
         for task in reruns:
-            self._local_queue.pace(task.handler).conflict()
+            self._local_queue.paces.of(task.handler).conflict()
         if reruns:
             return
         ran = Counter(map(attrgetter("handler"), tasks[: len(tasks) - unstarted]))
         for handler, count in ran.items():
             if seconds > self._slice_seconds:
-                self._local_queue.pace(handler).overran()
+                self._local_queue.paces.of(handler).overran()
             else:
-                self._local_queue.pace(handler).ended_in_time(count, self._slice_size)
+                self._local_queue.paces.of(handler).ended_in_time(count, self._slice_size)
 
 
 def _in_order(some: Sequence[Task], tasks: Sequence[Task]) -> list[Task]:

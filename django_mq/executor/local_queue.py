@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
 from time import monotonic
 
+from django_mq.executor.async_slots import Slots
 from django_mq.executor.lingering import Lingering
-from django_mq.executor.pace import Pace
+from django_mq.executor.pace import Paces
 from django_mq.executor.slice_cut import next_slice
 from django_mq.executor.tasks import Line, Slice, Task
+from django_mq.executor.unsettled import Unsettled
 from django_mq.executor.waiting_tasks import WaitingTasks
-from django_mq.handlers import Handler
-from django_mq.messages import Delivery, PlainFence, fence_of
 
 #: Seconds that a suspect waits for a moment when nothing else runs. After that nothing else starts.
 SUSPECT_WAIT_SECONDS = 10.0
@@ -31,6 +31,7 @@ class LocalQueue:
     when the worker has something to do: claim, because few tasks wait (`notify_below()`) or an
     executor is free again (`stuck()`); start coroutines; release tasks; or stop, because nothing is
     left. `max_linger` is the maximum time, in seconds, that tasks wait for their list to fill.
+    Coroutines take `slots` when they leave.
     """
 
     def __init__(
@@ -40,10 +41,13 @@ class LocalQueue:
         slice_size: int,
         on_room: Callable[[], None],
         max_linger: float,
+        slots: Slots,
     ) -> None:
         self._batch = batch
         self._slice_size = slice_size
         self._on_room = on_room
+        #: The slots of coroutines.
+        self.slots = slots
         self._notify_below = -1
         self._lock = threading.Condition()
         self._waiting = WaitingTasks(on_room, Lingering(batch=batch, max_linger=max_linger))
@@ -55,30 +59,34 @@ class LocalQueue:
         self._closed = False
         #: Whether nothing may start until `resume()`.
         self.suspended = False
-        self._paces: dict[str, Pace] = {}
-        self._unsettled: dict[int, Delivery] = {}
+        #: How many messages of each handler a slice may have.
+        self.paces = Paces()
+        #: What is claimed and not yet settled.
+        self.unsettled = Unsettled()
         #: Queues from which nothing may start.
         self.stopped_queues = self._waiting.stopped_queues
 
     def put(self, tasks: Iterable[Task]) -> list[Task]:
         """Add tasks behind the others; return coroutines among them that are to start now."""
         with self._lock:
-            coroutines = self._begin(self._waiting.add(tasks))
+            self._waiting.add(tasks)
             self._lock.notify_all()
-            return coroutines
+            return self._begin()
 
     def put_first(self, tasks: Iterable[Task]) -> list[Task]:
         """Add tasks before all others; return coroutines among them that are to start now."""
         with self._lock:
-            coroutines = self._begin(self._waiting.add_first(tasks))
+            self._waiting.add_first(tasks)
             self._lock.notify_all()
-            return coroutines
+            return self._begin()
 
-    def _begin(self, coroutines: list[Task]) -> list[Task]:
-        """Return `coroutines`, counted as running from now on; none of them beside a suspect."""
-        if self._alone:
-            self._waiting.ordering.coroutines += coroutines
+    def _begin(self, *, lists: bool = True) -> list[Task]:
+        """Return coroutines that have slots and run from now on; none of them beside a suspect."""
+        ordering = self._waiting.ordering
+        if self._alone or not ordering.coroutines:
             return []
+        coroutines = ordering.take_coroutines(self.slots.room(), lists=lists)
+        self.slots.take(len(coroutines))
         self._running += len(coroutines)
         return coroutines
 
@@ -117,7 +125,7 @@ class LocalQueue:
         slice_ = next_slice(
             waiting.ready,
             waiting.ordering,
-            self.pace,
+            self.paces.of,
             batch=self._batch,
             slice_size=self._slice_size,
         )
@@ -186,10 +194,33 @@ class LocalQueue:
                 )
             )
 
-    def take_coroutines(self) -> list[Task]:
-        """Return coroutines that waited for their line or for a suspect, and are to start now."""
+    def take_coroutines(self, *, lists: bool = True) -> list[Task]:
+        """Return coroutines that waited, and are to start now; those of lists only with `lists`."""
+        if not self._waiting.ordering.coroutines:
+            return []
         with self._lock:
-            return self._begin(self._waiting.ordering.take_coroutines())
+            return self._begin(lists=lists)
+
+    def cancel_start(self, coroutines: list[Task]) -> None:
+        """Note that these coroutines could not start; nothing behind them in their lines does."""
+        for task in coroutines:
+            if task.line is not None:
+                self.break_line(task.line)
+        self.slots.give_back(len(coroutines))
+        self.end_calls(*[task.line for task in coroutines])
+
+    def release_overdue(self) -> None:
+        """Mark for release the coroutines that wait for a slot, once one waited STUCK_AFTER."""
+        with self._lock:
+            waited = monotonic() - self._waiting.ordering.slot_wanted_since()
+            if waited > STUCK_AFTER:
+                self.slots.claim_no_more()
+                self._waiting.drop_coroutines()
+
+    def wants_worker(self) -> bool:
+        """Return whether coroutines that wait have free slots, or more are to be claimed."""
+        waiting = len(self._waiting.ordering.coroutines)
+        return bool(waiting and self.slots.room()) or self.slots.to_claim(waiting) > 0
 
     def coroutines(self) -> int:
         """The number of coroutines that wait here: each will need a slot."""
@@ -219,19 +250,6 @@ class LocalQueue:
             if self._waiting.suspects or any(lines):
                 self._lock.notify_all()
         self._notify_if_idle()
-
-    def track(self, deliveries: Iterable[Delivery]) -> None:
-        """Keep the leases of `deliveries` renewed until they are settled."""
-        with self._lock:
-            self._unsettled.update([(delivery._row.id, delivery) for delivery in deliveries])
-
-    def untrack(self, fences: Iterable[PlainFence]) -> None:
-        """Stop renewing the leases of these claims; a later claim of the same message stays."""
-        with self._lock:
-            for fence in fences:
-                latest = self._unsettled.get(fence[0])
-                if latest is not None and fence_of(latest._row) == fence:
-                    del self._unsettled[fence[0]]
 
     def suspend(self) -> list[Task]:
         """Start nothing until `resume()`; return the tasks that did not start."""
@@ -265,33 +283,16 @@ class LocalQueue:
         with self._lock:
             return self._waiting.calls()
 
-    def unsettled(self) -> list[Delivery]:
-        """Everything that is claimed and not yet settled."""
-        with self._lock:
-            return list(self._unsettled.values())
-
-    def has_any(self, queue: str) -> bool:
-        """Return whether anything of `queue` is claimed here and not yet settled."""
-        with self._lock:
-            return any(delivery.queue == queue for delivery in self._unsettled.values())
-
     def idle(self) -> bool:
         """Return whether nothing waits and nothing runs."""
         with self._lock:
             waiting = self._waiting
-            return not (self._unsettled or self._running or waiting.ready or waiting.suspects)
+            return not (self.unsettled or self._running or waiting.ready or waiting.suspects)
 
     def exclusive(self) -> bool:
         """Return whether a suspect runs, or waits for everything else to end."""
         return self._alone or bool(self._waiting.suspects)
 
-    def pace(self, handler: Handler) -> Pace:
-        """The pace of this handler in this process."""
-        pace = self._paces.get(handler.name)
-        if pace is None:
-            pace = self._paces.setdefault(handler.name, Pace())
-        return pace
-
     def _notify_if_idle(self) -> None:
-        if not (self._running or self._unsettled):
+        if not (self._running or self.unsettled):
             self._on_room()

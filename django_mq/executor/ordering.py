@@ -14,7 +14,8 @@ Each part that takes messages one after another keeps `broken_lines` for its own
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from time import monotonic
 
 from django_mq.executor.tasks import Line, Task, is_coroutine
 
@@ -22,14 +23,15 @@ from django_mq.executor.tasks import Line, Task, is_coroutine
 class Ordering:
     """The lines that are busy, or have chosen their next task, and the tasks that wait behind it.
 
-    `broken_lines` are the lines whose last task was not acked, until their slice is done. Not
+    `broken_lines` are the lines whose last task was not acked, until their slice is done.
+    `coroutines` may start: each is paired with the time at which it began to wait for a slot. Not
     thread-safe: LocalQueue holds its lock.
     """
 
     def __init__(self) -> None:
         self._busy: dict[Line, deque[Task]] = {}
         self.broken_lines: set[Line | None] = set()
-        self.coroutines: list[Task] = []
+        self.coroutines: deque[tuple[float, Task]] = deque()
         self.waiting = 0
 
     def is_busy(self, line: Line | None) -> bool:
@@ -65,19 +67,29 @@ class Ordering:
         tasks = self._busy.pop(line, deque())
         self.waiting -= len(tasks)
         if tasks and is_coroutine(tasks[0]):
-            self.add_coroutine(tasks.popleft(), line)
+            self.add_coroutine(tasks.popleft())
             self._busy[line] = tasks
             self.waiting += len(tasks)
             return []
         return list(tasks)
 
-    def add_coroutine(self, task: Task, line: Line) -> None:
-        """Let `task`, a coroutine that is next in its line, start when it is taken."""
-        self.occupy(line)
-        self.coroutines.append(task)
+    def add_coroutine(self, task: Task) -> None:
+        """Let `task`, a coroutine that is next in its line if any, wait for a slot."""
+        self.occupy(task.line)
+        self.coroutines.append((monotonic(), task))
+
+    def add_coroutines_first(self, tasks: Sequence[Task]) -> None:
+        """Let coroutines wait for slots before all others."""
+        for task in reversed(tasks):
+            self.occupy(task.line)
+            self.coroutines.appendleft((monotonic(), task))
+
+    def slot_wanted_since(self) -> float:
+        """Return when the first coroutine began to wait for a slot; infinity if there is none."""
+        return self.coroutines[0][0] if self.coroutines else float("inf")
 
     def count_coroutines(self) -> int:
-        """The number of coroutines that wait for their line, or to be taken."""
+        """The number of coroutines that wait for their line, or for a slot."""
         if not self.waiting:
             return len(self.coroutines)
         waiting = sum(is_coroutine(task) for tasks in self._busy.values() for task in tasks)
@@ -85,15 +97,22 @@ class Ordering:
 
     def drop_coroutines(self, unwanted: Callable[[Task], bool]) -> list[Task]:
         """Remove and return `unwanted` coroutines that may start; their lines stay busy."""
-        dropped = [task for task in self.coroutines if unwanted(task)]
+        dropped = [task for _, task in self.coroutines if unwanted(task)]
         if dropped:
-            self.coroutines = [task for task in self.coroutines if not unwanted(task)]
+            self.coroutines = deque(each for each in self.coroutines if not unwanted(each[1]))
         return dropped
 
-    def take_coroutines(self) -> list[Task]:
-        """Remove and return the coroutines that may start now."""
-        coroutines, self.coroutines = self.coroutines, []
-        return coroutines
+    def take_coroutines(self, count: int, *, lists: bool) -> list[Task]:
+        """Remove and return the first `count` coroutines that may start.
+
+        Without `lists`, only those before the first of a list.
+        """
+        taken: list[Task] = []
+        while len(taken) < count and self.coroutines:
+            if not lists and self.coroutines[0][1].handler.batch:
+                break
+            taken.append(self.coroutines.popleft()[1])
+        return taken
 
     def drop(self, unwanted: Callable[[Task], bool]) -> list[Task]:
         """Remove and return `unwanted` tasks that wait for their line; the lines stay busy."""

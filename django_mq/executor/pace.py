@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from django_mq.handlers import Handler
+
 
 @dataclass(slots=True)
 class Pace:
@@ -32,3 +34,17 @@ class Pace:
         self.limit = 1
         self.patience = min(max(500, self.patience * 4), 100_000)
         self.run_singly = self.patience
+
+
+class Paces:
+    """The paces of the handlers of this process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._paces: dict[str, Pace] = {}
+
+    def of(self, handler: Handler) -> Pace:
+        """Return the pace of `handler`."""
+        pace = self._paces.get(handler.name)
+        if pace is None:
+            pace = self._paces.setdefault(handler.name, Pace())
+        return pace

@@ -212,6 +212,8 @@ class CallEntries:
     def __init__(
         self, scoreboard: Scoreboard, indexes: Sequence[int], fences: Sequence[Fence]
     ) -> None:
+        #: The places of the entries, and when they were chosen, on the clock of `monotonic()`.
+        self.indexes, self.made_at = indexes, monotonic()
         self._scoreboard = scoreboard
         self._entries = {fence.id: (at, fence) for at, fence in zip(indexes, fences, strict=False)}
         self._lock = threading.Lock()

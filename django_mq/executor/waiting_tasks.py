@@ -40,9 +40,8 @@ class WaitingTasks:
         lists = sum(number // size for (_, size), number in listed.items())
         return len(self) - len(self.lingering) - listed.total() + lists
 
-    def add(self, tasks: Iterable[Task]) -> list[Task]:
-        """Add tasks behind the others, but return the coroutines that may start now."""
-        coroutines: list[Task] = []
+    def add(self, tasks: Iterable[Task]) -> None:
+        """Add tasks behind the others."""
         wary = self.ordering.broken_lines or self.stopped_queues
         for task in tasks:
             if wary and self.is_unwanted(task):
@@ -50,27 +49,23 @@ class WaitingTasks:
             elif task.delivery._row.suspect and task.line is None:
                 self.suspects.append((monotonic(), task))
             elif task.handler.is_async and is_coroutine(task):
-                if self._may_start(task):
-                    coroutines.append(task)
+                self._add_coroutine(task)
             elif task.handler.linger and self._may_linger(task):
                 self.ready.extend(self.lingering.add(task))
             else:
                 self.ready.append(task)
         if wary and self.to_release:
             self._on_room()
-        return coroutines
 
-    def _may_start(self, task: Task) -> bool:
-        """Return whether a coroutine may start now; else it waits for its line."""
+    def _add_coroutine(self, task: Task) -> None:
+        """Let a coroutine wait for a slot, or first for its line."""
         line = task.line
         if line is not None and any(waiting.line == line for waiting in self.ready):
             self.ready.append(task)  # behind a task that is no coroutine
-            return False
-        if line is not None and self.ordering.is_busy(line):
+        elif line is not None and self.ordering.is_busy(line):
             self.ordering.wait(task, line)
-            return False
-        self.ordering.occupy(line)
-        return True
+        else:
+            self.ordering.add_coroutine(task)
 
     def _may_linger(self, task: Task) -> bool:
         """Return whether `task` may wait for its list to fill: all tasks of its line do so."""
@@ -82,8 +77,8 @@ class WaitingTasks:
         for tasks in self.lingering.take_due(monotonic()):
             self.ready.extend(tasks)
 
-    def add_first(self, tasks: Iterable[Task]) -> list[Task]:
-        """Add tasks before all others; return coroutines that may start now, like `add()`."""
+    def add_first(self, tasks: Iterable[Task]) -> None:
+        """Add tasks before all others."""
         coroutines: list[Task] = []
         others: list[Task] = []
         lines: set[Line | None] = set()
@@ -91,13 +86,12 @@ class WaitingTasks:
             line = task.line
             begins = line is None or not (line in lines or self.ordering.is_busy(line))
             if begins and is_coroutine(task) and not self.is_unwanted(task):
-                self.ordering.occupy(line)
                 coroutines.append(task)
             else:
                 others.append(task)
             lines.add(line)
+        self.ordering.add_coroutines_first(coroutines)
         self._add_others_first(others)
-        return coroutines
 
     def _add_others_first(self, tasks: list[Task]) -> None:
         for task in reversed(tasks):
@@ -143,8 +137,15 @@ class WaitingTasks:
             self.to_release += dropped
             self._on_room()
 
+    def drop_coroutines(self) -> None:
+        """Mark for release the coroutines that wait for a slot, and all that waits behind them."""
+        dropped = [task for _, task in self.ordering.coroutines]
+        ids = {task.delivery.id for task in dropped}
+        lines = {task.line for task in dropped} - {None}
+        self.drop(lambda task: task.line in lines or task.delivery.id in ids)
+
     def count_coroutines(self) -> int:
-        """The number of coroutines that wait for their line."""
+        """The number of coroutines that wait for a slot or their line."""
         ready = sum(task.line is not None and is_coroutine(task) for task in self.ready)
         return ready + self.ordering.count_coroutines()
 
@@ -179,7 +180,7 @@ class WaitingTasks:
                 self.ordering.occupy(line)
                 self.suspects.append((monotonic(), ready.popleft()))
             elif is_coroutine(ready[0]):
-                self.ordering.add_coroutine(ready.popleft(), line)
+                self.ordering.add_coroutine(ready.popleft())
                 self._on_room()
             else:
                 break

@@ -77,7 +77,7 @@ class Dispatch:
         # The previous attempt of a taken-over row may still run: lock the row before the start.
         asked_at = LONG_AGO if first else asked_at
         deliveries = [Delivery(row, asked_at) for row in rows]
-        self._local_queue.track(deliveries)
+        self._local_queue.unsettled.add(deliveries)
         self._pending.extend(deliveries)
         self.dispatch_pending(cursor, first=first)
 
@@ -88,7 +88,7 @@ class Dispatch:
             self._resolve_all(cursor, dispatched)
         finally:
             if dispatched.finished:
-                self._local_queue.untrack(dispatched.finished)
+                self._local_queue.unsettled.remove(dispatched.finished)
                 self._on_freed()
             try:
                 if dispatched.blocked:
@@ -173,7 +173,7 @@ class Dispatch:
         self._quota.release(len(fences))
         # First, so that no later renewal locks the rows; a renewal under way locks them for a
         # moment.
-        self._local_queue.untrack(fences)
+        self._local_queue.unsettled.remove(fences)
         fences = [*self.unreleased, *fences]
         tries = RELEASE_TRIES
         any_released = False
@@ -206,10 +206,7 @@ class Dispatch:
             if not self._runner.is_alive():
                 self._runner.start()
         except Exception:  # the system refuses a thread or a descriptor; perhaps not a sibling's
-            for task in coroutines:
-                if task.line is not None:
-                    self._local_queue.break_line(task.line)
-            self._local_queue.end_calls(*[task.line for task in coroutines])
+            self._local_queue.cancel_start(coroutines)
             with suppress(*LOST):
                 self._release([task.delivery.fence for task in coroutines])
             raise

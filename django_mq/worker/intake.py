@@ -47,8 +47,8 @@ class Intake:
         if kind != "async":
             rooms.append(self._local_room(list_size))
         if kind != "sync":
-            slots = self._runner.room() - self._local_queue.coroutines()
-            rooms.append(0 if self._local_queue.exclusive() else slots)
+            room = self._local_queue.slots.to_claim(self._local_queue.coroutines())
+            rooms.append(0 if self._local_queue.exclusive() else room)
         if self._quota.remaining is not None:
             rooms.append(self._quota.remaining)
         return min(rooms)

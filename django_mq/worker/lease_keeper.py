@@ -178,7 +178,7 @@ class LeaseKeeper(threading.Thread):
     def _renew(self) -> None:
         refused: list[psycopg.Error] = []
         by_lease: dict[float, list[Delivery]] = {}
-        for delivery in self._local_queue.unsettled():
+        for delivery in self._local_queue.unsettled.all():
             by_lease.setdefault(self._lease_of(delivery.queue), []).append(delivery)
         for lease, deliveries in sorted(by_lease.items()):
             asked_at = lease_clock()

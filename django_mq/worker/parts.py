@@ -10,6 +10,7 @@ from typing import Any
 
 from django_mq.conf.version import VERSION
 from django_mq.executor.async_runner import AsyncRunner
+from django_mq.executor.async_slots import Slots
 from django_mq.executor.ended import DONE, Ended, any_row_kept
 from django_mq.executor.executor import Executor
 from django_mq.executor.lingering import LINGER_SHARE
@@ -103,6 +104,7 @@ class Parts:
             slice_size=slice_size,
             on_room=self.wakeup.poke,
             max_linger=self._context.shortest_lease / LINGER_SHARE,
+            slots=Slots(worker.async_slots),
         )
         self.backoffs = BackoffLevels(self._settings, stop_queue=self.local_queue.stop_queue)
         self.executors = [self._executor(number, slice_size) for number in range(worker.threads)]
@@ -111,7 +113,6 @@ class Parts:
             local_queue=self.local_queue,
             scoreboard=self.scoreboard,
             first_entry=worker.threads * batch,
-            slots=worker.async_slots,
             batch=min(batch, worker.async_slots),
             on_room=self.wakeup.poke,
             link=self._link(),
@@ -164,7 +165,7 @@ class Parts:
             worker=self._id,
             claimer=self.claimers.make,
             owned=self.ordered_queues.owned,
-            has_any=self.local_queue.has_any,
+            has_any=self.local_queue.unsettled.has_any,
             probing=self.backoffs.probe_started,
             stopped=self.local_queue.stopped_queues,
         )
@@ -273,7 +274,7 @@ class Parts:
                 next_in_line = True
         if self.backoffs.active and self.backoffs.record(ended):
             self.wakeup.poke()
-        self.local_queue.untrack([fence_of(each.delivery._row) for each in ended])
+        self.local_queue.unsettled.remove([fence_of(each.delivery._row) for each in ended])
         if any_row_kept(ended):
             self._on_freed()
         elif next_in_line:

@@ -54,6 +54,7 @@ class Unstarted:
         stuck = parts.local_queue.waiting() and parts.local_queue.stuck()
         if stuck or parts.prefetch.holds_too_much(parts.intake.waiting()):
             self._release_waiting(cursor)
+        parts.local_queue.release_overdue()
         self._leave_lines(cursor)
         if parts.backoffs.has_pending():
             parts.backoffs.write(cursor)
@@ -95,8 +96,8 @@ class Unstarted:
 
     def disown_unused(self, cursor: Cursor, queues: set[str]) -> bool:
         """Disown the `queues` without an unsettled message here; return whether there was one."""
-        ordered_queues, has_any = self._parts.ordered_queues, self._parts.local_queue.has_any
-        unused = [queue for queue in queues & ordered_queues.owned if not has_any(queue)]
+        ordered_queues, unsettled = self._parts.ordered_queues, self._parts.local_queue.unsettled
+        unused = [each for each in queues & ordered_queues.owned if not unsettled.has_any(each)]
         if unused:
             ordered_queues.disown(cursor, unused)
         return bool(unused)
@@ -113,7 +114,7 @@ class Unstarted:
         locked, so this is repeated until the claim's time is over.
         """
         parts, now = self._parts, monotonic()
-        known = [delivery.fence for delivery in parts.local_queue.unsettled()]
+        known = [delivery.fence for delivery in parts.local_queue.unsettled.all()]
         if release_all_except(
             cursor,
             worker=self._worker_id,

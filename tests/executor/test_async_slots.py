@@ -103,7 +103,7 @@ def test_what_waits_for_its_settle_is_bounded(
     assert four.wait(PATIENCE)
     run = running.worker._run
     assert run is not None
-    assert run.parts.runner.room() == 0
+    assert run.parts.local_queue.slots.room() == 0
     running.stop()
     assert len(ran) == 4
     assert waiting() == {message.pk for message in messages}

@@ -72,7 +72,7 @@ class Attempts:
         assert self.next.wait(PATIENCE)
         assert running.worker._run is not None
         local_queue = running.worker._run.parts.local_queue
-        return [each.attempt for each in local_queue.unsettled() if each.handler == "h"]
+        return [each.attempt for each in local_queue.unsettled.all() if each.handler == "h"]
 
 
 @OFTEN
@@ -136,6 +136,6 @@ def test_no_slot_of_a_coroutine_is_lost(start: Start) -> None:
         running = start(async_slots=2)
         until(lambda: not waiting())
     assert running.worker._run is not None
-    runner = running.worker._run.parts.runner
-    until(lambda: runner.room() == 2)
+    slots = running.worker._run.parts.local_queue.slots
+    until(lambda: slots.room() == 2)
     running.stop()

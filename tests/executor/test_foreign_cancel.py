@@ -79,7 +79,7 @@ def test_one_whose_task_has_not_begun_runs_again_at_once_and_uncharged(
     running = start()
     assert [each.attempt for each in said.wait("message_acked", 2)] == [1, 1]
     assert running.worker._run is not None
-    until(lambda: running.worker._run.parts.runner.room() == 100)
+    until(lambda: running.worker._run.parts.local_queue.slots.room() == 100)
     running.stop()
 
 

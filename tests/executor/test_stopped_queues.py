@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from django_mq import handler, handlers
+from django_mq.executor.async_slots import Slots
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Line, Task
@@ -44,7 +45,9 @@ def task(*given: Any, line: Line | None = None, **options: Any) -> Task:
 
 @pytest.fixture
 def local_queue() -> LocalQueue:
-    return LocalQueue(batch=100, slice_size=100, on_room=lambda: None, max_linger=3600.0)
+    return LocalQueue(
+        batch=100, slice_size=100, on_room=lambda: None, max_linger=3600.0, slots=Slots(100)
+    )
 
 
 def given_back(local_queue: LocalQueue) -> list[int]:

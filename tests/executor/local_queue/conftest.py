@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from django_mq import handler, handlers
+from django_mq.executor.async_slots import Slots
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.tasks import Slice, Task
 from django_mq.messages import ClaimedRow, Delivery
@@ -63,7 +64,7 @@ def told() -> Told:
 
 @pytest.fixture
 def local_queue(told: Told) -> LocalQueue:
-    return LocalQueue(batch=100, slice_size=100, on_room=told, max_linger=3600.0)
+    return LocalQueue(batch=100, slice_size=100, on_room=told, max_linger=3600.0, slots=Slots(100))
 
 
 def take(local_queue: LocalQueue) -> list[int]:

@@ -31,7 +31,7 @@ def test_the_next_of_a_free_line_comes_before_the_rest(local_queue: LocalQueue) 
 
 def test_several_of_a_line_share_a_slice(local_queue: LocalQueue) -> None:
     """In order; and two slices never share a line."""
-    local_queue.pace(task(1).handler).limit = 3
+    local_queue.paces.of(task(1).handler).limit = 3
     local_queue.put(lined("a", "b", "a", "a", "c", "b", "c"))
     first, second = start(local_queue), start(local_queue)
     assert [ids(first.tasks), ids(second.tasks)] == [[1, 2, 3], [5, 7]]
@@ -51,7 +51,7 @@ def test_lines_of_other_kinds(local_queue: LocalQueue, name: str) -> None:
 
 
 def test_unstarted_tasks_go_before_those_that_wait_for_their_line(local_queue: LocalQueue) -> None:
-    local_queue.pace(task(1).handler).limit = 3
+    local_queue.paces.of(task(1).handler).limit = 3
     tasks = lined("a", "a", "a", "a", "-")
     local_queue.put(tasks)
     first = start(local_queue)
@@ -80,7 +80,7 @@ def test_a_line_that_was_put_back_comes_behind_the_others_in_its_order(
 
 def test_a_broken_line_is_given_back(local_queue: LocalQueue, told: Told) -> None:
     """PMQ-43: messages behind a failed one do not start, wherever they wait."""
-    local_queue.pace(task(1).handler).limit = 2
+    local_queue.paces.of(task(1).handler).limit = 2
     tasks = lined("a", "a", "a", "b", "a")
     local_queue.put(tasks)
     first = start(local_queue)
@@ -129,7 +129,7 @@ def test_a_suspect_waits_for_its_turn_in_its_line(local_queue: LocalQueue) -> No
 def test_a_suspect_shares_no_slice_with_those_before_it_in_its_line(
     local_queue: LocalQueue,
 ) -> None:
-    local_queue.pace(task(1).handler).limit = 9
+    local_queue.paces.of(task(1).handler).limit = 9
     local_queue.put([task(1, line="a"), task(2, line="a", suspect=True), task(3, line="a")])
     assert take(local_queue) == [1]
     assert take(local_queue) == [2]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from django_mq.executor.async_slots import Slots
 from django_mq.executor.local_queue import STUCK_AFTER, LocalQueue
 from django_mq.executor.pace import Pace
 from django_mq.messages import Fence
@@ -17,14 +18,14 @@ from tests.executor.local_queue.conftest import Told, take, task
 
 def put(local_queue: LocalQueue, *names: str) -> None:
     tasks = [task(id, name) for id, name in enumerate(names, 1)]
-    local_queue.track(each.delivery for each in tasks)
+    local_queue.unsettled.add(each.delivery for each in tasks)
     local_queue.put(tasks)
 
 
 def test_slow_start(local_queue: LocalQueue) -> None:
     """A handler's first slice is one message; slices double while they stay within the time."""
     put(local_queue, *["h"] * 20)
-    pace = local_queue.pace(task(1).handler)
+    pace = local_queue.paces.of(task(1).handler)
     sizes = []
     for _ in range(4):
         ids = take(local_queue)
@@ -57,7 +58,7 @@ def test_the_pace_of_a_handler() -> None:
 def test_a_slice_has_one_kind(local_queue: LocalQueue) -> None:
     """In order; non-atomic handlers alone; batches of a single handler."""
     for name in ("h", "i", "unbound"):
-        local_queue.pace(task(1, name).handler).limit = 3
+        local_queue.paces.of(task(1, name).handler).limit = 3
     put(local_queue, "h", "i", "h", "unbound", "unbound", "h", "batch", "batch", "batch2", "h", "h")
     assert [take(local_queue) for _ in range(7)] == [
         [1, 2, 3],
@@ -71,23 +72,23 @@ def test_a_slice_has_one_kind(local_queue: LocalQueue) -> None:
 
 
 def test_a_handler_at_its_limit_ends_the_slice(local_queue: LocalQueue) -> None:
-    local_queue.pace(task(1, "h").handler).limit = 5
-    local_queue.pace(task(1, "i").handler).limit = 2
+    local_queue.paces.of(task(1, "h").handler).limit = 5
+    local_queue.paces.of(task(1, "i").handler).limit = 2
     put(local_queue, "h", "i", "i", "i", "h")
     assert [take(local_queue), take(local_queue)] == [[1, 2, 3], [4, 5]]
 
 
 def test_a_full_slice_takes_no_more_of_any_handler(told: Told) -> None:
-    small = LocalQueue(batch=1, slice_size=3, on_room=told, max_linger=3600.0)
+    small = LocalQueue(batch=1, slice_size=3, on_room=told, max_linger=3600.0, slots=Slots(100))
     for name in ("h", "i"):
-        small.pace(task(1, name).handler).limit = 9
+        small.paces.of(task(1, name).handler).limit = 9
     put(small, "h", "i", "h", "i")
     assert take(small) == [1, 2, 3]
 
 
 def test_one_that_may_take_long_is_alone_in_its_slice(local_queue: LocalQueue) -> None:
     """PMQ-48: nobody else waits in the transaction of a handler not yet known to be fast."""
-    local_queue.pace(task(1, "h").handler).limit = 5
+    local_queue.paces.of(task(1, "h").handler).limit = 5
     put(local_queue, "h", "i", "h", "h")
     assert [take(local_queue), take(local_queue), take(local_queue)] == [[1], [2], [3, 4]]
 
@@ -120,7 +121,9 @@ def test_stuck_is_who_took_nothing_for_long_and_has_nobody_free(
 
 def test_a_slice_has_no_more_than_a_batch(told: Told) -> None:
     """KAF-3: waiting messages share a slice, up to the limit."""
-    local_queue = LocalQueue(batch=3, slice_size=3, on_room=told, max_linger=3600.0)
+    local_queue = LocalQueue(
+        batch=3, slice_size=3, on_room=told, max_linger=3600.0, slots=Slots(100)
+    )
     put(local_queue, *["batch"] * 5)
     assert take(local_queue) == [1, 2, 3]
     assert take(local_queue) == [4, 5]
@@ -149,19 +152,19 @@ def test_closing_returns_what_did_not_start_and_ends_the_takers(local_queue: Loc
 
 def test_fences_are_held_until_settled(local_queue: LocalQueue, told: Told) -> None:
     tasks = [task(1), task(9)]
-    local_queue.track(each.delivery for each in tasks)
+    local_queue.unsettled.add(each.delivery for each in tasks)
     local_queue.put(tasks[:1])
-    assert [each.fence for each in local_queue.unsettled()] == [
+    assert [each.fence for each in local_queue.unsettled.all()] == [
         Fence(1, 1, "me:1"),
         Fence(9, 1, "me:1"),
     ]
-    assert local_queue.has_any("mail")
-    assert not local_queue.has_any("post")
+    assert local_queue.unsettled.has_any("mail")
+    assert not local_queue.unsettled.has_any("post")
     assert not local_queue.idle()
     slice_ = local_queue.take()
     assert slice_ is not None
-    local_queue.untrack(each.delivery.fence for each in tasks)
-    assert local_queue.unsettled() == []
+    local_queue.unsettled.remove(each.delivery.fence for each in tasks)
+    assert local_queue.unsettled.all() == []
     assert not local_queue.idle()
     before = told.count
     local_queue.done(slice_)

@@ -71,7 +71,7 @@ def test_no_coroutine_starts_beside_a_suspect(local_queue: LocalQueue, told: Tol
     before = told.count
     local_queue.done(suspect)
     assert told.count > before
-    assert local_queue.take_coroutines() == [first, second]
+    assert local_queue.take_coroutines() == [second, first]
     assert local_queue.coroutines() == 0
 
 
@@ -133,7 +133,7 @@ def test_async_handlers_may_start_again_after_a_suspect(
     local_queue: LocalQueue, told: Told
 ) -> None:
     """The fetcher had been told that there was no room."""
-    local_queue.track([task(5).delivery])
+    local_queue.unsettled.add([task(5).delivery])
     local_queue.put([task(1, suspect=True)])
     assert take(local_queue) == [1]
     assert told.count >= 1

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from django_mq.executor.async_slots import Slots
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.outage import Outage
 from django_mq.executor.statements import Statements
@@ -139,7 +140,9 @@ def keeper(transactional_db: None) -> Iterator[LeaseKeeper]:
     keeper = LeaseKeeper(
         alias="default",
         worker="w",
-        local_queue=LocalQueue(batch=1, slice_size=1, on_room=lambda: None, max_linger=3600.0),
+        local_queue=LocalQueue(
+            batch=1, slice_size=1, on_room=lambda: None, max_linger=3600.0, slots=Slots(100)
+        ),
         lease_of=lambda queue: 30.0,
         shortest_lease=30.0,
         heartbeat=dict,
