@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from io import StringIO
 from typing import Any
 
 import pytest
-from django.core.management import CommandError
+from django.core.management import CommandError, call_command
 from django.db import ProgrammingError, connection, transaction
 from django.db.models.functions import Now
 from psycopg.errors import InsufficientPrivilege
@@ -368,8 +369,10 @@ def test_a_command_that_is_refused_names_the_role_that_allows_it(
 ) -> None:
     with isolated():
         handler("t", name="t")(lambda delivery: None)
+        shown = StringIO()
         with pytest.raises(CommandError) as refused, acting_as(role):
-            run(*command)
+            call_command(*command, stdout=shown)
+        assert shown.getvalue() == ""
         assert re.search(rf"^permission denied .*\b{needed}\b.* documentation$", str(refused.value))
         assert allowed(needed, lambda: run(*command))
 

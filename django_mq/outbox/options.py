@@ -116,14 +116,14 @@ def retry_json(retry: object) -> str | None:
 
 def check_unique(message: Message, max_delay: float) -> None:
     """Raise InvalidOption, or TypeError for options that do nothing without a unique id."""
-    if message.on_duplicate not in (None, *_ON_DUPLICATE):
+    if message.on_duplicate not in _ON_DUPLICATE:
         raise InvalidOption(
             f"on_duplicate must be one of {', '.join(_ON_DUPLICATE)},"
             f" not {short_repr(message.on_duplicate)}"
         )
     if message.unique_id is not None:
         check_key(message.unique_id, "unique id")
-    elif message.unique_for is not None or message.on_duplicate not in (None, "skip"):
+    elif message.unique_for is not None or message.on_duplicate != "skip":
         option = "on_duplicate" if message.unique_for is None else "unique_for"
         raise TypeError(
             f"{option} does nothing without a unique id, so every message would be stored:"

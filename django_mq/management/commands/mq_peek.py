@@ -88,14 +88,12 @@ class Command(OperatorCommand):
             )
             for message in messages
         ]
-        lines = table(headers, rows).split("\n")
-        self.stdout.write(lines[0])
-        for message, line in zip(messages, lines[1:], strict=True):
-            self.stdout.write(line)
-            if private:
-                for name, value in _private(message).items():
-                    text = value if isinstance(value, str) else json.dumps(value)
-                    self.stdout.write(f"    {name}: {one_line(text, PAYLOAD_BYTES)}")
+        heading, *lines = table(headers, rows).split("\n")
+        # Read before anything is shown: the login may lack the right.
+        details = [_details(message) if private else [] for message in messages]
+        self.stdout.write(heading)
+        for line, more in zip(lines, details, strict=True):
+            self.stdout.write("\n".join([line, *more]))
 
     def _show_heads(self, queue: str | None, options: dict[str, Any], database: str | None) -> None:
         for name in ("skip_locked", "dead", "payload"):
@@ -109,6 +107,15 @@ class Command(OperatorCommand):
         else:
             text = "No messages wait behind a first message of their key or queue."
             self.stdout.write(heads_table(heads) if heads else text)
+
+
+def _details(message: QueuedMessage) -> list[str]:
+    """Return the lines of a message's payload, metadata and last error."""
+    texts = (
+        (name, value if isinstance(value, str) else json.dumps(value))
+        for name, value in _private(message).items()
+    )
+    return [f"    {name}: {one_line(text, PAYLOAD_BYTES)}" for name, text in texts]
 
 
 def _by_id(found: dict[str, list[QueuedMessage]]) -> list[QueuedMessage]:

@@ -76,10 +76,11 @@ def examine(*, using: str | None = None) -> list[Finding]:
 
 
 def _check_failed(subject: str, error: Exception) -> Finding:
+    said = one_line(str(error)) or type(error).__name__
     return Finding(
         id="D001",
         level="error",
-        text=f"Could not look at {subject}: {one_line(str(error)) or type(error).__name__}.",
+        text=f"Could not look at {subject}: {said.rstrip('.?')}.",
         hint=_hint_of(error),
     )
 
