@@ -9,7 +9,7 @@ import pytest
 from django.db.models.functions import Now
 
 from django_mq import RetryPolicy, fixed, handler
-from django_mq.executor import reports
+from django_mq.executor import async_settler, reports
 from django_mq.executor.async_settler import AsyncSettler
 from django_mq.executor.settlement import Settlement
 from django_mq.messages import Delivery
@@ -101,4 +101,30 @@ def test_what_was_settled_but_not_reported_stays_so(
     assert running.stop()
     assert ran == [first.pk, second.pk]
     assert "executor_failed" in [getattr(record, "event", "") for record in caplog.records]
+    assert not waiting()
+
+
+def test_settles_leave_time_for_others_to_end_but_no_call_waits(
+    start: Start, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that needs a lease before it starts, as in a line, takes the others along."""
+    ran: list[int] = []
+
+    @on()
+    async def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+
+    running = start()
+    add(handler="h")
+    said.wait("message_acked")
+    assert running.worker._run is not None
+    settler = running.worker._run.parts.runner._settler
+    monkeypatch.setattr(async_settler, "SETTLE_INTERVAL", 3600.0)
+    settler._got_several = True
+    first, second = add(handler="h").pk, add(handler="h").pk
+    until(lambda: ran[1:] == [first, second] and settler._requests.qsize() == 1)
+    assert waiting() == {first, second}
+    keyed = add(handler="h", key="k").pk
+    until(lambda: waiting() <= {keyed} and ran[3:] == [keyed])
+    assert running.stop()  # the end does not wait, either
     assert not waiting()
