@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import NamedTuple
 
@@ -25,7 +25,13 @@ class HealthResponse(NamedTuple):
     media_type: str = "text/plain"
 
 
+FAILED = "503 Service Unavailable"
 MISSING = HealthResponse("no\n", "404 Not Found")
+
+
+def verdict(failed: Sequence[str]) -> HealthResponse:
+    """Return the response of a probe's page: one line per failed part, or ok."""
+    return HealthResponse("\n".join(failed) + "\n", FAILED) if failed else HealthResponse("ok\n")
 
 
 class Endpoint:

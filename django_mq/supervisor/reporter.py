@@ -10,12 +10,10 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from django_mq.policy.exposition import CONTENT_TYPE
-from django_mq.supervisor.health import Endpoint, HealthResponse
+from django_mq.supervisor.health import Endpoint, HealthResponse, verdict
 from django_mq.supervisor.process_slot import ProcessSlot
 from django_mq.supervisor.service import Service
 from django_mq.supervisor.worker_figures import exposed, summed
-
-FAILED = "503 Service Unavailable"
 
 
 class Reporter:
@@ -49,8 +47,8 @@ class Reporter:
         if self._health is not None and self._health.fileno() in readable:
             self._health.answer(
                 {
-                    "/livez": lambda: _verdict(not_live(slots, draining=draining)),
-                    "/readyz": lambda: _verdict(not_ready(slots, draining=draining)),
+                    "/livez": lambda: verdict(not_live(slots, draining=draining)),
+                    "/readyz": lambda: verdict(not_ready(slots, draining=draining)),
                 }
             )
         if self._metrics is not None and self._metrics.fileno() in readable:
@@ -84,10 +82,6 @@ def not_ready(slots: Iterable[ProcessSlot], *, draining: bool) -> list[str]:
     if draining:
         return ["draining"]
     return [each for slot in slots for each in (*slot.not_live(draining=False), *slot.not_ready())]
-
-
-def _verdict(failed: list[str]) -> HealthResponse:
-    return HealthResponse("\n".join(failed) + "\n", FAILED) if failed else HealthResponse("ok\n")
 
 
 def _figures(slots: Sequence[ProcessSlot]) -> HealthResponse:

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from time import monotonic
 
 from django.db import (
     DatabaseError,
@@ -47,6 +48,8 @@ LOOK_SECONDS = 1.0
 FIRST_WAIT, LONGEST_WAIT = 0.5, 15.0
 #: Seconds that a statement may take; a connection that is silent for longer is replaced.
 ANSWER_SECONDS = 30.0
+#: Seconds without a step after which `/livez` fails: more than a wait, a look and a statement take.
+STALLED_SECONDS = 120.0
 #: Errors of a message rather than of the database.
 REFUSED = (MQError, DataError, IntegrityError, ValueError, TypeError, RecursionError)
 
@@ -62,11 +65,24 @@ class Consumer:
         self._stop = threading.Event()
         self._source: Source | None = None
         self._wait = FIRST_WAIT
-        self._away = False
+        self._waits_for = ""
+        self._has_looked = False
+        self._moved_at = monotonic()
 
     def stop(self) -> None:
         """Ask it to end after the batch that it stores now."""
         self._stop.set()
+
+    def not_live(self) -> list[str]:
+        """Return what is stalled; waiting for a broker or a database is no stall."""
+        stalled = monotonic() - self._moved_at > STALLED_SECONDS
+        return ["the inbox is stalled"] if stalled else []
+
+    def not_ready(self) -> list[str]:
+        """Return why it takes no messages."""
+        if self._waits_for:
+            return [f"it waits for the {self._waits_for}"]
+        return [] if self._has_looked else ["it has not looked yet"]
 
     def run(self, *, until_empty: bool = False) -> int:
         """Consume until `stop()`, or until a look finds nothing; return how many were stored.
@@ -85,6 +101,7 @@ class Consumer:
 
     def _consume(self, until_empty: bool) -> None:
         while not self._stop.is_set():
+            self._moved_at = monotonic()
             try:
                 if not self._turn() and until_empty:
                     return
@@ -105,6 +122,7 @@ class Consumer:
     def _store_in_the_end(self, batch: Sequence[Incoming]) -> bool:
         """Store a batch, however long the database takes; return False if asked to stop."""
         while not self._stop.is_set():
+            self._moved_at = monotonic()
             try:
                 self.store(batch)
                 return True
@@ -180,16 +198,17 @@ class Consumer:
 
     def _wait_for(self, what: str, reason: str) -> None:
         """Wait, longer from time to time; log only the first time."""
-        if not self._away:
-            self._away = True
+        if not self._waits_for:
             self._log(logging.WARNING, "inbox_away", f"it waits for the {what}: {reason}")
+        self._waits_for = what
         self._stop.wait(self._wait)
         self._wait = min(2 * self._wait, LONGEST_WAIT)
 
     def _is_back(self) -> None:
         self._wait = FIRST_WAIT
-        if self._away:
-            self._away = False
+        self._has_looked = True
+        if self._waits_for:
+            self._waits_for = ""
             self._log(logging.INFO, "inbox_back", "it consumes again")
 
     def _close(self) -> None:

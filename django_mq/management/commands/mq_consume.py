@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from time import monotonic
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -16,14 +10,12 @@ from django.db import connections
 
 from django_mq.conf import get_settings
 from django_mq.contrib.relays.consumer import LOOK_SECONDS, Consumer
+from django_mq.management.arguments import port_and_address
 from django_mq.management.base import chosen_database
 from django_mq.management.logs import configure_logging
-from django_mq.supervisor import output
-from django_mq.supervisor.child import OUT_OF_TIME
-from django_mq.supervisor.ready import wait_ready
-from django_mq.supervisor.stop_signals import StopSignals
-
-logger = logging.getLogger("django_mq")
+from django_mq.management.ports import endpoint
+from django_mq.supervisor.attended import attended
+from django_mq.supervisor.service import Service
 
 #: Seconds after which an idle consumer has ended, unless something hangs: it finishes its look.
 IDLE_STOP_SECONDS = LOOK_SECONDS + 1.0
@@ -42,6 +34,12 @@ class Command(BaseCommand):
         parser.add_argument(
             "--until-empty", action="store_true", help="end once the broker has nothing more"
         )
+        parser.add_argument(
+            "--health-port",
+            type=port_and_address,
+            metavar="[ADDRESS:]PORT",
+            help="answer /livez and /readyz here (default address: 127.0.0.1)",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         configure_logging(options["verbosity"])
@@ -57,61 +55,12 @@ class Command(BaseCommand):
             connections[alias].close()  # the consumer bounds the waits of its own
         consumer = Consumer(name, settings.inboxes[name], using=alias)
         seconds = max(settings.drain_seconds, IDLE_STOP_SECONDS)
-        with stopped_by_signals(consumer, seconds=seconds):
+        health = endpoint("health", options["health_port"])
+        service = Service.of_environment()
+        with attended(consumer, seconds=seconds, health=health, service=service):
             try:
                 stored = consumer.run(until_empty=options["until_empty"])
             except ImproperlyConfigured as error:
                 raise CommandError(str(error)) from error
         plural = "message was" if stored == 1 else "messages were"
         self.stdout.write(f"{stored} {plural} stored.")
-
-
-@contextmanager
-def stopped_by_signals(consumer: Consumer, *, seconds: float) -> Iterator[None]:
-    """Within the block, a stop signal stops `consumer`.
-
-    A second one, or `seconds` without an end, ends the process: a broker or a database that hangs
-    cannot keep it. The broker then delivers again whatever was not acked.
-    """
-    reader, writer = os.pipe()
-    with StopSignals() as signals:
-        listening = threading.Thread(
-            target=_listen, args=(consumer, signals, reader, seconds), name="mq-stop", daemon=True
-        )
-        listening.start()
-        try:
-            yield
-        finally:
-            os.close(writer)
-            listening.join()
-            os.close(reader)
-
-
-def _listen(consumer: Consumer, signals: StopSignals, end: int, seconds: float) -> None:
-    """Carry out stop signals until the other side of `end` is closed."""
-    until: float | None = None
-    while True:
-        left = None if until is None else max(0.0, until - monotonic())
-        ready, _ = wait_ready([signals.fileno(), end], seconds=left)
-        if end in ready:
-            return
-        received = signals.read()
-        if received and until is None:
-            consumer.stop()
-            until = monotonic() + seconds
-            received.pop(0)
-        if received:
-            _leave(128 + received[0])
-        if until is not None and monotonic() >= until:
-            logger.error(
-                "inbox %s: not stopped within %g s; the broker delivers again what was not acked",
-                consumer.name,
-                seconds,
-                extra={"event": "inbox_gave_up", "inbox": consumer.name},
-            )
-            _leave(OUT_OF_TIME)
-
-
-def _leave(code: int) -> None:
-    output.flush(last=True)
-    os._exit(code)

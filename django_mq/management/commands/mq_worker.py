@@ -25,13 +25,13 @@ from django_mq.management.arguments import port_and_address, positive, seconds
 from django_mq.management.base import UNUSABLE, chosen_database, missing_role, must_be_migrated
 from django_mq.management.capacity import check_connections, check_max_rss, process_count
 from django_mq.management.logs import configure_logging
+from django_mq.management.ports import endpoint
 from django_mq.management.reloading import is_reloaded, run_reloading
 from django_mq.management.serving import separated, served, unmatched
 from django_mq.policy.error_text import one_line
 from django_mq.store.driver import may_prepare
 from django_mq.store.session_facts import is_pooled
 from django_mq.supervisor import output
-from django_mq.supervisor.health import Endpoint
 from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.service import Service
 from django_mq.supervisor.supervisor import Supervisor
@@ -149,8 +149,8 @@ class Command(BaseCommand):
             until_empty=options["until_empty"],
             max_rss=max_rss,
             reporter=Reporter(
-                health=_endpoint("health", options["health_port"] or settings.health_port),
-                metrics=_endpoint("metrics", options["metrics_port"]),
+                health=endpoint("health", options["health_port"] or settings.health_port),
+                metrics=endpoint("metrics", options["metrics_port"]),
                 service=Service.of_environment(),
             ),
         )
@@ -255,17 +255,6 @@ def _shares(messages: int | None, processes: int) -> list[int | None]:
         return [None] * processes
     shares = [messages // processes + (n < messages % processes) for n in range(processes)]
     return [share for share in shares if share]
-
-
-def _endpoint(what: str, where: int | tuple[int, str] | None) -> Endpoint | None:
-    """Listen on a port and an address; settings and `call_command()` may give only the port."""
-    if not where:
-        return None
-    port, address = (where, "127.0.0.1") if isinstance(where, int) else where
-    try:
-        return Endpoint(port, address)
-    except (OSError, OverflowError) as error:
-        raise CommandError(f"{what} port {port} cannot be opened: {error}") from error
 
 
 def _left(share: int | None, scoreboard: Scoreboard) -> int | None:

@@ -468,3 +468,25 @@ def test_amqp_odd_properties_and_a_deleted_queue_stop_nothing(
     with pytest.raises(BrokerAway, match="the queue was deleted"):
         source.receive(1, 5)
     source.close()
+
+
+def test_a_consumer_is_live_while_it_waits_for_its_broker(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To restart it would not help; it is stalled if nothing moves."""
+    monkeypatch.setattr(consumer_module, "FIRST_WAIT", 0.01)
+    inbox = {"kind": "redis", "url": "redis://127.0.0.1:9", "source": "s"}
+    settings.DJANGO_MQ = {"INBOXES": {"crm": inbox}}
+    consumer = Consumer("crm", get_settings().inboxes["crm"])
+    assert consumer.not_ready() == ["it has not looked yet"]
+    consuming = threading.Thread(target=consumer.run, daemon=True)
+    consuming.start()
+    until(lambda: consumer.not_ready() == ["it waits for the broker"])
+    for _ in range(2):
+        before = consumer._moved_at
+        until(lambda before=before: consumer._moved_at > before)  # type: ignore[misc]
+    assert consumer.not_live() == []
+    consumer.stop()
+    consuming.join(60)
+    monkeypatch.setattr(consumer_module, "STALLED_SECONDS", -1.0)
+    assert consumer.not_live() == ["the inbox is stalled"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +21,8 @@ from django_mq.contrib.relays import relay
 from django_mq.models import QueuedMessage
 from django_mq.supervisor.child import OUT_OF_TIME
 from tests.acceptance.conftest import database_url
-from tests.contrib.relays.brokers import Broker, kinds
+from tests.acceptance.test_health import ask
+from tests.contrib.relays.brokers import Broker, free_ports, kinds
 from tests.waiting import until
 from tests.worker.conftest import proxy as proxy
 from tests.worker.proxy import Proxy
@@ -172,3 +174,31 @@ def test_an_idle_consumer_ends_well_without_time_to_drain(
     until(lambda: "consuming" in (tmp_path / "log").read_text())
     consumer.send_signal(signal.SIGTERM)
     assert consumer.wait(60) == 0
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True, scope="module")
+def test_probes_hear_whether_a_consumer_waits_for_its_broker(
+    broker: Broker, place: str, start: Start
+) -> None:
+    inbox = {"kind": broker.kind, "url": broker.url, "source": place}
+    [port] = free_ports(1)
+    consumer = start("mq_consume", "crm", "--health-port", str(port), INBOXES={"crm": inbox})
+    until(lambda: ask(port, "/readyz") == (200, b"ok\n"), "it is ready")
+    broker.refuse(True)
+    away = (503, b"it waits for the broker\n")
+    until(lambda: ask(port, "/readyz") == away, "it says what it waits for")
+    assert ask(port, "/livez") == (200, b"ok\n")
+    broker.refuse(False)
+    until(lambda: ask(port, "/readyz") == (200, b"ok\n"), "it is ready again")
+    consumer.send_signal(signal.SIGTERM)
+    assert consumer.wait(60) == 0
+    assert ask(port, "/livez")[0] == 0
+
+
+def test_a_consumer_says_which_port_is_taken(start: Start, tmp_path: Path) -> None:
+    inbox = {"kind": "redis", "url": "redis://127.0.0.1:9", "source": "s"}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        consumer = start("mq_consume", "crm", "--health-port", port, INBOXES={"crm": inbox})
+        assert consumer.wait(60) == 1
+    assert f"health port {port} cannot be opened" in (tmp_path / "log").read_text()
