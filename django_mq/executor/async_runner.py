@@ -38,7 +38,7 @@ CallTask = asyncio.Task[list[Ended]]
 
 
 class AsyncRunner(threading.Thread):
-    """Runs async handlers that have `slots`; an AsyncSettler settles them in batches."""
+    """Runs the coroutines that got a slot; an AsyncSettler settles them in batches."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class AsyncRunner(threading.Thread):
         """Note that the calls of `tasks` are settled. Called by the settler's thread."""
         came_free = self._slots.settle(_fences(tasks))
         self._local_queue.end_calls(*[task.line for task in tasks])
-        if came_free:
+        if came_free or self._local_queue.wants_worker():
             self._on_room()
 
     def _give_up(self, ended: Sequence[Ended], tasks: Sequence[Task]) -> None:

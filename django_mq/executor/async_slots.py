@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Callable, Collection
 from time import monotonic
 
 from django_mq.messages import PlainFence
@@ -13,6 +14,9 @@ from django_mq.messages import PlainFence
 AHEAD_SECONDS = 0.02
 #: The most messages claimed beyond the free slots, as a share of all slots.
 AHEAD_SHARE = 0.5
+#: The seconds in which ended calls are counted. If calls take longer on average, the gain is below
+#: 5 %, and calls that began together would let others wait for as long as they take.
+WINDOW = 0.1
 #: The weight of a call in the mean duration of calls.
 WEIGHT = 1 / 16
 
@@ -25,6 +29,8 @@ class Slots:
     settled: only then is it known whether its queue backs off, so nothing may take its place
     earlier. Messages are named by their fences: one that is retried at once may end again before
     its first end is settled.
+
+    Slots are taken when coroutines leave the local queue.
 
     >>> slots = Slots(2)
     >>> slots.take(2)
@@ -39,54 +45,58 @@ class Slots:
     0.0
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, clock: Callable[[], float] = monotonic) -> None:
         #: The number of slots.
         self.count = count
+        self._clock = clock
         self._lock = threading.Lock()
         self._taken = 0
         self._unsettled = 0
         self._failed: set[PlainFence] = set()
         self._full_since: float | None = None
         self._mean_seconds: float | None = None
+        # When the last calls ended, once per message; no more than matter.
+        self._ends: deque[float] = deque(maxlen=int(count * AHEAD_SHARE * WINDOW / AHEAD_SECONDS))
 
     def full_for(self) -> float:
         """Return for how many seconds all slots have been taken without a call ending."""
         since = self._full_since
-        return 0.0 if since is None else monotonic() - since
+        return 0.0 if since is None else self._clock() - since
 
     def room(self) -> int:
         """Return how many messages may start now."""
         with self._lock:
             return min(self.count - self._taken, 2 * self.count - self._unsettled)
 
-    def to_claim(self, waiting: int) -> int:
+    def to_claim(self, waiting: int, *, ahead: bool = True) -> int:
         """Return how many messages to claim while `waiting` of them wait here; 0: none yet.
 
-        Beyond the free slots, it is as many as end in AHEAD_SECONDS, so that no slot waits for a
-        claim: by the mean duration of calls, slots end `count / mean` of them per second (Little's
-        law). If calls are slow this is none, and siblings get the messages. While no slot is free,
-        half of them are claimed at once.
+        These are as many as there are free slots; and `ahead` of them as many as will end in
+        AHEAD_SECONDS, at the rate of the last calls, so that no slot waits for a claim. While no
+        slot is free, half of them are claimed at once. If others wait, they are claimed ahead in
+        any case: a claim that waited for a free slot would never get one.
 
-        >>> slots = Slots(100)
-        >>> slots.take(100)
-        >>> slots.end([(1, 1, "me:1")], failed=False, seconds=0.05)
-        >>> slots.to_claim(0), slots.to_claim(1), slots.to_claim(40), slots.to_claim(41)
-        (41, 40, 1, 0)
-        >>> slots.take(1)
-        >>> slots.to_claim(0), slots.to_claim(20), slots.to_claim(21)
-        (40, 20, 0)
+        >>> slots = Slots(20, clock=lambda: 0.0)
+        >>> slots.take(20)
+        >>> slots.end([(n, 1, "me:1") for n in range(20)], failed=False, seconds=0.05)
+        >>> slots.to_claim(0), slots.to_claim(0, ahead=False), slots.to_claim(1, ahead=False)
+        (24, 20, 23)
+        >>> slots.take(20)
+        >>> slots.to_claim(0), slots.to_claim(2), slots.to_claim(3)
+        (4, 2, 0)
         """
-        free, ahead = self.room(), self._ahead()
-        if free <= 0 and waiting > ahead // 2:
+        free = self.room()
+        more = self._ahead() if ahead or waiting else 0
+        if free <= 0 and waiting > more // 2:
             return 0
-        return max(0, free + ahead - waiting)
+        return max(0, free + more - waiting)
 
     def take(self, count: int) -> None:
-        """Take slots for `count` messages."""
+        """Take slots for `count` messages, at least one."""
         with self._lock:
             self._taken += count
             self._unsettled += count
-            self._full_since = monotonic() if self._taken >= self.count else None
+            self._full_since = self._clock() if self._taken >= self.count else None
 
     def give_back(self, count: int) -> None:
         """Free the slots of `count` messages that could not start."""
@@ -95,16 +105,13 @@ class Slots:
             self._unsettled -= count
             self._full_since = None
 
-    def claim_no_more(self) -> None:
-        """Claim nothing beyond the free slots until the next call has ended."""
-        self._mean_seconds = None
-
     def end(self, fences: Collection[PlainFence], *, failed: bool, seconds: float) -> None:
         """Note that the call of these messages ended after `seconds`; they are settled next."""
         with self._lock:
             self._full_since = None
             mean = seconds if self._mean_seconds is None else self._mean_seconds
             self._mean_seconds = mean + (seconds - mean) * WEIGHT
+            self._ends.extend([self._clock()] * len(fences))
             if failed:
                 self._failed.update(fences)
             else:
@@ -120,7 +127,11 @@ class Slots:
             return bool(failed)
 
     def _ahead(self) -> int:
-        mean = self._mean_seconds
-        if mean is None:
-            return 0
-        return int(self.count * min(AHEAD_SHARE, AHEAD_SECONDS / max(mean, 1e-6)))
+        """Return how many messages to claim beyond the free slots."""
+        since = self._clock() - WINDOW
+        with self._lock:
+            if self._mean_seconds is None or self._mean_seconds > WINDOW:
+                return 0
+            while self._ends and self._ends[0] < since:
+                self._ends.popleft()
+            return int(len(self._ends) * AHEAD_SECONDS / WINDOW)

@@ -20,6 +20,8 @@ from django_mq.executor.waiting_tasks import WaitingTasks
 
 #: Seconds that a suspect waits for a moment when nothing else runs. After that nothing else starts.
 SUSPECT_WAIT_SECONDS = 10.0
+#: Seconds that a coroutine waits for a slot. After that, other processes may have a free one.
+SLOT_WAIT_SECONDS = 1.0
 #: Seconds without a new slice after which the waiting tasks are released.
 STUCK_AFTER = 1.0
 
@@ -66,29 +68,17 @@ class LocalQueue:
         #: Queues from which nothing may start.
         self.stopped_queues = self._waiting.stopped_queues
 
-    def put(self, tasks: Iterable[Task]) -> list[Task]:
-        """Add tasks behind the others; return coroutines among them that are to start now."""
+    def put(self, tasks: Iterable[Task]) -> None:
+        """Add tasks behind the others."""
         with self._lock:
             self._waiting.add(tasks)
             self._lock.notify_all()
-            return self._begin()
 
-    def put_first(self, tasks: Iterable[Task]) -> list[Task]:
-        """Add tasks before all others; return coroutines among them that are to start now."""
+    def put_first(self, tasks: Iterable[Task]) -> None:
+        """Add tasks before all others."""
         with self._lock:
             self._waiting.add_first(tasks)
             self._lock.notify_all()
-            return self._begin()
-
-    def _begin(self, *, lists: bool = True) -> list[Task]:
-        """Return coroutines that have slots and run from now on; none of them beside a suspect."""
-        ordering = self._waiting.ordering
-        if self._alone or not ordering.coroutines:
-            return []
-        coroutines = ordering.take_coroutines(self.slots.room(), lists=lists)
-        self.slots.take(len(coroutines))
-        self._running += len(coroutines)
-        return coroutines
 
     def take(self) -> Slice | None:
         """Wait for the next slice; None after `close()`. Each slice ends with `done()`."""
@@ -195,11 +185,19 @@ class LocalQueue:
             )
 
     def take_coroutines(self, *, lists: bool = True) -> list[Task]:
-        """Return coroutines that waited, and are to start now; those of lists only with `lists`."""
-        if not self._waiting.ordering.coroutines:
+        """Return coroutines that are to start now, and have slots; of lists only with `lists`.
+
+        They count as running from now on. None starts beside a suspect.
+        """
+        ordering = self._waiting.ordering
+        if not ordering.coroutines:
             return []
         with self._lock:
-            return self._begin(lists=lists)
+            room = 0 if self._alone else self.slots.room()
+            if coroutines := ordering.take_coroutines(room, lists=lists):
+                self.slots.take(len(coroutines))
+                self._running += len(coroutines)
+            return coroutines
 
     def cancel_start(self, coroutines: list[Task]) -> None:
         """Note that these coroutines could not start; nothing behind them in their lines does."""
@@ -209,12 +207,16 @@ class LocalQueue:
         self.slots.give_back(len(coroutines))
         self.end_calls(*[task.line for task in coroutines])
 
-    def release_overdue(self) -> None:
-        """Mark for release the coroutines that wait for a slot, once one waited STUCK_AFTER."""
+    def overdue_in(self) -> float:
+        """Return the seconds until coroutines have waited too long for a slot; may be infinite."""
         with self._lock:
-            waited = monotonic() - self._waiting.ordering.slot_wanted_since()
-            if waited > STUCK_AFTER:
-                self.slots.claim_no_more()
+            since = self._waiting.ordering.slot_wanted_since()
+        return max(0.0, since + SLOT_WAIT_SECONDS - monotonic())
+
+    def release_overdue(self) -> None:
+        """Mark for release the coroutines that wait for a slot, if one has waited too long."""
+        if self.overdue_in() == 0.0:
+            with self._lock:
                 self._waiting.drop_coroutines()
 
     def wants_worker(self) -> bool:

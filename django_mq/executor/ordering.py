@@ -85,8 +85,8 @@ class Ordering:
             self.coroutines.appendleft((monotonic(), task))
 
     def slot_wanted_since(self) -> float:
-        """Return when the first coroutine began to wait for a slot; infinity if there is none."""
-        return self.coroutines[0][0] if self.coroutines else float("inf")
+        """Return when the oldest coroutine began to wait for a slot; infinity if there is none."""
+        return min((at for at, _ in self.coroutines), default=float("inf"))
 
     def count_coroutines(self) -> int:
         """The number of coroutines that wait for their line, or for a slot."""

@@ -23,7 +23,8 @@ class ClaimOptions(NamedTuple):
     `kind` is the kind of executor that the messages need, since room is counted per kind.
     `max_in_flight` is the maximum number of messages in flight over the fleet, unless an operator
     has set another maximum. `list_size` is the maximum number of messages per call of a handler
-    outside a transaction.
+    outside a transaction. `ahead`: coroutines may be claimed before they have slots; those of lists
+    would start in shorter lists.
     """
 
     kind: str
@@ -34,3 +35,4 @@ class ClaimOptions(NamedTuple):
     skip_dead: bool = False
     max_in_flight: int | None = None
     list_size: int = 1
+    ahead: bool = True

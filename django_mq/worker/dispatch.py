@@ -155,7 +155,7 @@ class Dispatch:
             return None
 
     def start_coroutines(self) -> None:
-        """Start the coroutines whose turn in their lines has come."""
+        """Start the coroutines that have slots, and whose turn in their lines has come."""
         if coroutines := self._local_queue.take_coroutines():
             self._start(coroutines)
 
@@ -198,8 +198,8 @@ class Dispatch:
 
     def _submit(self, tasks: list[Task], first: bool) -> None:
         put = self._local_queue.put_first if first else self._local_queue.put
-        if coroutines := put(tasks):
-            self._start(coroutines)
+        put(tasks)
+        self.start_coroutines()
 
     def _start(self, coroutines: list[Task]) -> None:
         try:

@@ -155,7 +155,9 @@ class Fetcher:
             kind = options.kind
             if claimed.is_filled(kind):
                 continue
-            room = self._intake.room(kind, options.list_size)
+            # A queue that is claimed alone has a line, or a limit in flight, which counts claims.
+            ahead = options.ahead and group in ("", "keyed")
+            room = self._intake.room(kind, options.list_size, ahead=ahead)
             room = min(room, self._claims.max_per_claim(lanes[0][0], options))
             if room <= 0:
                 claimed.no_room = True

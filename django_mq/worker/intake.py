@@ -36,10 +36,11 @@ class Intake:
         self._list_size = 1
         self._any_lists = False
 
-    def room(self, kind: str, list_size: int = 1) -> int:
+    def room(self, kind: str, list_size: int = 1, *, ahead: bool = True) -> int:
         """Return how many messages to claim for executors of `kind` (sync, async or both).
 
-        `list_size` is how many of the messages one call takes.
+        `list_size` is how many of the messages one call takes. Without `ahead`, coroutines are
+        claimed only for free slots, if none waits.
         """
         rooms = []
         self._list_size = list_size
@@ -47,7 +48,7 @@ class Intake:
         if kind != "async":
             rooms.append(self._local_room(list_size))
         if kind != "sync":
-            room = self._local_queue.slots.to_claim(self._local_queue.coroutines())
+            room = self._local_queue.slots.to_claim(self._local_queue.coroutines(), ahead=ahead)
             rooms.append(0 if self._local_queue.exclusive() else room)
         if self._quota.remaining is not None:
             rooms.append(self._quota.remaining)

@@ -64,6 +64,7 @@ class ClaimOptionsCache:
             skip_dead=options.on_dead_head == "skip",
             max_in_flight=options.max_in_flight,
             list_size=max(lists, default=1),
+            ahead=not any(each.batch and each.is_async for each in found),
         )
 
 

@@ -164,7 +164,7 @@ class Run:
         claims_first = parts.fetcher.urgent and parts.local_queue.idle()
         if self.unstarted.overdue or parts.backoffs.has_pending() or not claims_first:
             self.unstarted.start_or_release(cursor)
-        return parts.fetcher.fetch(cursor)
+        return min(parts.fetcher.fetch(cursor), parts.local_queue.overdue_in())
 
     def _suspend(self, cursor: Cursor) -> float:
         """Release everything that has not started: an operator told this worker to be quiet."""

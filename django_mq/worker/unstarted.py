@@ -54,7 +54,6 @@ class Unstarted:
         stuck = parts.local_queue.waiting() and parts.local_queue.stuck()
         if stuck or parts.prefetch.holds_too_much(parts.intake.waiting()):
             self._release_waiting(cursor)
-        parts.local_queue.release_overdue()
         self._leave_lines(cursor)
         if parts.backoffs.has_pending():
             parts.backoffs.write(cursor)
@@ -63,6 +62,7 @@ class Unstarted:
         if to_release := parts.local_queue.take_to_release():
             self._release(to_release)
         parts.dispatch.start_coroutines()
+        parts.local_queue.release_overdue()  # the rest, in the next round
 
     def release_all(self, cursor: Cursor) -> None:
         """Release what has not started, and the ordered queues with nothing running here."""

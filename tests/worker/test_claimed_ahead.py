@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,8 @@ import psycopg
 import pytest
 
 from django_mq import handler
-from django_mq.executor import async_slots
+from django_mq.executor import async_slots, local_queue
+from django_mq.executor.settlement import Settlement
 from django_mq.models import QueuedMessage
 from django_mq.worker.dispatch import Dispatch
 from tests.rows import add
@@ -19,6 +21,9 @@ from tests.waiting import until
 from tests.worker.conftest import Running, add_many, waiting
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+#: As it is outside of these tests.
+WINDOW = async_slots.WINDOW
 
 Start = Callable[..., Running]
 
@@ -46,8 +51,9 @@ class Gated:
 
 @pytest.fixture
 def gated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gated]:
-    """All calls count as fast enough to claim ahead of them."""
-    monkeypatch.setattr(async_slots, "AHEAD_SECONDS", 1e6)
+    """Each call that has ended counts as lately ended and short: half of the slots are ahead."""
+    monkeypatch.setattr(async_slots, "WINDOW", 3600.0)
+    monkeypatch.setattr(async_slots, "AHEAD_SECONDS", 3600.0)
     gated = Gated()
 
     async def h(delivery: Any) -> None:
@@ -90,12 +96,17 @@ def test_the_next_starts_without_a_statement(
     assert gated.began == ids
 
 
-def test_what_does_not_start_soon_goes_to_another_worker(start: Start, gated: Gated) -> None:
+def test_what_does_not_start_soon_goes_to_another_worker(
+    start: Start, gated: Gated, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a second, whenever the worker would look again."""
+    settings.DJANGO_MQ = {**getattr(settings, "DJANGO_MQ", {}), "POLL_INTERVAL": 600}
     first, *others = [message.pk for message in add_many(4, handler="h")]
     gated.open(first)
     start(async_slots=2)
     until(lambda: gated.began == [first, *others[:2]])
     until(lambda: claimed() == set(others))
+    monkeypatch.setattr(async_slots, "WINDOW", WINDOW)
     until(lambda: claimed() == set(others[:2]))
     assert attempts(others[2]) == 0  # it was never started
     gated.open(others[2])
@@ -132,3 +143,52 @@ def test_what_lapses_behind_a_backlog_is_taken_over_first(start: Start, gated: G
         until(lambda number=number: len(gated.began) > number)
     until(lambda: lapsed not in waiting())
     assert len(gated.began) < 1_000
+
+
+def test_a_settle_that_frees_room_wakes_the_worker(
+    start: Start, gated: Gated, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that end fast wait for their settles, and no call ends after the last of these."""
+    settings.DJANGO_MQ = {**getattr(settings, "DJANGO_MQ", {}), "POLL_INTERVAL": 600}
+    settle = Settlement.settle
+
+    def slow(self: Settlement, *arguments: Any, **options: Any) -> Any:
+        time.sleep(0.05)  # a commit that waits for a standby
+        return settle(self, *arguments, **options)
+
+    monkeypatch.setattr(Settlement, "settle", slow)
+    monkeypatch.setattr(local_queue, "SLOT_WAIT_SECONDS", 600.0)
+    gated.open_all()
+    add_many(40, handler="h")
+    start(async_slots=2)
+    until(lambda: not waiting())
+
+
+def test_lists_are_as_long_as_there_are_slots(start: Start) -> None:
+    """They are not claimed ahead: those that wait would start alone."""
+    lengths: list[int] = []
+
+    @handler("#", queue="mail", name="h", batch=True)
+    async def h(deliveries: Any) -> None:
+        lengths.append(len(deliveries))
+        await asyncio.sleep(0.001)
+
+    add_many(200, handler="h")
+    assert start(until_empty=True, async_slots=20).join()
+    assert lengths == [20] * 10
+
+
+def test_a_limit_in_flight_is_not_used_up_by_what_waits_for_a_slot(
+    start: Start, gated: Gated, settings: Any
+) -> None:
+    settings.DJANGO_MQ = {
+        **getattr(settings, "DJANGO_MQ", {}),
+        "QUEUES": {"mail": {"max_in_flight": 3}},
+    }
+    first, *others = [message.pk for message in add_many(6, handler="h")]
+    gated.open(first)
+    start(async_slots=2)
+    until(lambda: gated.began == [first, *others[:2]])
+    start(async_slots=2)
+    until(lambda: len(gated.began) == 4)
+    assert claimed() == set(others[:3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -79,6 +80,18 @@ def start(local_queue: LocalQueue) -> Slice:
     slice_ = local_queue.take()
     assert slice_ is not None
     return slice_
+
+
+def dispatch(local_queue: LocalQueue, tasks: Iterable[Task]) -> list[Task]:
+    """Put tasks, and return the coroutines that are to start, as the worker does."""
+    local_queue.put(tasks)
+    return local_queue.take_coroutines()
+
+
+def dispatch_first(local_queue: LocalQueue, tasks: Iterable[Task]) -> list[Task]:
+    """The same for tasks that go before all others."""
+    local_queue.put_first(tasks)
+    return local_queue.take_coroutines()
 
 
 def ids(tasks: list[Task]) -> list[int]:

@@ -7,12 +7,20 @@ from threading import Thread
 
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.tasks import Slice, Task
-from tests.executor.local_queue.conftest import Told, ids, lined, start, task
+from tests.executor.local_queue.conftest import (
+    Told,
+    dispatch,
+    dispatch_first,
+    ids,
+    lined,
+    start,
+    task,
+)
 
 
 def test_coroutines_of_a_line_run_one_after_another(local_queue: LocalQueue, told: Told) -> None:
     tasks = lined("a", "b", "a", "-", "a", handler="coroutine")
-    assert ids(local_queue.put(tasks)) == [1, 2, 4]
+    assert ids(dispatch(local_queue, tasks)) == [1, 2, 4]
     assert local_queue.coroutines() == 2
     local_queue.end_calls(("b",))
     assert local_queue.take_coroutines() == []
@@ -33,7 +41,7 @@ def test_a_line_of_coroutines_and_others_keeps_its_order(
     """In an ordered queue messages may have different kinds of handlers."""
     kinds = ["h", "coroutine", "h", "unbound", "coroutine"]
     tasks = [task(id, kind, line="a") for id, kind in enumerate(kinds, 1)]
-    assert local_queue.put(tasks) == []
+    assert dispatch(local_queue, tasks) == []
     assert local_queue.coroutines() == 2
     assert run_all(local_queue, 5) == [1, 2, 3, 4, 5]
 
@@ -42,10 +50,10 @@ def test_what_goes_first_keeps_its_order_and_goes_before_its_line(
     local_queue: LocalQueue,
 ) -> None:
     """Whether it is a coroutine or not, and whether anything of its line waits, or not yet."""
-    local_queue.put([task(6, line="a"), task(7, "coroutine", line="a"), task(8, line="b")])
+    dispatch(local_queue, [task(6, line="a"), task(7, "coroutine", line="a"), task(8, line="b")])
     kinds = ["h", "coroutine", "h", "coroutine", "h"]
     first = [task(id, kind, line="a") for id, kind in enumerate(kinds, 1)]
-    assert local_queue.put_first(first) == []
+    assert dispatch_first(local_queue, first) == []
     assert local_queue.coroutines() == 3
     order = run_all(local_queue, 8)
     assert [id for id in order if id != 8] == [1, 2, 3, 4, 5, 6, 7]
@@ -54,12 +62,12 @@ def test_what_goes_first_keeps_its_order_and_goes_before_its_line(
 def test_a_coroutine_that_goes_first_starts_unless_its_line_is_busy(
     local_queue: LocalQueue,
 ) -> None:
-    local_queue.put([task(1, line="a"), task(2, line="b"), task(3, "coroutine", line="b")])
+    dispatch(local_queue, [task(1, line="a"), task(2, line="b"), task(3, "coroutine", line="b")])
     running = start(local_queue)
     assert ids(running.tasks) == [1]
     first = [task(4, "coroutine", line="a"), task(5, "coroutine")]
     first += [task(n, "coroutine", line="b") for n in (6, 7)]
-    assert ids(local_queue.put_first(first)) == [5, 6]
+    assert ids(dispatch_first(local_queue, first)) == [5, 6]
     local_queue.done(running)
     assert ids(local_queue.take_coroutines()) == [4]
     local_queue.end_calls(("b",))
@@ -70,7 +78,7 @@ def test_a_task_that_must_not_run_here_is_announced(local_queue: LocalQueue, tol
     """Both the claiming thread and an executor whose row was locked may add one."""
     local_queue.stop_queue("mail")
     assert told.count == 0
-    local_queue.put([task(1), task(2, "coroutine")])
+    dispatch(local_queue, [task(1), task(2, "coroutine")])
     assert told.count == 1
     assert ids(local_queue.take_to_release()) == [1, 2]
 
@@ -103,8 +111,8 @@ def run_all(local_queue: LocalQueue, count: int) -> list[int]:
 
 
 def test_a_suspect_coroutine_runs_alone_in_a_thread(local_queue: LocalQueue) -> None:
-    local_queue.put([task(1, "coroutine", line="a", suspect=True)])
-    assert local_queue.put([task(2, "coroutine", line="a")]) == []
+    dispatch(local_queue, [task(1, "coroutine", line="a", suspect=True)])
+    assert dispatch(local_queue, [task(2, "coroutine", line="a")]) == []
     assert local_queue.coroutines() == 1
     suspect = start(local_queue)
     assert suspect.alone
@@ -124,22 +132,22 @@ def test_a_suspect_coroutine_runs_alone_in_a_thread(local_queue: LocalQueue) -> 
 
 def test_a_broken_line_gives_its_coroutines_back(local_queue: LocalQueue) -> None:
     tasks = lined("a", "a", "a", handler="coroutine")
-    assert ids(local_queue.put(tasks)) == [1]
+    assert ids(dispatch(local_queue, tasks)) == [1]
     local_queue.break_line(("a",))
     assert ids(local_queue.take_to_release()) == [2, 3]
     local_queue.end_calls(("a",))
     assert local_queue.take_coroutines() == []
-    assert ids(local_queue.put([task(2, "coroutine", line="a")])) == [2]
+    assert ids(dispatch(local_queue, [task(2, "coroutine", line="a")])) == [2]
 
 
 def test_a_coroutine_whose_turn_it_is_waits_for_a_suspect_to_end(
     local_queue: LocalQueue, told: Told
 ) -> None:
     """Otherwise it would be charged if the suspect killed the process."""
-    local_queue.put([task(1, line="a")])
+    dispatch(local_queue, [task(1, line="a")])
     first = start(local_queue)
-    local_queue.put([task(2, suspect=True)])
-    assert local_queue.put([task(3, "coroutine", line="a")]) == []
+    dispatch(local_queue, [task(2, suspect=True)])
+    assert dispatch(local_queue, [task(3, "coroutine", line="a")]) == []
     local_queue.done(first)
     suspect = start(local_queue)
     assert suspect.alone

@@ -5,12 +5,21 @@ from __future__ import annotations
 import pytest
 
 from django_mq.executor.local_queue import LocalQueue
-from tests.executor.local_queue.conftest import Told, ids, lined, start, take, task
+from tests.executor.local_queue.conftest import (
+    Told,
+    dispatch,
+    dispatch_first,
+    ids,
+    lined,
+    start,
+    take,
+    task,
+)
 
 
 def test_of_a_line_one_slice_is_out_at_a_time(local_queue: LocalQueue) -> None:
     """KAF-2: followers wait, and other lines continue."""
-    local_queue.put(lined("a", "a", "b", "a", "-"))
+    dispatch(local_queue, lined("a", "a", "b", "a", "-"))
     first = start(local_queue)
     second, third = start(local_queue), start(local_queue)
     assert [ids(each.tasks) for each in (first, second, third)] == [[1], [3], [5]]
@@ -21,7 +30,7 @@ def test_of_a_line_one_slice_is_out_at_a_time(local_queue: LocalQueue) -> None:
 
 
 def test_the_next_of_a_free_line_comes_before_the_rest(local_queue: LocalQueue) -> None:
-    local_queue.put(lined("a", "a", "-", "-", "a"))
+    dispatch(local_queue, lined("a", "a", "-", "-", "a"))
     first = start(local_queue)
     second = start(local_queue)
     assert [ids(first.tasks), ids(second.tasks)] == [[1], [3]]
@@ -32,7 +41,7 @@ def test_the_next_of_a_free_line_comes_before_the_rest(local_queue: LocalQueue) 
 def test_several_of_a_line_share_a_slice(local_queue: LocalQueue) -> None:
     """In order; and two slices never share a line."""
     local_queue.paces.of(task(1).handler).limit = 3
-    local_queue.put(lined("a", "b", "a", "a", "c", "b", "c"))
+    dispatch(local_queue, lined("a", "b", "a", "a", "c", "b", "c"))
     first, second = start(local_queue), start(local_queue)
     assert [ids(first.tasks), ids(second.tasks)] == [[1, 2, 3], [5, 7]]
     local_queue.done(first)
@@ -42,7 +51,7 @@ def test_several_of_a_line_share_a_slice(local_queue: LocalQueue) -> None:
 
 @pytest.mark.parametrize("name", ["unbound", "batch"])
 def test_lines_of_other_kinds(local_queue: LocalQueue, name: str) -> None:
-    local_queue.put(lined("a", "a", "b", handler=name))
+    dispatch(local_queue, lined("a", "a", "b", handler=name))
     first, second = start(local_queue), start(local_queue) if name == "unbound" else None
     if second is None:
         assert ids(first.tasks) == [1, 2, 3]
@@ -53,12 +62,12 @@ def test_lines_of_other_kinds(local_queue: LocalQueue, name: str) -> None:
 def test_unstarted_tasks_go_before_those_that_wait_for_their_line(local_queue: LocalQueue) -> None:
     local_queue.paces.of(task(1).handler).limit = 3
     tasks = lined("a", "a", "a", "a", "-")
-    local_queue.put(tasks)
+    dispatch(local_queue, tasks)
     first = start(local_queue)
     assert ids(first.tasks) == [1, 2, 3]
     second = start(local_queue)
     assert ids(second.tasks) == [5]
-    local_queue.put_first(tasks[1:3])
+    dispatch_first(local_queue, tasks[1:3])
     assert local_queue.waiting() == 3
     local_queue.done(first)
     assert take(local_queue) == [2, 3, 4]
@@ -68,12 +77,12 @@ def test_a_line_that_was_put_back_comes_behind_the_others_in_its_order(
     local_queue: LocalQueue,
 ) -> None:
     """Its first message could not start: another session has the row."""
-    local_queue.put(lined("a", "a", "-", "a", "-"))
+    dispatch(local_queue, lined("a", "a", "-", "a", "-"))
     first = start(local_queue)
     assert ids(first.tasks) == [1]
     assert take(local_queue) == [3]  # 2 waits for its line now, 4 is still in the queue
     first.put_back = True
-    local_queue.put_first(first.tasks)
+    dispatch_first(local_queue, first.tasks)
     local_queue.done(first)
     assert [take(local_queue) for _ in range(4)] == [[5], [1], [2], [4]]
 
@@ -82,7 +91,7 @@ def test_a_broken_line_is_given_back(local_queue: LocalQueue, told: Told) -> Non
     """PMQ-43: messages behind a failed one do not start, wherever they wait."""
     local_queue.paces.of(task(1).handler).limit = 2
     tasks = lined("a", "a", "a", "b", "a")
-    local_queue.put(tasks)
+    dispatch(local_queue, tasks)
     first = start(local_queue)
     assert ids(first.tasks) == [1, 2]
     second = start(local_queue)
@@ -91,29 +100,30 @@ def test_a_broken_line_is_given_back(local_queue: LocalQueue, told: Told) -> Non
     assert told.count >= 1
     assert local_queue.is_unwanted(tasks[1])
     assert not local_queue.is_unwanted(tasks[3])
-    local_queue.put_first(tasks[1:2])
+    dispatch_first(local_queue, tasks[1:2])
     assert sorted(ids(local_queue.take_to_release())) == [2, 3, 5]
     assert local_queue.take_to_release() == []
     assert local_queue.waiting() == 0
     local_queue.done(first)
     assert not local_queue.is_unwanted(tasks[1])
-    local_queue.put([task(6, line="a", claim=2)])
+    dispatch(local_queue, [task(6, line="a", claim=2)])
     assert take(local_queue) == [6]
 
 
 def test_a_line_of_which_nothing_is_out_is_not_broken_for_good(local_queue: LocalQueue) -> None:
     """A lease lost long ago says nothing about the next claim."""
-    local_queue.put(lined("a"))
+    dispatch(local_queue, lined("a"))
     local_queue.break_line(("a",))
     assert ids(local_queue.take_to_release()) == [1]
-    local_queue.put([task(2, line="a")])
+    dispatch(local_queue, [task(2, line="a")])
     assert take(local_queue) == [2]
 
 
 def test_a_suspect_waits_for_its_turn_in_its_line(local_queue: LocalQueue) -> None:
     """It runs alone, after the messages before it and before those behind it."""
-    local_queue.put(
-        [task(1, line="a"), task(2, line="a", suspect=True), task(3, line="a"), task(4)]
+    dispatch(
+        local_queue,
+        [task(1, line="a"), task(2, line="a", suspect=True), task(3, line="a"), task(4)],
     )
     first, second = start(local_queue), start(local_queue)
     assert [ids(first.tasks), ids(second.tasks)] == [[1], [4]]
@@ -130,7 +140,7 @@ def test_a_suspect_shares_no_slice_with_those_before_it_in_its_line(
     local_queue: LocalQueue,
 ) -> None:
     local_queue.paces.of(task(1).handler).limit = 9
-    local_queue.put([task(1, line="a"), task(2, line="a", suspect=True), task(3, line="a")])
+    dispatch(local_queue, [task(1, line="a"), task(2, line="a", suspect=True), task(3, line="a")])
     assert take(local_queue) == [1]
     assert take(local_queue) == [2]
 
@@ -138,9 +148,9 @@ def test_a_suspect_shares_no_slice_with_those_before_it_in_its_line(
 def test_a_suspect_that_could_not_start_goes_first_in_its_line_again(
     local_queue: LocalQueue,
 ) -> None:
-    local_queue.put([task(1, line="a", suspect=True), task(2, line="a")])
+    dispatch(local_queue, [task(1, line="a", suspect=True), task(2, line="a")])
     suspect = start(local_queue)
-    local_queue.put_first(suspect.tasks)
+    dispatch_first(local_queue, suspect.tasks)
     local_queue.done(suspect)
     again = start(local_queue)
     assert again.alone
@@ -151,36 +161,40 @@ def test_a_suspect_that_could_not_start_goes_first_in_its_line_again(
 
 def test_everything_is_given_back_and_lines_are_free_again(local_queue: LocalQueue) -> None:
     """Whatever a task waits for: its line, its turn to be alone, a slot."""
-    local_queue.put([*lined("a", "a", "-"), task(4, line="s", suspect=True), task(5, line="s")])
+    dispatch(
+        local_queue, [*lined("a", "a", "-"), task(4, line="s", suspect=True), task(5, line="s")]
+    )
     first, second = start(local_queue), start(local_queue)
     assert [ids(first.tasks), ids(second.tasks)] == [[1], [3]]
     coroutines = [task(n, "coroutine", line="c") for n in (6, 7, 8)]
-    assert ids(local_queue.put(coroutines)) == [6]
+    assert ids(dispatch(local_queue, coroutines)) == [6]
     local_queue.end_calls(("c",))
     assert sorted(ids(local_queue.take_waiting())) == [2, 4, 5, 7, 8]
     assert local_queue.waiting() == 0
     assert local_queue.take_coroutines() == []
     local_queue.done(first)
     local_queue.done(second)
-    local_queue.put([task(n, line=line, claim=2) for n, line in ((2, "a"), (4, "s"), (7, "c"))])
+    dispatch(
+        local_queue, [task(n, line=line, claim=2) for n, line in ((2, "a"), (4, "s"), (7, "c"))]
+    )
     assert [take(local_queue) for _ in range(3)] == [[2], [4], [7]]
 
 
 def test_a_queue_that_is_shut_gives_back_what_waits_for_its_line(local_queue: LocalQueue) -> None:
-    local_queue.put(lined("a", "a", "b"))
+    dispatch(local_queue, lined("a", "a", "b"))
     first, second = start(local_queue), start(local_queue)
     assert [ids(first.tasks), ids(second.tasks)] == [[1], [3]]
     local_queue.stop_queue("mail")
     assert ids(local_queue.take_to_release()) == [2]
     local_queue.done(first)
-    local_queue.put([task(4, line="a")])
+    dispatch(local_queue, [task(4, line="a")])
     assert ids(local_queue.take_to_release()) == [4]
 
 
 def test_dropping_a_suspect_frees_what_is_behind_it(local_queue: LocalQueue) -> None:
     """Only unwanted tasks are dropped: the others of the line are not forgotten."""
-    local_queue.put([task(9, "coroutine")])
-    local_queue.put([task(1, line="a", suspect=True), task(2, line="a", claim=2), task(3)])
+    dispatch(local_queue, [task(9, "coroutine")])
+    dispatch(local_queue, [task(1, line="a", suspect=True), task(2, line="a", claim=2), task(3)])
     slice_ = start(local_queue)
     assert ids(slice_.tasks) == [3]
     local_queue.drop(["mail"], keeping=["me:2"])

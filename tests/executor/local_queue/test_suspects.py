@@ -9,11 +9,11 @@ import pytest
 from django_mq.executor import local_queue as local_queue_module
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.tasks import Slice
-from tests.executor.local_queue.conftest import Told, take, task
+from tests.executor.local_queue.conftest import Told, dispatch, dispatch_first, take, task
 
 
 def test_a_suspect_runs_alone(local_queue: LocalQueue) -> None:
-    local_queue.put([task(1), task(2, suspect=True), task(3)])
+    dispatch(local_queue, [task(1), task(2, suspect=True), task(3)])
     first = local_queue.take()
     assert first is not None
     assert first.alone
@@ -33,8 +33,8 @@ def test_a_suspect_runs_alone(local_queue: LocalQueue) -> None:
 def test_a_suspect_waits_until_nothing_runs_and_others_go_on_meanwhile(
     local_queue: LocalQueue,
 ) -> None:
-    local_queue.put([task(9, "coroutine")])
-    local_queue.put([task(1, suspect=True), task(2)])
+    dispatch(local_queue, [task(9, "coroutine")])
+    dispatch(local_queue, [task(1, suspect=True), task(2)])
     slice_ = local_queue.take()
     assert slice_ is not None
     assert [each.delivery.id for each in slice_.tasks] == [2]
@@ -46,7 +46,7 @@ def test_a_suspect_waits_until_nothing_runs_and_others_go_on_meanwhile(
 def test_a_coroutine_that_is_to_start_runs_already_for_a_suspect(local_queue: LocalQueue) -> None:
     """One of the same claim, too: if the suspect kills the process, it must not be charged."""
     coroutine, suspect = task(1, "coroutine"), task(2, suspect=True)
-    assert local_queue.put([coroutine, suspect]) == [coroutine]
+    assert dispatch(local_queue, [coroutine, suspect]) == [coroutine]
     got: list[int] = []
     thread = threading.Thread(target=lambda: got.extend(take(local_queue)), daemon=True)
     thread.start()
@@ -59,13 +59,13 @@ def test_a_coroutine_that_is_to_start_runs_already_for_a_suspect(local_queue: Lo
 
 def test_no_coroutine_starts_beside_a_suspect(local_queue: LocalQueue, told: Told) -> None:
     """Its claim was under way when the suspect's turn came."""
-    local_queue.put([task(1, suspect=True)])
+    dispatch(local_queue, [task(1, suspect=True)])
     suspect = local_queue.take()
     assert suspect is not None
     assert suspect.alone
     first, second = task(2, "coroutine"), task(3, "coroutine", line="a")
-    assert local_queue.put([first]) == []
-    assert local_queue.put_first([second]) == []
+    assert dispatch(local_queue, [first]) == []
+    assert dispatch_first(local_queue, [second]) == []
     assert local_queue.take_coroutines() == []
     assert local_queue.coroutines() == 2
     before = told.count
@@ -79,8 +79,8 @@ def test_a_suspect_that_waited_long_stops_the_others(
     local_queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_queue_module, "SUSPECT_WAIT_SECONDS", -1.0)
-    local_queue.put([task(9, "coroutine")])
-    local_queue.put([task(1, suspect=True), task(2)])
+    dispatch(local_queue, [task(9, "coroutine")])
+    dispatch(local_queue, [task(1, suspect=True), task(2)])
     got: list[int] = []
     thread = threading.Thread(target=lambda: got.extend(take(local_queue)), daemon=True)
     thread.start()
@@ -93,10 +93,10 @@ def test_a_suspect_that_waited_long_stops_the_others(
 
 def test_a_suspect_that_could_not_start_is_a_suspect_still(local_queue: LocalQueue) -> None:
     """The database was lost before its slice: it must not run among the others."""
-    local_queue.put([task(1, suspect=True), task(2)])
+    dispatch(local_queue, [task(1, suspect=True), task(2)])
     slice_ = local_queue.take()
     assert slice_ is not None
-    local_queue.put_first(slice_.tasks)
+    dispatch_first(local_queue, slice_.tasks)
     local_queue.done(slice_)
     again = local_queue.take()
     assert again is not None
@@ -107,16 +107,16 @@ def test_a_suspect_that_could_not_start_is_a_suspect_still(local_queue: LocalQue
 def test_suspects_that_come_back_keep_their_order_before_the_others(
     local_queue: LocalQueue,
 ) -> None:
-    local_queue.put([task(id, suspect=True) for id in (1, 2, 3, 4)])
+    dispatch(local_queue, [task(id, suspect=True) for id in (1, 2, 3, 4)])
     first = local_queue.take()
     assert first is not None
-    local_queue.put_first([*first.tasks, task(0, suspect=True)])
+    dispatch_first(local_queue, [*first.tasks, task(0, suspect=True)])
     local_queue.done(first)
     assert [take(local_queue) for _ in range(5)] == [[1], [0], [2], [3], [4]]
 
 
 def test_a_suspect_of_a_line_runs_after_those_that_wait(local_queue: LocalQueue) -> None:
-    local_queue.put([task(1, line="a", suspect=True), task(2, suspect=True)])
+    dispatch(local_queue, [task(1, line="a", suspect=True), task(2, suspect=True)])
     assert take(local_queue) == [2]
     assert take(local_queue) == [1]
 
@@ -125,7 +125,7 @@ def test_a_suspect_that_waits_is_looked_at_each_second(local_queue: LocalQueue) 
     """Nobody says that it has waited for so long that the others must stop."""
     waiting = local_queue._waiting
     assert waiting.wait_timeout() is None
-    local_queue.put([task(1, suspect=True)])
+    dispatch(local_queue, [task(1, suspect=True)])
     assert waiting.wait_timeout() == 1.0
 
 
@@ -134,7 +134,7 @@ def test_async_handlers_may_start_again_after_a_suspect(
 ) -> None:
     """The fetcher had been told that there was no room."""
     local_queue.unsettled.add([task(5).delivery])
-    local_queue.put([task(1, suspect=True)])
+    dispatch(local_queue, [task(1, suspect=True)])
     assert take(local_queue) == [1]
     assert told.count >= 1
 
@@ -143,10 +143,10 @@ def test_a_suspect_that_waits_holds_up_coroutines_first(
     local_queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are not claimed from the start of its wait, others may start for ten more seconds."""
-    local_queue.put([task(9, "coroutine")])
+    dispatch(local_queue, [task(9, "coroutine")])
     monkeypatch.setattr(local_queue_module, "STUCK_AFTER", -1.0)
     assert not local_queue.waits_for_suspect(coroutines=True)
-    local_queue.put([task(1, suspect=True)])
+    dispatch(local_queue, [task(1, suspect=True)])
     assert local_queue.waits_for_suspect(coroutines=True)
     assert not local_queue.waits_for_suspect(coroutines=False)
     monkeypatch.setattr(local_queue_module, "SUSPECT_WAIT_SECONDS", -1.0)

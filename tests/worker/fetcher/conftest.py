@@ -91,7 +91,7 @@ class Rig:
     def _claimer(self) -> str:
         return f"rig:{next(self._claims)}"
 
-    def room(self, kind: str, list_size: int = 1) -> int:
+    def room(self, kind: str, list_size: int = 1, *, ahead: bool = True) -> int:
         return self.rooms[kind]
 
     def drop(self, withdrawn: Collection[str], backing_off: Collection[str]) -> None:
