@@ -30,6 +30,7 @@ from django_mq.admin.bounds import (
     View,
     limit_rendering,
     limited,
+    limited_posts,
     limited_statements,
     reporting_timeouts,
 )
@@ -247,7 +248,7 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
     ) -> URLPattern:
         """Return the route of a page of `model` beside the stock ones; `url()` finds it."""
         name = f"{model._meta.app_label}_{model._meta.model_name}_{page}"
-        return path(route, self.admin_site.admin_view(view), name=name)
+        return path(route, self.admin_site.admin_view(limited_posts(self, view)), name=name)
 
     def url(self, model: type[Model], page: str, *args: object, **query: object) -> str:
         """Return the URL of a page of `model`, empty if this site has no such page."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from django.conf import settings
@@ -33,12 +33,18 @@ View = TypeVar("View", bound=Callable[..., HttpResponseBase])
 MAX_COUNT = 10_000
 #: Seconds that one statement of a list may take.
 STATEMENT_SECONDS = 5
+#: The methods of requests that change nothing.
+READS = ("GET", "HEAD")
 #: The notice of a change that waited too long for a lock.
 LOCKED = "Another session holds a lock. Try again in a moment."
 
 
 class TookTooLong(OperationalError):
     """A statement, or a wait for a lock, exceeded its time limit."""
+
+
+def _limits() -> limits.Limits:
+    return limits.Limits(STATEMENT_SECONDS, 1.0)
 
 
 @contextmanager
@@ -57,7 +63,7 @@ def limited_statements(alias: str) -> Iterator[None]:
     """Raise TookTooLong if a statement takes `STATEMENT_SECONDS`, or a lock one second."""
     with reporting_timeouts(), transaction.atomic(using=alias):
         with connections[alias].cursor() as cursor:
-            limits.apply(cursor, limits.Limits(STATEMENT_SECONDS, 1.0))
+            limits.apply(cursor, _limits())
         yield
 
 
@@ -66,6 +72,58 @@ def writing(alias: str) -> Iterator[CursorWrapper]:
     """Like `transactions.writing()`; raises TookTooLong if a lock is held for over a second."""
     with reporting_timeouts(), transactions.writing(alias) as cursor:
         yield cursor
+
+
+@contextmanager
+def limited_throughout(alias: str) -> Iterator[None]:
+    """Limit each statement of the block like `limited_statements()`, in no common transaction.
+
+    For a view that reads and then changes: its changes are committed where it commits them.
+    """
+    connection = connections[alias]
+    if connection.in_atomic_block:  # that of the request
+        with limited_statements(alias):
+            yield
+        return
+    transactions_seen: list[Any] = []
+
+    def bounded(execute: Callable[..., Any], *statement: Any) -> Any:
+        if not connection.in_atomic_block:
+            with transaction.atomic(using=alias), connection.cursor() as cursor:
+                limits.apply(cursor, _limits())
+                return execute(*statement)
+        outermost = connection.atomic_blocks[0]
+        if not any(outermost is each for each in transactions_seen):
+            transactions_seen.append(outermost)  # first: this is the next statement
+            with connection.cursor() as cursor:
+                cursor.execute(limits.set_local(_limits()))  # no query: the block may set its level
+        return execute(*statement)
+
+    with reporting_timeouts(), connection.execute_wrapper(bounded):
+        yield
+
+
+def limited_posts(page: Any, view: View) -> View:
+    """Limit the statements of a bound view when it changes something, like `limited()`."""
+
+    @wraps(view)
+    def bounded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if request.method in READS:
+            return view(request, *args, **kwargs)
+        return _limited_post(page, request, partial(view, request, *args, **kwargs))
+
+    return cast("View", bounded)
+
+
+def _limited_post(page: Any, request: HttpRequest, view: Callable[[], Any]) -> Any:
+    if hasattr(request, "mq_limited"):
+        return view()
+    request.mq_limited = True  # type: ignore[attr-defined]
+    try:
+        with limited_throughout(page.alias):
+            return view()
+    except TookTooLong:
+        return page.show_busy(request)
 
 
 def redirects_on_timeout(view: View) -> View:
@@ -83,11 +141,13 @@ def redirects_on_timeout(view: View) -> View:
 
 
 def limited(view: View) -> View:
-    """Limit the statements of a view that shows a page, and answer `show_busy()` at the limit."""
+    """Limit the statements of a view, and answer `show_busy()` at the limit."""
 
     @wraps(view)
     def bounded(page: Any, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        if request.method not in ("GET", "HEAD") or hasattr(request, "mq_limited"):
+        if request.method not in READS:
+            return _limited_post(page, request, partial(view, page, request, *args, **kwargs))
+        if hasattr(request, "mq_limited"):
             return view(page, request, *args, **kwargs)
         request.mq_limited = True  # type: ignore[attr-defined]  # a view may call its base's
         try:

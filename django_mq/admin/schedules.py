@@ -15,7 +15,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from psycopg.errors import UniqueViolation
 
 from django_mq import queues
-from django_mq.admin.bounds import TookTooLong, reporting_timeouts, writing
+from django_mq.admin.bounds import READS, TookTooLong, limited_throughout, writing
 from django_mq.admin.schedule_form import CONTENT, EDITABLE, TIMING, ScheduleForm
 from django_mq.admin.schedule_rows import ScheduleRowsAdmin
 from django_mq.admin.seen_handlers import did_you_mean
@@ -181,8 +181,11 @@ class ScheduleAdmin(ScheduleRowsAdmin):
     def _unless_locked(
         self, request: HttpRequest, view: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
+        if request.method in READS:
+            return view(request, *args, **kwargs)
+        request.mq_limited = True  # type: ignore[attr-defined]  # here, not by the base's view
         try:
-            with reporting_timeouts():
+            with limited_throughout(self.alias):
                 return view(request, *args, **kwargs)
         except TookTooLong:
             text = LOCKED_TEXT

@@ -7,17 +7,20 @@ from functools import partial
 import pytest
 from django.apps import apps
 from django.contrib.admin import site
+from django.contrib.admin.models import LogEntry
 from django.db import connection
 
-from django_mq import models
+from django_mq import models, queues
 from django_mq.admin import QueueStateAdmin
 from tests.admin.pages import LIST, MODELS, fail, text, url
+from tests.admin.test_history import keep
 from tests.database import second_connection
 from tests.rows import add, beat, decide
 from tests.schedules.conftest import put
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+QUICK, THOROUGH = [models.QueuedMessage], pytest.mark.thorough
 TABLES = [each for each in apps.get_app_config("django_mq").get_models() if each._meta.managed]
 
 
@@ -79,6 +82,18 @@ def test_also_in_a_transaction_of_the_request(boss, monkeypatch, page, method):
         assert getattr(boss, method)(url("schedule", *page)).status_code == 503
 
 
+@pytest.mark.usefixtures("_waits_end")
+def test_a_change_in_a_transaction_of_the_request(boss, monkeypatch):
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    with second_connection() as other:
+        other.execute("begin; lock table django_mq_queuedmessage in access exclusive mode")
+        response = boss.post(url("queuestate", "pause"), {"queue": "mail"})
+        assert response.status_code == 503
+        assert "took too long to answer" in text(response)
+    boss.post(url("queuestate", "pause"), {"queue": "mail"})
+    assert models.QueueState.objects.get().paused_at is not None
+
+
 @pytest.mark.thorough
 @pytest.mark.usefixtures("_waits_end")
 @pytest.mark.parametrize("model", TABLES, ids=lambda each: each.__name__)
@@ -113,3 +128,70 @@ def test_what_a_hook_records_of_a_refusal_stays(boss, monkeypatch):
     decide("mail")
     assert boss.get(url("queuestate", "change", "mail")).status_code == 403
     assert models.QueueState.objects.filter(queue="recorded").exists()
+
+
+@pytest.fixture
+def changes(boss):
+    """The URLs of the views that change something, each with a form that it accepts."""
+    message = add(handler="h", after=600)
+    running = add(leased=30, attempts=1, claimed_by="worker:1")
+    decide("mail", backoff_level=1, backoff=50)
+    beat()
+    put("one")
+    keep(1)
+    queues.operate("requeue", queue="mail", by="boss")
+    operation = models.Operation.objects.get()
+    mail, one = {"queue": "mail"}, {"schedule": "one"}
+    return [
+        (url("queuestate", "pause"), mail),
+        (url("queuestate", "resume"), mail),
+        (url("queuestate", "limit"), {**mail, "max_in_flight": "3"}),
+        (url("queuestate", "end_backoff"), mail),
+        (url("schedule", "run"), one),
+        (url("schedule", "disable"), one),
+        (url("schedule", "add"), {"name": "two", "type": "a.b"}),
+        (url("schedule", "change", "one"), {"type": "a.b"}),
+        (url("schedule", "delete", "one"), {"post": "yes"}),
+        (url("queuedmessage", "edit", message.pk), {"payload": "{}", "priority": "1"}),
+        (url("queuedmessage", "broadcast"), {}),
+        (url("queuedmessage", "broadcast"), {"type": "a.b", "payload": "{}"}),
+        (url("queuedmessage", "everything", "requeue"), {}),
+        (url("queuedmessage", "running", running.pk, "stop"), {}),
+        (url("workerheartbeat", "order", "quiet"), {"worker": "worker"}),
+        (url("operation", "cancel"), {"operation": operation.pk, "id": operation.pk}),
+        (url("queuedmessage", "export", "csv"), {}),
+        (url("handledmessage", "export", "json"), {}),
+    ]
+
+
+@pytest.fixture
+def _no_wait_lasts():
+    """Let a wait for a lock that has no limit of its own fail the test."""
+    with connection.cursor() as cursor:
+        cursor.execute("set lock_timeout = '20s'")
+
+
+@pytest.mark.usefixtures("_no_wait_lasts")
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(each, marks=() if each in QUICK else THOROUGH) for each in TABLES],
+    ids=lambda each: each.__name__,
+)
+def test_every_change_gives_up_in_time(model, changes, boss):
+    """S11: no change waits for the role's own limit; each answers, or leads back to a list."""
+    with second_connection() as other:
+        other.execute(f"begin; lock table {model._meta.db_table} in access exclusive mode")
+        for page, form in changes:
+            response = boss.post(page, form)
+            assert response.status_code in {200, 302, 503}, page
+            list(response)  # also of a file
+
+
+@pytest.mark.usefixtures("_waits_end")
+def test_an_export_that_cannot_begin_is_not_logged(boss):
+    keep(1)
+    with second_connection() as other:
+        other.execute("begin; lock table django_mq_handledmessage in access exclusive mode")
+        response = boss.post(url("handledmessage", "export", "csv"))
+    assert response.status_code == 302
+    assert not LogEntry.objects.exists()
