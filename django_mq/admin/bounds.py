@@ -85,16 +85,16 @@ def limited_throughout(alias: str) -> Iterator[None]:
         with limited_statements(alias):
             yield
         return
-    transactions_seen: list[Any] = []
+    latest: Any = None
 
     def bounded(execute: Callable[..., Any], *statement: Any) -> Any:
+        nonlocal latest
         if not connection.in_atomic_block:
             with transaction.atomic(using=alias), connection.cursor() as cursor:
                 limits.apply(cursor, _limits())
                 return execute(*statement)
-        outermost = connection.atomic_blocks[0]
-        if not any(outermost is each for each in transactions_seen):
-            transactions_seen.append(outermost)  # first: this is the next statement
+        if latest is not (outermost := connection.atomic_blocks[0]):
+            latest = outermost  # first: setting the limits is a statement, too
             with connection.cursor() as cursor:
                 cursor.execute(limits.set_local(_limits()))  # no query: the block may set its level
         return execute(*statement)

@@ -63,7 +63,7 @@ class LocalQueue:
         self.suspended = False
         #: How many messages of each handler a slice may have.
         self.paces = Paces()
-        #: What is claimed and not yet settled.
+        #: The deliveries that were claimed here and are not settled yet.
         self.unsettled = Unsettled()
         #: Queues from which nothing may start.
         self.stopped_queues = self._waiting.stopped_queues

@@ -59,7 +59,7 @@ class SettleTry:
 
 @dataclass(slots=True)
 class _Tries:
-    """What the tries to settle the same deliveries have shown."""
+    """What earlier tries to settle the same deliveries have shown."""
 
     #: Whether an earlier try may have been committed.
     doubtful: bool
@@ -72,7 +72,7 @@ class _Tries:
 
 
 class _Next(Enum):
-    """What follows a try."""
+    """How to go on after a try."""
 
     FINISH = auto()
     AGAIN = auto()

@@ -24,7 +24,7 @@ REPORT_SECONDS = 1.0
 
 
 class Work(Protocol):
-    """What the main thread of the process does. The methods may be called from any thread."""
+    """The work of the main thread. Its methods are called from another one."""
 
     @property
     def name(self) -> str:

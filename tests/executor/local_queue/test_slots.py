@@ -26,7 +26,7 @@ class Clock:
 
 @pytest.fixture
 def with_slots(told: Told) -> Build:
-    """Return a local queue with so many slots."""
+    """Build a local queue with a given number of slots."""
 
     def build(count: int) -> LocalQueue:
         return LocalQueue(
