@@ -1,4 +1,4 @@
-"""`mq_consume NAME [--until-empty] [--health-port PORT]`: broadcast what comes in through an inbox."""
+"""`mq_consume NAME`: broadcast what comes in through an inbox."""
 
 from __future__ import annotations
 
