@@ -228,7 +228,8 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
 
     def show_busy(self, request: HttpRequest) -> HttpResponse:
         """Report with status 503 that the database took too long for the page itself."""
-        page = self.show_page(request, "busy", "The database is busy")
+        posted = request.method == "POST"
+        page = self.show_page(request, "busy", "The database is busy", posted=posted)
         page.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return page
 
