@@ -31,11 +31,6 @@ logger = logging.getLogger("django_mq")
 RESTART_DELAY, MAX_RESTART_DELAY = 1.0, 60.0
 #: Seconds after which a process counts as working, even if there was nothing to run.
 WORKING_AFTER = 60.0
-#: Seconds that a process gets to write the stacks of its handlers before it is killed; and seconds
-#: in which it must begin to, since on a busy machine it may not get to run at once.
-STACK_SECONDS, STACK_START_SECONDS = 0.1, 0.5
-#: The `kill_at` of a process that was killed.
-KILLED = float("inf")
 MEGABYTE = 1024 * 1024
 #: The names of the parts, for probes.
 PART_NAMES = {
@@ -52,8 +47,8 @@ class ProcessSlot:
     - `recycling`: the process drains, because of its memory or a signal, and is to be replaced.
     - `quiet`: an operator told it to claim nothing; so does the next process.
     - `leaving`: an operator told it to stop; the slot gets no new one.
-    - `overran`: it is being ended for a handler that ran past its timeout, at `kill_at`, after it
-      has written the stacks of its handlers to `stacks`.
+    - `overran`: it is being ended for a handler that ran past its timeout, after it has written the
+      stacks of its handlers to `stacks`; `killed`: it was sent SIGKILL for that.
     - `stopped`: by fence, the operator who stopped a message, and when the process is ended if the
       message still runs.
     - `failures`: how many processes in a row ended here before they worked.
@@ -78,7 +73,7 @@ class ProcessSlot:
     leaving: bool = False
     overran: bool = False
     stopped: dict[Fence, tuple[str, float]] = field(default_factory=dict)
-    kill_at: float = 0.0
+    killed: bool = False
     finished: bool = False
     recovering: dict[str, DeadWorker] = field(default_factory=dict)
     figures: WorkerFigures = field(default_factory=WorkerFigures)
@@ -94,7 +89,7 @@ class ProcessSlot:
         self.started_at = monotonic()
         self.failure = ""
         self.received = self.last_line = b""
-        self.recycling = self.overran = False
+        self.recycling = self.overran = self.killed = False
         self.stopped.clear()
 
     def assign(self, pid: int, link: socket.socket) -> None:
@@ -182,19 +177,17 @@ class ProcessSlot:
 
         If the handler ends at the last moment, the process lives.
         """
-        if self.overran and self.kill_at == KILLED:
+        if self.killed:
             return
         now = monotonic()
         late = [each for each in self.scoreboard.read(self.worker) if self._is_late(each, now)]
         if not late:
             self.overran = False
         elif not self.overran:
-            self.overran, self.kill_at = True, now + STACK_SECONDS
-            self.stacks.ask(self.pid)
-        elif now >= self.kill_at and (
-            self.stacks.begun() or now >= self.kill_at + STACK_START_SECONDS
-        ):
-            self.kill_at = KILLED
+            self.overran = True
+            self.stacks.ask(self.pid, now)
+        elif self.stacks.answered(late[0].thread, now):
+            self.killed = True
             fence = late[0].fence
             stopped = fence in self.stopped
             logger.log(

@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
+from threading import get_ident
 
 import pytest
 
@@ -91,28 +93,38 @@ def test_the_health_endpoint_names_the_class_of_an_error_without_its_text() -> N
     assert slot.not_live(draining=False) == ["a worker process is gone (ValueError)"]
 
 
-@pytest.mark.parametrize("writes", [True, False])
-def test_a_process_that_does_not_get_to_run_has_longer_to_write_its_stacks(
-    monkeypatch: pytest.MonkeyPatch, writes: bool
+@pytest.mark.parametrize(
+    ("dumps", "waits"),
+    [
+        (["", "", ""], [1.0, 0.9, 0.1]),
+        (["Thread 0x{mine:x}", " (most", ""], [0.2, 0.2, 0.2]),
+        (["", "Thread 0x0\n", "Thread 0x{mine:x}\n", ""], [1.0, 0.2, 0.2, 0.2]),
+        (["Thread 0x0\n", "", "", ""], [0.5, 0.5, 0.9, 0.1]),
+    ],
+    ids=["frozen", "slow", "late", "gone"],
+)
+def test_a_process_is_ended_once_its_stacks_are_complete(
+    monkeypatch: pytest.MonkeyPatch, dumps: list[str], waits: list[float]
 ) -> None:
-    """It is ended once it has begun with them; if it never does, after half a second more."""
+    """With the one of the late handler, and when no more of it comes; or after two seconds."""
     now = 1000.0
     monkeypatch.setattr(process_slot, "monotonic", lambda: now)
     slot = ProcessSlot(Scoreboard(1))
     slot.prepare()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as frozen:
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as frozen, ExitStack() as cleanup:
+        cleanup.callback(frozen.kill)
         os.kill(frozen.pid, signal.SIGSTOP)
         slot.pid = frozen.pid
         slot.scoreboard.write(0, Fence(7, 1, f"{slot.worker}:1"), now, True)
+        slot.scoreboard.bind_thread(0)
         slot.kill_overrun()
-        now += 0.2
-        slot.kill_overrun()
-        assert slot.overran
-        assert slot.kill_at < process_slot.KILLED
-        if writes:
-            os.pwrite(slot.stacks._fd, b"Thread 0x01", 0)
-        else:
-            now += 0.5
-        slot.kill_overrun()
-        assert slot.kill_at == process_slot.KILLED
+        written = 0
+        for dump, wait in zip(dumps, waits, strict=True):
+            assert slot.overran
+            assert not slot.killed
+            written += os.pwrite(slot.stacks._fd, dump.format(mine=get_ident()).encode(), written)
+            now += wait
+            slot.kill_overrun()
+        assert slot.killed
         assert frozen.wait(30) == -signal.SIGKILL
