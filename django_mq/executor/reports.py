@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -35,7 +36,7 @@ async def started_on_loop(delivery: Delivery) -> None:
     )
 
 
-def all_ended(ended: Sequence[Ended]) -> None:
+def all_ended(ended: Iterable[Ended]) -> None:
     """Report deliveries after the commit that settled them; lost ones are reported elsewhere."""
     ended = [each for each in ended if each.settled is not Settled.LOST]
     handler_counts.count(ended)
@@ -49,11 +50,7 @@ def all_ended(ended: Sequence[Ended]) -> None:
         announced = [each for each in ended if each.settled is not ACKED]
     for each in announced:
         _say(each)
-
-
-def one_ended(ended: Ended) -> None:
-    """Report a delivery after the commit that settled it."""
-    all_ended([ended])
+    _say_held([each for each in announced if each.settled is Settled.HELD])
 
 
 def _say(ended: Ended) -> None:
@@ -72,14 +69,27 @@ def _say(ended: Ended) -> None:
         _warn_of_wait(delivery, outcome)
         text = f"failed ({_loggable_failure(outcome.failure)}); again {_when(outcome.after)}"
         _announce(signals.message_retried, ended, text, after=outcome.after)
-    elif ended.settled is Settled.HELD:
+
+
+def _say_held(ended: Sequence[Ended]) -> None:
+    """Log one line for those alike: a worker may have no handler for a whole backlog."""
+    alike = defaultdict[tuple[str, str, str], list[int]](list)
+    for each in ended:
+        alike[each.delivery.type, each.delivery.queue, each.reason].append(each.delivery.id)
+    for (type, queue, reason), (first, *others) in alike.items():
         logger.warning(
-            "message %s (%s, queue %s) is held: %s",
-            delivery.id,
-            delivery.type,
-            delivery.queue,
-            ended.reason,
-            extra={"event": "message_held", "message_id": delivery.id, "queue": delivery.queue},
+            "message %s%s (%s, queue %s) is held: %s",
+            first,
+            f" and {len(others):,} like it" if others else "",
+            type,
+            queue,
+            reason,
+            extra={
+                "event": "message_held",
+                "message_id": first,
+                "queue": queue,
+                "messages": 1 + len(others),
+            },
         )
 
 

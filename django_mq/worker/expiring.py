@@ -75,6 +75,5 @@ def expire_few(
             for row in expiry.expire(cursor, limit=limit, after=after, window=window)
         ]
         settle_effects.write_skipping_refused(cursor, ended)
-    for each in ended:
-        reports.one_ended(each)
+    reports.all_ended(ended)
     return ended

@@ -232,7 +232,7 @@ class InlineRun:
             reports.lease_lost(ended.delivery)
             ended = ended._replace(settled=Settled.LOST)
         else:
-            reports.one_ended(ended)
+            reports.all_ended([ended])
         self._record([ended])
 
     def _cursor(self) -> psycopg.Cursor[Any]:

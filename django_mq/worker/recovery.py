@@ -140,8 +140,7 @@ class Recovery:
         )
         ended = self._charge(dead, dead.timed_out, _timed_out)
         ended += self._charge(dead, dead.lost, _lost)
-        for each in ended:
-            reports.one_ended(each)
+        reports.all_ended(ended)
         probed = queue_backoff.drop_probes_of(cursor, worker=dead.worker)
         ordered_queues.disown(cursor, worker=dead.worker)
         if freed or ended or probed:

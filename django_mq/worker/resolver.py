@@ -219,8 +219,12 @@ def settle_held(cursor: Cursor, ended: Sequence[Ended]) -> None:
     for each in ended:
         if each.delivery.id in lost:
             reports.lease_lost(each.delivery)
-        elif each.settled is Settled.DEAD_LETTERED or each.delivery._row.held_for is None:
-            reports.one_ended(each)
+    reports.all_ended(
+        each
+        for each in ended
+        if each.delivery.id not in lost
+        and (each.settled is Settled.DEAD_LETTERED or each.delivery._row.held_for is None)
+    )
 
 
 def _is_replay(row: ClaimedRow) -> bool:

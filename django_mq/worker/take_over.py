@@ -26,8 +26,7 @@ def take_over(cursor: Cursor, **arguments: Any) -> Lapsed:
 
 def announce_dead(found: Lapsed) -> None:
     """Announce the messages that a take-over dead-lettered, after its commit."""
-    for row in found.dead:
-        reports.one_ended(_died(row))
+    reports.all_ended(list(map(_died, found.dead)))
 
 
 def _died(row: ClaimedRow) -> Ended:

@@ -152,7 +152,7 @@ def test_the_log_says_what_ended_an_attempt_from_outside(
     error.__cause__ = Fails(SECRET)
     add(handler="h", max_attempts=max_attempts)
     [task] = bench.claim()
-    reports.one_ended(failure_end(task.delivery, RetryPolicy(), error, seconds=0.0))
+    reports.all_ended([failure_end(task.delivery, RetryPolicy(), error, seconds=0.0)])
     lines = all_of(caplog)
     assert f"{type(error).__name__}: {text}" in lines
     assert "text is hidden" not in lines

@@ -95,10 +95,14 @@ def test_an_unknown_handler_is_held(said: Said) -> None:
     assert said.all == []
 
 
-def test_messages_that_cannot_run_are_held_together() -> None:
-    """A deploy that adds a type may leave an old worker thousands of its messages."""
+def test_messages_that_cannot_run_are_held_together(caplog: pytest.LogCaptureFixture) -> None:
+    """A deploy that adds a type may leave an old worker thousands of its messages.
+
+    The log has a line for each claim, type, queue and reason, with the number of messages.
+    """
     for _ in range(30):
         add(type="new")
+    other = add(type="newer")
     assert Worker(queues=["mail"]).run(until_empty=True)
     with second_connection() as own:
         held = own.execute(
@@ -106,8 +110,14 @@ def test_messages_that_cannot_run_are_held_together() -> None:
             " where held_since is not null"
         ).fetchone()
     assert held is not None
-    assert held[0] == 30
+    assert held[0] == 31
     assert held[1] <= 6, "as many transactions as claims"
+    logged = [vars(each) for each in caplog.records if vars(each).get("event") == "message_held"]
+    assert len(logged) <= 6
+    assert sum(each["messages"] for each in logged) == 31
+    [alone] = [each for each in logged if each["message_id"] == other.pk]
+    assert alone["message"].startswith(f"message {other.pk} (newer, queue mail) is held: this")
+    assert any(" like it (new, queue mail) is held: " in each["message"] for each in logged)
 
 
 def test_a_held_message_names_what_may_have_been_meant() -> None:
