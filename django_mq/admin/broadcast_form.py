@@ -64,12 +64,12 @@ class BroadcastForm(CheckedForm):
 
     def clean_metadata(self) -> Any:
         found = self.cleaned_data["metadata"]
-        checked(lambda: get_settings().encode(check_metadata(found), "metadata"))
+        checked(lambda: get_settings().encode_metadata(check_metadata(found)))
         return found
 
     def clean_payload(self) -> Any:
         found = self.cleaned_data["payload"]
-        checked(lambda: get_settings().encode(found, "payload"))
+        checked(lambda: get_settings().encode_payload(found))
         if known := class_of_type(self.cleaned_data.get("type", "")):
             checked(lambda: known.load(found, known.version))
         return found

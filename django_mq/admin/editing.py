@@ -65,7 +65,7 @@ class EditForm(CheckedForm):
 
     def clean_payload(self) -> Any:
         found = self.cleaned_data["payload"]
-        checked(lambda: get_settings().encode(found, "payload"))
+        checked(lambda: get_settings().encode_payload(found))
         return found
 
     def clean_due(self) -> datetime:

@@ -71,12 +71,15 @@ class ScheduleForm(StockForm):
 
     def clean_payload(self) -> Any:
         found = self.cleaned_data["payload"]
-        return self._encodable({} if found is None else found, "payload")
+        payload = {} if found is None else found
+        checked(lambda: get_settings().encode_payload(payload))
+        return payload
 
     def clean_metadata(self) -> Any:
         found = self.cleaned_data["metadata"]
         metadata = checked(lambda: check_metadata({} if found is None else found))
-        return self._encodable(metadata, "metadata")
+        checked(lambda: get_settings().encode_metadata(metadata))
+        return metadata
 
     def clean_expires(self) -> timedelta | None:
         expires: timedelta | None = self.cleaned_data["expires"]
@@ -105,7 +108,3 @@ class ScheduleForm(StockForm):
             ):
                 self.add_error("queue", refused)
         return found
-
-    def _encodable(self, value: Any, what: str) -> Any:
-        checked(lambda: get_settings().encode(value, what))
-        return value

@@ -20,6 +20,7 @@ from django_mq.checks import (  # noqa: F401  (they register)
     brokers,
     message_classes,
     misspelt,
+    pooler,
     routers,
 )
 from django_mq.checks.registering import TAG, CheckMessages, check
@@ -27,8 +28,6 @@ from django_mq.conf import Settings, alias_of, find_errors, is_postgresql
 from django_mq.handlers import all_handlers, allowed_queues
 from django_mq.handlers.periodic import problems
 from django_mq.policy.error_text import one_line
-from django_mq.store.driver import may_prepare
-from django_mq.store.session_facts import is_pooled
 
 MIN_SERVER_VERSION = 15
 UPGRADE = f"Upgrade the server to PostgreSQL {MIN_SERVER_VERSION} or later."
@@ -171,33 +170,6 @@ def check_wakeup(settings: Settings, databases: Collection[str]) -> CheckMessage
             " DISABLE_SERVER_SIDE_CURSORS is set.",
             hint="Set WAKEUP to an alias that connects to the server directly, or to 'poll'.",
             id="django_mq.W002",
-        )
-
-
-@check(checks.Tags.database)
-def check_pooler(settings: Settings, databases: Collection[str]) -> CheckMessages:
-    """W007: the settings for a pooler are missing. Runs only with `--database`."""
-    alias = alias_of()
-    if alias not in databases or not is_postgresql(alias) or not may_prepare(connections[alias]):
-        return
-    try:
-        connections[alias].ensure_connection()
-    except DatabaseError as error:
-        yield checks.Warning(
-            f"Cannot find out whether {alias!r} connects through a pooler:"
-            f" {one_line(str(error), 200)}.",
-            hint="Check that the server runs and that HOST, PORT, USER and PASSWORD are right.",
-            id="django_mq.W007",
-        )
-        return
-    with connections[alias].wrap_database_errors:
-        pooled = is_pooled(connections[alias].connection)
-    if pooled:
-        yield checks.Warning(
-            f"{alias!r} connects through a pooler, and workers use prepared statements.",
-            hint="With transaction pooling set DISABLE_SERVER_SIDE_CURSORS for this alias, and"
-            " WAKEUP to 'poll' or to a direct alias. With session pooling silence this check.",
-            id="django_mq.W007",
         )
 
 

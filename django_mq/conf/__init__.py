@@ -167,17 +167,27 @@ class Settings:
             )
         return found
 
-    def encode(self, value: object, what: str, *, encoder: type[JSONEncoder] | None = None) -> str:
-        """Return `value` as JSON text within the limits: those of metadata, or of a payload.
+    def encode_payload(
+        self, value: object, what: str = "payload", *, encoder: type[JSONEncoder] | None = None
+    ) -> str:
+        """Return `value` as JSON text within the limits of payloads.
 
-        `what` is "metadata", or names the value in an error. `encoder` is `encoder_class`, if the
-        caller has looked it up. Raises InvalidPayload.
+        `what` names the value in an error. `encoder` is `encoder_class`, if the caller has looked
+        it up. Raises InvalidPayload.
         """
-        is_metadata = what == "metadata"
+        return self._encode(value, what, self.max_payload_bytes, encoder)
+
+    def encode_metadata(self, value: object, *, encoder: type[JSONEncoder] | None = None) -> str:
+        """Return `value` as JSON text within the limits of metadata, like `encode_payload()`."""
+        return self._encode(value, "metadata", self.max_metadata_bytes, encoder)
+
+    def _encode(
+        self, value: object, what: str, max_bytes: int, encoder: type[JSONEncoder] | None
+    ) -> str:
         return encode(
             value,
             what=what,
-            max_bytes=self.max_metadata_bytes if is_metadata else self.max_payload_bytes,
+            max_bytes=max_bytes,
             max_depth=self.max_depth,
             encoder=encoder or self.encoder_class,
         )

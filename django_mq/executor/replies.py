@@ -45,7 +45,7 @@ def encoded(result: Any, argument: Delivery | list[Delivery]) -> Any:
 
 def text(value: Any) -> str:
     """Return a handler's result as JSON text, within the limits of a payload."""
-    return get_settings().encode(value, "result")
+    return get_settings().encode_payload(value, "result")
 
 
 def store(cursor: Cursor, answers: Sequence[Reply]) -> None:

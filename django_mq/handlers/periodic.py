@@ -143,8 +143,8 @@ def problems(settings: Settings) -> Iterable[tuple[str, str]]:
             check_type(each.type)
             times_of(each.cron, each.every, each.tz, start=datetime(2000, 1, 1, tzinfo=UTC))
             check_expires(each.expires, settings)
-            settings.encode(each.payload, "payload")
-            metadata = json.loads(settings.encode(each.metadata, "metadata"))
+            settings.encode_payload(each.payload)
+            metadata = json.loads(settings.encode_metadata(each.metadata))
         except MQError as error:
             yield each.name, str(error)
             continue

@@ -92,7 +92,8 @@ class RowBuilder:
         templates = self._cached_templates.get(cache_key)
         if templates is None:
             templates = self._templates(message, metadata, cache_key)
-        payload = self._encode(message.payload, "payload")
+        value = {} if message.payload is None else message.payload
+        payload = self.settings.encode_payload(value, encoder=self._encoder)
         for template in templates:
             rows.add(template, payload)
         return len(templates)
@@ -177,14 +178,10 @@ class RowBuilder:
             **shared,
         )
 
-    def _encode(self, value: object, what: str) -> str:
-        value = {} if value is None else value
-        return self.settings.encode(value, what, encoder=self._encoder)
-
     def _encode_metadata(self, metadata: object) -> str:
         if metadata is None:
             return "{}"
-        return self._encode(check_metadata(metadata), "metadata")
+        return self.settings.encode_metadata(check_metadata(metadata), encoder=self._encoder)
 
 
 def _cache_key(message: Message, metadata: str) -> CacheKey | None:

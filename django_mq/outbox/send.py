@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
@@ -40,15 +39,16 @@ def send(
     *,
     using: str | None = None,
     wants_result: bool = False,
-    reserved: Mapping[str, str] | None = None,
+    reserved: str = "{}",
 ) -> Receipt:
     """Store one message in the caller's transaction, with the options of `broadcast()`.
 
-    `reserved` is `mq.` metadata that the package itself adds.
+    `reserved` is `mq.` metadata that the package itself adds, as JSON text.
     """
     connection = connection_in_transaction(using)
-    own = json.dumps(dict(reserved)) if reserved else "{}"
-    builder = RowBuilder(get_settings(), connection.alias, wants_result=wants_result, reserved=own)
+    builder = RowBuilder(
+        get_settings(), connection.alias, wants_result=wants_result, reserved=reserved
+    )
     return _checked([message], builder).store(connection)[0]
 
 
@@ -69,16 +69,16 @@ def send_durably(
 
 
 def send_to(
-    handler: Handler, message: Message, *, using: str | None = None, options: str = "{}"
+    handler: Handler, message: Message, *, using: str | None = None, reserved: str = "{}"
 ) -> Receipt:
     """Store one message for one handler and keep its result; no pattern is matched.
 
-    Writes in the open transaction, if there is one, else in a transaction of its own. `options` is
-    JSON text that `handler` reads from the metadata.
+    Writes in the open transaction, if there is one, else in a transaction of its own. `reserved` is
+    as in `send()`.
     """
     connection = queue_connection(using)
     builder = RowBuilder(
-        get_settings(), connection.alias, wants_result=True, handler=handler, reserved=options
+        get_settings(), connection.alias, wants_result=True, handler=handler, reserved=reserved
     )
     chunk = _checked([message], builder)
     if in_transaction(connection):

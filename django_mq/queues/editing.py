@@ -45,7 +45,7 @@ def edit(
     """
     whole_number(id, "id")
     settings = get_settings()
-    text = None if payload is UNCHANGED else settings.encode(payload, "payload")
+    text = None if payload is UNCHANGED else settings.encode_payload(payload)
     if priority is not None:
         check_integer(priority, "priority", MIN_PRIORITY, MAX_PRIORITY)
     if due is not None:

@@ -137,7 +137,7 @@ def _storable(wanted: MessageFilter) -> MessageFilter:
     """Return a filter whose metadata are encoded as in messages; raises InvalidPayload."""
     if wanted.metadata is None:
         return wanted
-    text = get_settings().encode(dict(wanted.metadata), "metadata")
+    text = get_settings().encode_metadata(dict(wanted.metadata))
     return replace(wanted, metadata=json.loads(text))
 
 

@@ -153,7 +153,7 @@ def broadcast_at(row: ScheduleRow, at: datetime, *, alias: str) -> Receipt:
         expires=row.expires,
         unique_id=_unique_id(row.name) if skips else None,
     )
-    reserved = {SCHEDULE: row.name, SCHEDULED_FOR: at.isoformat()}
+    reserved = json.dumps({SCHEDULE: row.name, SCHEDULED_FOR: at.isoformat()})
     with transaction.atomic(using=alias):
         return send(message, using=alias, reserved=reserved)
 

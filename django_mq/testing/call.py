@@ -181,4 +181,4 @@ def _type_of(handler: Handler) -> str:
 
 
 def encoded(payload: Any) -> str:
-    return get_settings().encode({} if payload is None else payload, "payload")
+    return get_settings().encode_payload({} if payload is None else payload)

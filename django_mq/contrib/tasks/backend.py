@@ -92,8 +92,8 @@ class MessageQueueBackend(BaseTaskBackend):
         handler = register(task, timeout=self._options.timeout, retry=policy)
         carried = None if policy == handler.retry else policy
         message = self._message(task, args, kwargs, retry=carried)
-        options = self._carried(task, handler).encode()
-        receipt = send_to(handler, message, using=self.database, options=options)
+        reserved = self._carried(task, handler).encode()
+        receipt = send_to(handler, message, using=self.database, reserved=reserved)
         [copy] = receipt.copies
         if copy.outcome in ("duplicate", "debounced"):
             return self._existing(task, message, copy.id)

@@ -16,6 +16,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, connections
 
 from django_mq import queues
+from django_mq.checks.pooler import POOLED, POOLED_HINT
 from django_mq.conf import Settings, get_settings
 from django_mq.exceptions import InvalidName
 from django_mq.executor.connections import plain_connection_as
@@ -38,12 +39,6 @@ from django_mq.supervisor.supervisor import Supervisor
 from django_mq.worker import Worker, entries_needed
 
 logger = logging.getLogger("django_mq")
-
-
-POOLED = (
-    "%s connects through a pooler, and workers use prepared statements: with transaction pooling,"
-    " set DISABLE_SERVER_SIDE_CURSORS for this alias, and WAKEUP to 'poll' or to a direct alias"
-)
 
 
 class Command(BaseCommand):
@@ -189,7 +184,8 @@ class Command(BaseCommand):
                     if not is_pooled(driver):
                         check_connections(driver, processes=processes, threads=worker.threads)
                     elif may_prepare(connection):
-                        logger.warning(POOLED, alias, extra={"event": "pooler_without_settings"})
+                        text = f"{POOLED.format(alias)} {POOLED_HINT}"
+                        logger.warning(text, extra={"event": "pooler_without_settings"})
                 return queues.names(using=alias) if named else []
         except (DatabaseError, *UNUSABLE) as error:
             text = f"database {alias!r} cannot be used: {one_line(str(error))}"

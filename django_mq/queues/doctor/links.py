@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from django.db import connections
 
+from django_mq.checks.pooler import POOLED, POOLED_HINT
 from django_mq.conf import get_settings, is_postgresql
 from django_mq.executor.outage import LOST, reason_of
 from django_mq.handlers import all_handlers, timeout_of
@@ -85,9 +86,8 @@ def pooler(alias: str) -> Iterator[Finding]:
         yield Finding(
             id="D011",
             level="warning",
-            text=f"{alias!r} connects through a pooler, and workers use prepared statements.",
-            hint="With transaction pooling, set DISABLE_SERVER_SIDE_CURSORS for this alias, and"
-            " WAKEUP to 'poll' or to a direct alias; with session pooling, ignore this.",
+            text=POOLED.format(alias),
+            hint=POOLED_HINT,
         )
 
 

@@ -1,0 +1,43 @@
+"""A pooler between the workers and the server, of which Django's settings say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from django.core import checks
+from django.db import DatabaseError, connections
+
+from django_mq.checks.registering import CheckMessages, check
+from django_mq.conf import Settings, alias_of, is_postgresql
+from django_mq.policy.error_text import one_line
+from django_mq.store.driver import may_prepare
+from django_mq.store.session_facts import is_pooled
+
+#: What is wrong, of an alias, and what to do; doctor and workers say the same.
+POOLED = "{!r} connects through a pooler, and workers use prepared statements."
+POOLED_HINT = (
+    "With transaction pooling, set DISABLE_SERVER_SIDE_CURSORS for this alias, and WAKEUP to 'poll'"
+    " or to a direct alias; with session pooling, ignore this."
+)
+
+
+@check(checks.Tags.database)
+def check_pooler(settings: Settings, databases: Collection[str]) -> CheckMessages:
+    """W007: the settings for a pooler are missing. Runs only with `--database`."""
+    alias = alias_of()
+    if alias not in databases or not is_postgresql(alias) or not may_prepare(connections[alias]):
+        return
+    try:
+        connections[alias].ensure_connection()
+    except DatabaseError as error:
+        yield checks.Warning(
+            f"Cannot find out whether {alias!r} connects through a pooler:"
+            f" {one_line(str(error), 200)}.",
+            hint="Check that the server runs and that HOST, PORT, USER and PASSWORD are right.",
+            id="django_mq.W007",
+        )
+        return
+    with connections[alias].wrap_database_errors:
+        pooled = is_pooled(connections[alias].connection)
+    if pooled:
+        yield checks.Warning(POOLED.format(alias), hint=POOLED_HINT, id="django_mq.W007")
