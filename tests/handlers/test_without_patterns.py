@@ -45,7 +45,7 @@ def test_it_shares_a_queue_with_whom_it_likes(named: handlers.Handler) -> None:
 def test_a_message_for_one_handler(named: handlers.Handler) -> None:
     """The message commits by itself, goes to the requested queue, and carries its options."""
     message = Message("tasks.named", {"args": []}, queue="anywhere")
-    receipt = send_to(named, message, options='{"mq.task": {"timeout": 5}}')
+    receipt = send_to(named, message, reserved='{"mq.task": {"timeout": 5}}')
     [row] = QueuedMessage.objects.all()
     assert receipt.ids == (row.pk,)
     assert (row.queue, row.handler, row.wants_result) == ("anywhere", "named", True)
