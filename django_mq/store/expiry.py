@@ -16,11 +16,16 @@ _EXPIRY = """
      limit %(window)s
 """
 
-# MATERIALIZED: because of SKIP LOCKED, a plan that scans the CTE again would find other rows.
-EXPIRE = f"""
+_WAITING = f"select walked.id from ({_EXPIRY}) walked where walked.leased_until is null"
+
+
+def _expire(ids: str) -> str:
+    """Return the statement that dead-letters those of `ids`, a query, which have expired."""
+    # MATERIALIZED: because of SKIP LOCKED, a plan that scans the CTE again would find other rows.
+    return f"""
 with expired as materialized (
     select m.id
-      from (select * from ({_EXPIRY}) walked where walked.leased_until is null) walked
+      from ({ids}) walked
      cross join lateral (
         select m.id
           from django_mq_queuedmessage m
@@ -36,6 +41,9 @@ update django_mq_queuedmessage m
 returning {claimed_columns()}
 """
 
+
+EXPIRE = _expire(_WAITING)
+EXPIRE_ONE = _expire("select %(id)s::bigint id")
 #: Earlier than every expiry.
 BEFORE_ALL = "-infinity"
 
@@ -50,6 +58,18 @@ def expire(
     """
     cursor.execute(EXPIRE, {"limit": limit, "after": after, "window": window})
     return [ClaimedRow._make(row) for row in cursor.fetchall()]
+
+
+def expire_one(cursor: Cursor, id: int) -> list[ClaimedRow]:
+    """Dead-letter message `id` if it has expired, like `expire()`."""
+    cursor.execute(EXPIRE_ONE, {"id": id, "limit": 1})
+    return [ClaimedRow._make(row) for row in cursor.fetchall()]
+
+
+def expired(cursor: Cursor, *, after: str, window: int) -> list[int]:
+    """Return the ids of the messages that `expire()` examines."""
+    cursor.execute(_WAITING, {"after": after, "window": window})
+    return [id for (id,) in cursor.fetchall()]
 
 
 # If a whole window expired at one moment, the next window begins after that moment; the scan finds

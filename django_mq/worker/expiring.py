@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -12,7 +14,7 @@ from django_mq.executor import reports, settle_effects
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.outage import LOST
 from django_mq.executor.statements import within_transaction
-from django_mq.messages import Delivery
+from django_mq.messages import ClaimedRow, Delivery
 from django_mq.signals import error_name, log_failure
 from django_mq.store import Cursor, expiry, notify
 
@@ -28,10 +30,7 @@ def expire(cursor: Cursor, settings: Settings, at: Any) -> Any:
     """Dead-letter messages that expired after `at`; return where the next piece starts."""
     after, walked = at or expiry.BEFORE_ALL, WALKED_ROWS
     try:
-        ended = expire_few(cursor, after)
-        if any(each.delivery._row.ordered or each.delivery._row.key is not None for each in ended):
-            notify.ring(cursor)  # the thread that claims is another one
-        if len(ended) == PIECE_MESSAGES:
+        if len(expire_few(cursor, after)) == PIECE_MESSAGES:
             return after
     except psycopg.errors.LockNotAvailable:
         walked = PIECE_MESSAGES  # another session holds the unique id of a message: skip these
@@ -46,34 +45,30 @@ def expire(cursor: Cursor, settings: Settings, at: Any) -> Any:
 
 def _expire_singly(cursor: Cursor, after: str) -> str | None:
     """Dead-letter a few messages, one by one; pass over those that the database refuses."""
-    at: str | None = after
-    for _ in range(PIECE_MESSAGES):
+    with within_transaction(cursor):
+        ids = expiry.expired(cursor, after=after, window=PIECE_MESSAGES)
+    for id in ids:
         try:
-            expire_few(cursor, at or after, limit=1, window=1)
+            _dead_letter(cursor, partial(expiry.expire_one, cursor, id))
         except LOST:
             raise
         except psycopg.Error as error:
-            logger.debug("a message cannot expire: %s", error_name(error))
-        with within_transaction(cursor):
-            at = expiry.expiry_walked(cursor, after=at or after, window=1)
-        if at is None:
-            break
-    return at
-
-
-def expire_few(
-    cursor: Cursor,
-    after: str = expiry.BEFORE_ALL,
-    *,
-    limit: int = PIECE_MESSAGES,
-    window: int = WALKED_ROWS,
-) -> list[Ended]:
-    """Dead-letter a few messages that expired after `after`; return how they ended."""
+            logger.debug("message %s cannot expire: %s", id, error_name(error))
     with within_transaction(cursor):
-        ended = [
-            Ended(Delivery(row), Settled.DEAD_LETTERED, reason="expired")
-            for row in expiry.expire(cursor, limit=limit, after=after, window=window)
-        ]
+        return expiry.expiry_walked(cursor, after=after, window=PIECE_MESSAGES)
+
+
+def expire_few(cursor: Cursor, after: str = expiry.BEFORE_ALL) -> list[Ended]:
+    """Dead-letter a few messages that expired after `after`; return how they ended."""
+    few = partial(expiry.expire, cursor, limit=PIECE_MESSAGES, after=after, window=WALKED_ROWS)
+    return _dead_letter(cursor, few)
+
+
+def _dead_letter(cursor: Cursor, expire: Callable[[], list[ClaimedRow]]) -> list[Ended]:
+    with within_transaction(cursor):
+        ended = [Ended(Delivery(row), Settled.DEAD_LETTERED, reason="expired") for row in expire()]
         settle_effects.write_skipping_refused(cursor, ended)
+    if any(each.delivery._row.ordered or each.delivery._row.key is not None for each in ended):
+        notify.ring(cursor)  # the thread that claims is another one
     reports.all_ended(ended)
     return ended

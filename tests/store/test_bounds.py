@@ -90,6 +90,7 @@ PIECES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "aside, on": (aside.FREE_PUT_ASIDE, {"limit": PIECE, **MIDDLE._asdict()}),
     "expire": (expiry.EXPIRE, {"limit": 50, "window": PIECE, "after": expiry.BEFORE_ALL}),
+    "expire one": (expiry.EXPIRE_ONE, {"id": 1, "limit": 1}),
     "expiry walked": (expiry.EXPIRY_WALKED, {"window": PIECE, "after": expiry.BEFORE_ALL}),
     **{
         what: (statement, {"limit": PIECE, "older_than": DAY})

@@ -275,6 +275,20 @@ def test_one_of_several_cannot_expire(refuse: Callable[..., None]) -> None:
     assert sorted(dead) == [ids[0], *ids[2:]]
 
 
+def test_the_refused_one_expired_at_the_same_moment(
+    refuse: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As all messages of one transaction do, if they have the same lifetime."""
+    ids = [bad(after=3600, expires=-9), *good(2, after=3600, expires=-9), bad(after=9, expires=-9)]
+    at = QueuedMessage.objects.get(pk=ids[0]).expires_at
+    QueuedMessage.objects.filter(pk__in=ids).update(expires_at=at)
+    refuse()
+    run_chores(1)
+    dead = QueuedMessage.objects.filter(dead_reason="expired").values_list("pk", flat=True)
+    assert sorted(dead) == ids[1:3]
+    assert [getattr(each, "event", "") for each in caplog.records].count("chore_failed") == 1
+
+
 def test_one_of_several_that_are_stranded_cannot_be_freed(refuse: Callable[..., None]) -> None:
     ids = [*good(key="a", blocked_by=1), bad(key="b", blocked_by=2)]
     ids += [*good(key="c", blocked_by=3), *good(key="d", blocked_by=3)]
