@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,24 +10,14 @@ from typing import Any
 import pika
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.channel import Channel
-from pika.exceptions import (
-    AMQPError,
-    ChannelClosed,
-    ChannelWrongStateError,
-    ConnectionWrongStateError,
-)
+from pika.exceptions import ChannelClosed, ChannelWrongStateError, ConnectionWrongStateError
 from pika.spec import Basic
 
 from django_mq.conf.relays import AmqpDestination
+from django_mq.contrib.relays.amqp_client import LOST
 from django_mq.contrib.relays.envelope import Outgoing
 from django_mq.contrib.relays.links import BrokerAway, named
 from django_mq.contrib.relays.loops import ClientLoop
-
-LOST = (AMQPError, OSError, asyncio.TimeoutError)
-# It logs seven errors for each connection that fails, which a relay reports itself.
-if logging.getLogger("pika").level == logging.NOTSET:
-    logging.getLogger("pika").setLevel(logging.CRITICAL)
-
 
 #: Bytes of a header frame besides the properties; larger ones make the broker hang up.
 HEADER_FRAME = 32

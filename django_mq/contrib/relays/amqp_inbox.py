@@ -8,9 +8,9 @@ from time import monotonic
 from typing import Any
 
 import pika
-from pika.exceptions import AMQPError
 
 from django_mq.conf.inboxes import AmqpInbox
+from django_mq.contrib.relays.amqp_client import LOST
 from django_mq.contrib.relays.envelope import text_of
 from django_mq.contrib.relays.incoming import Incoming
 from django_mq.contrib.relays.links import BrokerAway, Source
@@ -58,7 +58,7 @@ class AmqpSource(Source):
             self._connection.process_data_events(0)
 
     def close(self) -> None:
-        with suppress(AMQPError, OSError):
+        with suppress(*LOST):
             self._connection.close()
 
 
@@ -85,5 +85,5 @@ def _text(value: Any) -> str:
 def _away() -> Iterator[None]:
     try:
         yield
-    except (AMQPError, OSError) as error:
+    except LOST as error:
         raise BrokerAway(repr(error)) from error

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,7 +12,7 @@ from django.db import transaction
 from django_mq import broadcast
 from django_mq.contrib.relays import relay
 from django_mq.models import QueuedMessage
-from tests.contrib.relays.brokers import SERVERS, Broker, KafkaServer, needs_proxy
+from tests.contrib.relays.brokers import Broker, KafkaServer, needs_proxy
 from tests.contrib.relays.conftest import deliver
 from tests.rows import the_message
 
@@ -194,45 +190,6 @@ def test_a_link_that_is_cut_is_not_waited_for(
     QueuedMessage.objects.update(processable_after=the_message().created_at)
     deliver()
     assert {each.body["n"] for each in broker.received(place, 2)} == {1, 2}
-
-
-@pytest.mark.parametrize("kind", SERVERS)
-def test_a_server_that_accepts_and_says_nothing_is_away(
-    kind: str, settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    scheme = {"webhook": "http"}.get(kind, kind)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"{scheme}://127.0.0.1:{silent.getsockname()[1]}/"
-        settings.DJANGO_MQ = {"RELAYS": {"events": {"kind": kind, "url": url, "timeout": 1}}}
-        relay("#", to="events")
-        send("shop.silent", 1)
-        deliver()
-    assert the_message().attempts == 0
-    assert relay_events(caplog) == ["relay_away"]
-
-
-def test_a_server_whose_answer_never_ends_is_away(
-    settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each byte comes in time, but there is always one more."""
-
-    def drip(server: socket.socket) -> None:
-        link, _ = server.accept()
-        with link, contextlib.suppress(OSError):
-            link.sendall(b"HTTP/1.1 204 No Content\r\nX-Slow: ")
-            while True:
-                link.sendall(b"x")
-                time.sleep(0.2)
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=drip, args=(server,), daemon=True).start()
-        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
-        settings.DJANGO_MQ = {"RELAYS": {"events": {"kind": "webhook", "url": url, "timeout": 1}}}
-        relay("#", to="events")
-        send("shop.slow", 1)
-        deliver()
-    assert the_message().attempts == 0
-    assert relay_events(caplog) == ["relay_away"]
 
 
 def test_kafka_while_the_cluster_is_away_messages_wait_without_an_attempt(
