@@ -3,46 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-import nats
-from nats.aio.client import Client
 from nats.errors import BadSubjectError, MaxPayloadError
-from nats.errors import Error as NatsError
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from django_mq.conf.relays import NatsDestination
 from django_mq.contrib.relays.envelope import EVENT, Outgoing, percent_encoded
 from django_mq.contrib.relays.links import BrokerAway, named
 from django_mq.contrib.relays.loops import ClientLoop
+from django_mq.contrib.relays.nats_client import LOST, NoStream, connect, reason
 
 
-class NoStream(LookupError):
-    """No stream has the subject."""
-
-    def __init__(self, subject: str) -> None:
-        super().__init__(f"no JetStream stream has the subject {subject}: create one")
+class NotPermitted(Exception):
+    """The login may not publish to the subject."""
 
 
 #: Errors of a message rather than of the server.
-OF_MESSAGE = (APIError, BadSubjectError, MaxPayloadError, ValueError, NoStream)
-LOST = (NatsError, OSError, asyncio.TimeoutError)
-
-
-async def connect(
-    url: str, timeout: float, *, on_closed: Callable[[], Awaitable[None]] | None = None
-) -> Client:
-    """Return a connected client, which does not reconnect by itself."""
-    return await nats.connect(
-        url,
-        connect_timeout=max(int(timeout), 1),
-        allow_reconnect=False,
-        max_reconnect_attempts=1,
-        reconnect_time_wait=0,
-        error_cb=_ignore,
-        closed_cb=on_closed,
-    )
+OF_MESSAGE = (APIError, BadSubjectError, MaxPayloadError, ValueError, NoStream, NotPermitted)
+#: What the server says, in lower case, of a subject to which the login may not publish.
+_FORBIDDEN = re.compile(r'permissions violation for publish to "([^"]+)"')
 
 
 class NatsLink:
@@ -51,14 +33,22 @@ class NatsLink:
     def __init__(self, destination: NatsDestination) -> None:
         self._to = destination
         self._loop = ClientLoop(destination.timeout + 1)
-        self._publishing: list[asyncio.Task[Exception | None]] = []
+        # The publications that wait for their acks, with their subjects.
+        self._publishing: dict[asyncio.Task[Exception | None], str] = {}
+        # By subject in lower case: why the server refuses it.
+        self._forbidden: dict[str, str] = {}
         try:
             self._client = self._loop.run(
-                connect(destination.url, destination.timeout, on_closed=self._give_up)
+                connect(
+                    destination.url,
+                    destination.timeout,
+                    on_error=self._heard,
+                    on_closed=self._give_up,
+                )
             )
         except LOST as error:
             self._loop.close()
-            raise BrokerAway(repr(error)) from error
+            raise BrokerAway(reason(error, destination.timeout)) from error
         except BaseException:
             self._loop.close()
             raise
@@ -68,7 +58,7 @@ class NatsLink:
         try:
             answers = self._loop.run(self._publish_all(batch))
         except LOST as error:
-            raise BrokerAway(repr(error)) from error
+            raise BrokerAway(reason(error, self._to.timeout)) from error
         away: Exception | None = None
         for message, answer in zip(batch, answers, strict=True):
             if answer is None or (
@@ -78,7 +68,7 @@ class NatsLink:
             else:
                 away = answer
         if away is not None:
-            raise BrokerAway(repr(away)) from away
+            raise BrokerAway(reason(away, self._to.timeout)) from away
 
     def close(self) -> None:
         with suppress(*LOST):
@@ -86,26 +76,39 @@ class NatsLink:
         self._loop.close()
 
     async def _publish_all(self, batch: Sequence[Outgoing]) -> list[Exception | None]:
-        self._publishing = [asyncio.ensure_future(self._publish(each)) for each in batch]
+        subjects = [named(self._to.subject, each) for each in batch]
+        self._publishing = {
+            asyncio.ensure_future(self._publish(message, subject)): subject
+            for message, subject in zip(batch, subjects, strict=True)
+        }
         return await asyncio.gather(*self._publishing)
+
+    def _heard(self, error: Exception) -> None:
+        """Await no more acks for a subject that the login may not use: none will come."""
+        if found := _FORBIDDEN.search(str(error)):
+            self._forbidden[found[1]] = str(error)
+            for each, subject in self._publishing.items():
+                if subject.lower() == found[1]:
+                    each.cancel()
 
     async def _give_up(self) -> None:
         """Await no more acks: the connection is closed, and the client would await them in vain."""
         for each in self._publishing:
             each.cancel()
 
-    async def _publish(self, message: Outgoing) -> Exception | None:
+    async def _publish(self, message: Outgoing, subject: str) -> Exception | None:
         headers = _headers(message)
         # The server counts headers, too, and hangs up if there are too many bytes.
         size = len(message.body) + sum(len(name) + len(headers[name]) + 4 for name in headers) + 12
         if size > self._client.max_payload:
             return MaxPayloadError()
-        subject = named(self._to.subject, message)
         try:
             await self._stream.publish(subject, message.body, headers=headers)
         except NoStreamResponseError:
             return NoStream(subject)
         except asyncio.CancelledError:
+            if subject.lower() in self._forbidden:
+                return NotPermitted(self._forbidden[subject.lower()])
             return ConnectionError("the connection was lost before the ack came")
         except Exception as error:
             return error
@@ -123,7 +126,3 @@ def _headers(message: Outgoing) -> dict[str, str]:
     created = message.created_at.timestamp()
     found["Nats-Msg-Id"] = percent_encoded(f"{message.source}#{message.id}#{created:.6f}")
     return found
-
-
-async def _ignore(error: Exception) -> None:
-    """Keep the client from logging errors that the relay reports."""

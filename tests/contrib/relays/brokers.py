@@ -170,6 +170,8 @@ class RedisServer(Broker):
 
 class NatsServer(Broker):
     kind, place = "nats", "subject"
+    #: The login of the tests' own client.
+    login: Mapping[str, str] = {}
 
     @property
     def url(self) -> str:
@@ -211,7 +213,7 @@ class NatsServer(Broker):
         import nats
 
         async def run() -> Any:
-            client = await nats.connect(self.url)
+            client = await nats.connect(f"nats://127.0.0.1:{self.port}", **self.login)
             try:
                 return await function(client.jetstream())
             finally:
