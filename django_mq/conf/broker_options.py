@@ -44,21 +44,24 @@ def secret_option(read: Reader, default: Any = MISSING, *, make: Any = MISSING) 
     return field(default=default, default_factory=make, repr=False, metadata={"read": read_secret})
 
 
-def url_of(*schemes: str, with_login: bool = True) -> Reader:
-    """Return a reader of URLs with one of these schemes."""
+def url_of(*schemes: str, with_login: bool = True, several: bool = False) -> Reader:
+    """Return a reader of URLs with one of these schemes; `several`: hosts, between commas."""
 
     def read(value: object) -> str:
         try:
             given = urlsplit(readers.text(value))
             has_place = given.netloc or given.path.strip("/")
-            if "," not in given.netloc:  # several hosts
+            if not (several and "," in given.netloc):
                 _ = given.port  # raises ValueError
         except ValueError:
             has_place = ""
-        if not has_place or given.scheme not in schemes:
+        # The clients know schemes in lower case only.
+        if not has_place or str(value).partition("://")[0] not in schemes:
             raise ValueError(f"must be a URL that begins with {' or '.join(schemes)}, and ://")
         if "@" in given.netloc and not with_login:
             raise ValueError("must have no user and password: other options have them")
+        if "," in given.netloc.rpartition("@")[2] and not several:
+            raise ValueError("must have one host: this kind of broker takes no list")
         return str(value)
 
     return read

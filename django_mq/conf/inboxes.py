@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,6 +28,13 @@ def _name_or_callable(value: object) -> object:
         return readers.name(value)
     except ValueError as error:
         raise ValueError(f"{error}; or a callable that returns one") from None
+
+
+def _durable(value: object) -> str:
+    name = readers.text(value)
+    if re.search(r"[\s.*>/\\]", name):
+        raise ValueError("must have no blanks, and none of . * > / \\")
+    return name
 
 
 def _id(value: object) -> object:
@@ -67,7 +75,7 @@ class AmqpInbox(Inbox):
 class KafkaInbox(Inbox):
     """A topic of Kafka. `group`: of the consumers. `config`: options of librdkafka."""
 
-    url: str = secret_option(url_of("kafka", with_login=False))
+    url: str = secret_option(url_of("kafka", with_login=False, several=True))
     group: str = option(readers.text, "django_mq")
     config: Mapping[str, Any] = secret_option(configuration, make=dict)
 
@@ -76,8 +84,8 @@ class KafkaInbox(Inbox):
 class NatsInbox(Inbox):
     """A subject of NATS JetStream. `group`: the durable consumer."""
 
-    url: str = secret_option(url_of("nats", "tls"))
-    group: str = option(readers.text, "django_mq")
+    url: str = secret_option(url_of("nats", "tls", several=True))
+    group: str = option(_durable, "django_mq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

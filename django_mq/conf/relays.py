@@ -56,7 +56,7 @@ class AmqpDestination(Destination):
 class KafkaDestination(Destination):
     """Kafka. `config`: options of librdkafka, such as those of TLS and SASL."""
 
-    url: str = secret_option(url_of("kafka", with_login=False))
+    url: str = secret_option(url_of("kafka", with_login=False, several=True))
     topic: str = option(readers.text, TYPE)
     config: Mapping[str, Any] = secret_option(configuration, make=dict)
 
@@ -65,7 +65,7 @@ class KafkaDestination(Destination):
 class NatsDestination(Destination):
     """NATS with JetStream."""
 
-    url: str = secret_option(url_of("nats", "tls"))
+    url: str = secret_option(url_of("nats", "tls", several=True))
     subject: str = option(readers.text, TYPE)
 
 

@@ -114,7 +114,9 @@ class Consumer:
         if self._source is None:
             self._source = open_source(self.name, self.inbox)
         batch = self._source.receive(self.inbox.batch_size, LOOK_SECONDS)
-        if batch and self._store_in_the_end(batch):
+        if batch:
+            if not self._store_in_the_end(batch):
+                return len(batch)
             self._source.ack(batch)
         self._is_back()
         return len(batch)

@@ -20,6 +20,8 @@ from django_mq.signals import worker_stopped
 
 #: Seconds after which an unused connection is replaced: nobody answers its heartbeats.
 MAX_IDLE = 20.0
+#: What clients raise for a URL or an option that they do not know.
+REFUSED = (ValueError, TypeError, AttributeError)
 
 
 class BrokerAway(Exception):
@@ -82,22 +84,37 @@ KINDS = {
 
 
 def open_link(destination: Destination) -> BrokerLink:
-    """Return a new connection. Raises BrokerAway, and ImproperlyConfigured without its package."""
+    """Return a new connection. Raises BrokerAway, also for an option that the client refuses.
+
+    Raises ImproperlyConfigured without its package.
+    """
     if missing := missing_package(destination.kind):
         raise ImproperlyConfigured(f"a relay of the kind {destination.kind!r}: {missing}")
-    link: BrokerLink = import_string(KINDS[destination.kind].link)(destination)
+    try:
+        link: BrokerLink = import_string(KINDS[destination.kind].link)(destination)
+    except REFUSED as error:  # the messages are not at fault: they wait for the right option
+        raise BrokerAway(refused(error)) from error
     return link
 
 
 def open_source(name: str, inbox: Inbox) -> Source:
     """Return a consumer of the inbox `name`.
 
-    Raises BrokerAway, and ImproperlyConfigured without its package.
+    Raises BrokerAway, and ImproperlyConfigured without its package or for an option that the client
+    refuses.
     """
     if missing := missing_package(inbox.kind):
         raise ImproperlyConfigured(f"an inbox of the kind {inbox.kind!r}: {missing}")
-    source: Source = import_string(KINDS[inbox.kind].source)(name, inbox)
+    try:
+        source: Source = import_string(KINDS[inbox.kind].source)(name, inbox)
+    except REFUSED as error:
+        raise ImproperlyConfigured(f"DJANGO_MQ['INBOXES'][{name!r}]: {refused(error)}") from error
     return source
+
+
+def refused(error: Exception) -> str:
+    """Return the text for an option, mostly a part of the URL, that a client refuses."""
+    return f"the client refuses its options: {type(error).__name__}: {error}"
 
 
 class Links:

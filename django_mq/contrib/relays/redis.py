@@ -42,6 +42,7 @@ class RedisLink:
             socket_connect_timeout=destination.timeout,
             retry=NO_RETRY,
         )
+        self._client.connection_pool.make_connection()  # refuses options that it does not know
 
     def send(self, batch: Sequence[Outgoing]) -> Iterator[tuple[Outgoing, Exception | None]]:
         pipeline = self._client.pipeline(transaction=False)
@@ -71,4 +72,6 @@ class RedisLink:
 
 
 def _is_of_the_server(error: Exception) -> bool:
+    if isinstance(error, exceptions.NoPermissionError):
+        return " key" not in str(error)  # the login may use no stream, or not this one
     return isinstance(error, AWAY) or str(error).startswith(AWAY_TEXTS)

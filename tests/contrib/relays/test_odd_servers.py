@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 
-from django_mq.conf import get_settings
+from django_mq.conf import find_errors, get_settings
 from django_mq.contrib.relays import relay
 from django_mq.contrib.relays.consumer import Consumer
 from tests.contrib.relays.conftest import deliver
@@ -107,6 +108,39 @@ def test_a_relay_uses_no_attempt(
     deliver()
     assert the_message().attempts == 0
     assert relay_events(caplog) == ["relay_away"]
+
+
+WRONG = {
+    "amqp": "amqp://guest:guest@127.0.0.1/?heartbeat=abc",
+    "redis": "redis://127.0.0.1/?nonsense=1",
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_an_option_that_the_client_refuses_uses_no_attempt(
+    kind: str, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.DJANGO_MQ = {"RELAYS": {"events": {"kind": kind, "url": WRONG[kind]}}}
+    relay("#", to="events")
+    send("shop.odd", 1)
+    deliver()
+    assert the_message().attempts == 0
+    assert relay_events(caplog) == ["relay_away"]
+    assert "the client refuses its options: " in caplog.text
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_an_inbox_with_an_option_that_the_client_refuses_ends(kind: str, settings: Any) -> None:
+    settings.DJANGO_MQ = {"INBOXES": {"crm": {"kind": kind, "url": WRONG[kind], "source": "s"}}}
+    with pytest.raises(CommandError, match=r"INBOXES.*the client refuses its options: "):
+        call_command("mq_consume", "crm")
+
+
+@pytest.mark.parametrize("group", ["a.b", "a b", "*"])
+def test_nats_a_group_is_the_name_of_a_consumer(group: str) -> None:
+    inbox = {"kind": "nats", "url": "nats://x", "source": "s", "group": group}
+    [error] = find_errors({"INBOXES": {"crm": inbox}})
+    assert "must have no blanks" in str(error)
 
 
 @pytest.mark.parametrize("scheme", [each for each in SCHEMES if not each.startswith("http")])

@@ -139,6 +139,23 @@ def test_redis_a_server_that_takes_nothing_costs_no_attempt(
 
 
 @only(RedisServer)
+def test_redis_a_stream_that_the_login_may_not_use_fails_alone(
+    broker: RedisServer, place: str, relayed: Declare
+) -> None:
+    import redis
+
+    with redis.Redis.from_url(broker.url) as client:
+        client.acl_setuser(
+            "limited", enabled=True, passwords=["+p"], categories=["+@all"], keys=[place]
+        )
+    relayed(options={"url": broker.url.replace("//", "//limited:p@"), "stream": "{type}"})
+    [forbidden] = send("shop.forbidden", 1)
+    send(place, 2)
+    deliver()
+    assert {str(id): " key" in text for id, text in failures().items()} == {forbidden: True}
+
+
+@only(RedisServer)
 def test_redis_a_stream_keeps_about_maxlen_entries(
     broker: RedisServer, place: str, relayed: Declare
 ) -> None:

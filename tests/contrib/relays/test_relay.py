@@ -107,6 +107,9 @@ def test_a_missing_package_is_a_check_error(monkeypatch: pytest.MonkeyPatch) -> 
         (f"redis://:{SECRET}@localhost", "must be a dict"),
         ({"kind": "redis", "url": "unix:///run/redis.sock"}, None),
         ({"kind": "kafka", "url": "kafka://a:9092,b:9092"}, None),
+        ({"kind": "nats", "url": "nats://u:p@a:4222,b:4222"}, None),
+        ({"kind": "redis", "url": "redis://a,b"}, "must have one host"),
+        ({"kind": "redis", "url": "REDIS://a"}, "must be a URL that begins with redis"),
     ],
 )
 def test_bad_options_are_told_and_passwords_are_not(options: Any, text: str | None) -> None:
