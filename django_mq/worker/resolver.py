@@ -63,7 +63,11 @@ class Resolver:
                 last, handler = kind, self._ready_handler(row)
                 timeout = 0.0 if handler is None else self._timeout(handler)
                 batch_size = self._batch_size_of(row.queue)
-            if handler is None or (check_limits and self._excess(row)):
+            if (
+                handler is None
+                or row.metadata[0] != "{"  # not an object: other code wrote the row
+                or (check_limits and self._excess(row))
+            ):
                 break
             if handler.of_row is not None:
                 handler, last = handler.of_row(row), None
@@ -92,6 +96,8 @@ class Resolver:
         row = delivery._row
         if excess := self._excess(row):
             return self._hold(row, excess)
+        if row.metadata[0] != "{":
+            return self._hold(row, "its metadata is not a JSON object")
         handler = self._ready_handler(row)
         if handler is not None:
             return self._task(delivery, handler if handler.of_row is None else handler.of_row(row))
@@ -149,8 +155,6 @@ class Resolver:
             metadata = json.loads(row.metadata)
         except (ValueError, RecursionError) as error:
             return self._hold(row, f"its metadata cannot be decoded: {error}")
-        if not isinstance(metadata, dict):
-            return self._hold(row, "its metadata is not a JSON object")
         matching = [
             each
             for each in handlers.table().match(row.type, metadata)
@@ -235,7 +239,7 @@ def _is_replay(row: ClaimedRow) -> bool:
         metadata = json.loads(row.metadata)
     except (ValueError, RecursionError):
         return False
-    return isinstance(metadata, dict) and handlers.REPLAY in metadata
+    return handlers.REPLAY in metadata
 
 
 def line_of(row: ClaimedRow) -> Line | None:

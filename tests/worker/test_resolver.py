@@ -218,17 +218,18 @@ def test_one_of_several_that_is_too_old_holds_the_unsplit_row() -> None:
     assert QueuedMessage.objects.count() == 1
 
 
-@pytest.mark.parametrize("metadata", [["tier"], "tier", 5, None, True])
-def test_metadata_that_is_no_object_is_held(metadata: Any) -> None:
-    """Other programs also write rows: none of them stops a worker."""
-    subscribe("a", "h", queue="mail", where={"tier": "gold"})
-    message = add(type="a")
+@pytest.mark.parametrize("routed", [True, False])
+@pytest.mark.parametrize("metadata", [["tier"], [], "tier", "{}", 5, None, True])
+def test_metadata_that_is_no_object_is_held(metadata: Any, routed: bool) -> None:
+    """Other programs also write rows: none stops a worker, or surprises the handler it names."""
+    subscribe("a", "h", queue="mail")
+    message = add(type="a", handler="h" if routed else "")
     with second_connection() as other:
         other.execute(
             "update django_mq_queuedmessage set metadata = %s::jsonb", [json.dumps(metadata)]
         )
     assert sort() == []
-    assert_held(message, "metadata")
+    assert_held(message, "its metadata is not a JSON object")
 
 
 def test_types_of_others_are_no_trouble() -> None:
