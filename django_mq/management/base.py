@@ -226,20 +226,21 @@ def _typed(question: str) -> str:
 def chosen_database(alias: str | None) -> str:
     """Return the alias of the messages' database; `alias` is the option, if given.
 
-    Raises CommandError if the alias does not exist, is not PostgreSQL, or has no autocommit.
+    Raises CommandError if the alias does not exist, is not PostgreSQL, or has no autocommit: with
+    exit code 2 if the option names it, with 1 if the configuration chose it.
     """
+    code = 1 if alias is None else 2
     alias = alias_of(None) if alias is None else alias
     if alias not in connections:
-        raise CommandError(
-            f"DATABASES has no {one_line(alias)!r}; choose one of {', '.join(connections)}"
-        )
+        text = f"DATABASES has no {one_line(alias)!r}; choose one of {', '.join(connections)}"
+        raise CommandError(text, returncode=code)
     connection = connections[alias]
     if connection.vendor != "postgresql":
-        raise CommandError(
-            f"database {alias!r} is {connection.display_name}; django_mq needs PostgreSQL"
-        )
+        text = f"database {alias!r} is {connection.display_name}; django_mq needs PostgreSQL"
+        raise CommandError(text, returncode=code)
     if not connection.settings_dict["AUTOCOMMIT"]:
-        raise CommandError(f"AUTOCOMMIT is off for database {alias!r}: nothing would be committed")
+        text = f"AUTOCOMMIT is off for database {alias!r}: nothing would be committed"
+        raise CommandError(text, returncode=code)
     return alias
 
 

@@ -25,11 +25,14 @@ from tests.database import second_connection
         (["--queue", ""], "queue"),
         (["--queue", "work,mail"], "--queue work --queue mail"),
         (["--database", "nowhere"], "nowhere"),
+        (["--processes", "5000"], "processes is 5000"),
+        (["--reload", "--until-empty"], "--until-empty"),
     ],
 )
-def test_wrong_names_are_one(start: Callable[..., Worker], options: list[Any], words: str) -> None:
+def test_wrong_values_are_two(start: Callable[..., Worker], options: list[Any], words: str) -> None:
+    """As in every other command, and as arguments that cannot be parsed."""
     worker = start(*options)
-    assert worker.ends() == 1
+    assert worker.ends() == 2
     assert words in worker.said()
     assert "Traceback" not in worker.said()
 

@@ -203,8 +203,6 @@ def test_errors_that_do_not_match_are_no_errors_at_all():
         ("mq_workers", ["quiet"]),
         ("mq_workers", ["list", "abc"]),
         ("mq_schedule", ["run"]),
-        ("mq_schedule", ["run", "unknown"]),
-        ("mq_schedule", ["list", "unknown"]),
         ("mq_pause", ["mail", "--queue", "mail"]),
         ("mq_peek", ["--heads", "--dead"]),
         ("mq_status", ["--watch", "--json"]),
@@ -219,6 +217,34 @@ def test_bad_input_is_a_command_error(name, arguments):
     assert type(caught.value) is CommandError  # Django prints the name of the class
     assert "\x1b" not in str(caught.value)
     assert exit_code(name, arguments) == 2
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "mq_worker", "mq_consume"])
+def test_an_alias_that_does_not_exist_is_two(name, settings):
+    """Only as an option: in the settings, it is the configuration that is wrong."""
+    settings.DJANGO_MQ = {"INBOXES": {"crm": {"kind": "redis", "url": "redis://x", "source": "s"}}}
+    arguments = ["crm"] if name == "mq_consume" else COMMANDS.get(name, [])
+    assert exit_code(name, [*arguments, "--database", "nowhere"]) == 2
+    settings.DJANGO_MQ = {**settings.DJANGO_MQ, "DATABASE": "nowhere"}
+    assert exit_code(name, arguments) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "code"),
+    [
+        *(("mq_schedule", [each, "unknown"], 1) for each in ("list", "next", "run", "enable")),
+        ("mq_workers", ["quiet", "unknown"], 1),
+        ("mq_workers", ["quiet", "--host", "unknown"], 1),
+        ("mq_limit", ["unknown", "5"], 1),
+        ("mq_pause", ["unknown", "--yes"], 1),
+        ("mq_replay", ["--id", "1", "--to", "unknown"], 2),
+        ("mq_consume", ["unknown"], 2),
+    ],
+)
+def test_what_the_database_does_not_have_is_one_and_what_the_code_does_not_have_is_two(
+    name, arguments, code
+):
+    assert exit_code(name, arguments) == code
 
 
 def exit_code(name, arguments):

@@ -7,6 +7,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq import queues
+from django_mq.exceptions import RoutingError
 from django_mq.management.arguments import moment_or_ago, past_moment_or_ago, wrong_arguments
 from django_mq.management.base import OperatorCommand
 from django_mq.management.selection import add_common_selection
@@ -54,7 +55,10 @@ class Command(OperatorCommand):
                 "select messages: by --id, --queue, --type, --handler, --since, or --until"
             )
         chosen = {name: options[name] for name in (*SELECTION, "to", "limit")}
-        found = queues.replay(dry_run=True, using=database, **chosen)
+        try:
+            found = queues.replay(dry_run=True, using=database, **chosen)
+        except RoutingError as error:  # the code here has no such handler
+            raise wrong_arguments(str(error)) from error
         if not found:
             self.warn_of_unknown(database=database, **options)
         where = f" to {chosen['to']}" if chosen["to"] else ""

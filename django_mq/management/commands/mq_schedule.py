@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from django.core.management.base import CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from django_mq import queues
 from django_mq.conf.local_time import local_text
@@ -58,6 +58,7 @@ class Command(OperatorCommand):
             return
         if name is None:
             raise wrong_arguments(f"name the schedule: mq_schedule {action} NAME")
+        _chosen(name, database)
         if action == "run":
             self._run(name, json=json, database=database)
         else:
@@ -120,13 +121,14 @@ class Command(OperatorCommand):
 
 
 def _chosen(name: str | None, database: str | None) -> list[Schedule]:
+    """Return the schedule of that name, or all; raise CommandError if there is none."""
     found = queues.schedules(using=database)
     if name is None:
         return found
     check_name(name, "schedule name")
     chosen = [each for each in found if each.name == name]
     if not chosen:
-        raise wrong_arguments(no_schedule(name, [each.name for each in found]))
+        raise CommandError(no_schedule(name, [each.name for each in found]))
     return chosen
 
 

@@ -18,11 +18,10 @@ from django.db import DatabaseError, connections
 from django_mq import queues
 from django_mq.checks.pooler import POOLED, POOLED_HINT
 from django_mq.conf import Settings, get_settings
-from django_mq.exceptions import InvalidName
 from django_mq.executor.connections import plain_connection_as
 from django_mq.executor.deadline import Deadline
 from django_mq.executor.scoreboard import Scoreboard
-from django_mq.management.arguments import port_and_address, positive, seconds
+from django_mq.management.arguments import port_and_address, positive, seconds, wrong_arguments
 from django_mq.management.base import UNUSABLE, chosen_database, missing_role, must_be_migrated
 from django_mq.management.capacity import check_connections, check_max_rss, process_count
 from django_mq.management.logs import configure_logging
@@ -85,8 +84,10 @@ class Command(BaseCommand):
             options["database"] = chosen_database(options["database"])
             worker = self._worker(options, max_messages=options["max_messages"])
             processes = process_count(options["processes"], settings)
-        except (ImproperlyConfigured, InvalidName, ValueError) as error:
-            raise CommandError(f"{error}{separated(options['queue'])}") from error
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from error
+        except ValueError as error:
+            raise wrong_arguments(f"{error}{separated(options['queue'])}") from error
         try:
             worker.refuse_transaction()  # before a fork: the supervisor would restart its processes
         except RuntimeError as error:
@@ -216,7 +217,7 @@ def _warn_of_surroundings() -> None:
 def _check_reloadable(options: dict[str, Any]) -> None:
     for name in ("processes", "health_port", "metrics_port", "max_rss", "until_empty"):
         if options[name]:
-            raise CommandError(
+            raise wrong_arguments(
                 "--reload runs one process without a supervisor and cannot be combined with"
                 f" --{name.replace('_', '-')}"
             )
