@@ -8,18 +8,21 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.postgres.functions import TransactionNow
 from django.db import (
     connection,
     transaction,
 )
+from django.db.models.expressions import RawSQL
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from django_mq import RetryPolicy, broadcast, fixed, handler
 from django_mq.messages import Delivery
-from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.models import FailedAttempt, QueuedMessage, WorkerHeartbeat
 from django_mq.signals import message_acked, message_started
 from testproject.shop.models import Product
-from tests.rows import add, stored
+from tests.rows import add, beat, stored
 from tests.worker.conftest import (
     Bench,
     Said,
@@ -335,3 +338,27 @@ def test_the_board_shows_what_runs(bench: Bench) -> None:
     bench.run_all(bench.claim())
     assert seen == [[m.pk] for m in messages]
     assert bench.scoreboard.running() == []
+
+
+def test_what_stands_still_within_a_slice(bench: Bench) -> None:
+    """docs/guarantees.md: the time of the transaction, but not that of a statement."""
+    seen: list[tuple[object, ...]] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        expressions = {"django": Now(), "transaction": TransactionNow()}
+        seen.append(
+            WorkerHeartbeat.objects.annotate(
+                **expressions,
+                sql=RawSQL("now()", []),
+                current=RawSQL("current_timestamp", []),
+                clock=RawSQL("clock_timestamp()", []),
+            ).values_list("django", "transaction", "sql", "current", "clock")[0]
+        )
+
+    beat("worker")
+    add_many(2, handler="h")
+    bench.run_all(bench.claim())
+    django, transaction, sql, current, clock = zip(*seen, strict=True)
+    assert transaction == sql == current
+    assert [len(set(each)) for each in (django, transaction, clock)] == [2, 1, 2]
