@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any, ClassVar, Protocol
 
 from django_mq.messages.codecs import Codec, CodecBuilder, Unsupported
+from django_mq.messages.masked_fields import masked_field
 from django_mq.messages.scalars import Mismatch
 
 
@@ -79,6 +80,11 @@ class _Model:
 
     def __init__(self, cls: Any) -> None:
         self._cls = cls
+        if masked := masked_field(cls):
+            raise Unsupported(
+                f"{masked}: pydantic writes a secret as asterisks: send a reference to it, or write"
+                " its value with a @field_serializer"
+            )
 
     def dump(self, value: Any) -> Any:
         try:
