@@ -9,13 +9,14 @@ from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
 
+from django_mq.conf import MAX_BATCH_SIZE
 from django_mq.exceptions import InvalidHandler, InvalidName
 from django_mq.handlers.callables import shown
 from django_mq.policy.backoff import MAX_WAIT, RetryPolicy
 from django_mq.policy.column_bounds import MAX_SPAN_SECONDS
 from django_mq.policy.names import check_name, check_pattern
 from django_mq.policy.routing import TASKS, plain_types
-from django_mq.values import as_seconds
+from django_mq.values import as_seconds, short_repr
 
 
 def check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -139,8 +140,13 @@ def check_flags(atomic: object, batch: object) -> None:
 
 def check_list(*, batch: bool, max_batch: object, linger: float | timedelta) -> float:
     """Return `linger` in seconds; raises InvalidHandler if lists do not allow these options."""
-    if max_batch is not None and (type(max_batch) is not int or max_batch < 1):
-        raise InvalidHandler(f"max_batch= must be a whole number from 1, not {max_batch!r}")
+    if max_batch is not None and (
+        type(max_batch) is not int or not 1 <= max_batch <= MAX_BATCH_SIZE
+    ):
+        raise InvalidHandler(
+            f"max_batch= must be a whole number from 1 to {MAX_BATCH_SIZE:,}, not"
+            f" {short_repr(max_batch)}"
+        )
     seconds = as_seconds(linger)
     if seconds is None or not 0 <= seconds <= MAX_WAIT:
         raise InvalidHandler(f"linger= must be seconds or a timedelta, not {linger!r}")

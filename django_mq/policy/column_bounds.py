@@ -43,11 +43,13 @@ def id_of(text: str) -> int | None:
 
 
 def check_version(version: object, what: str, error: type[InvalidHandler | InvalidMessage]) -> int:
-    """Return `version`; raise `error` unless it is a whole number from 1.
+    """Return `version`; raise `error` unless it is a whole number from 1 that the column takes.
 
     >>> check_version(2, "version", InvalidMessage)
     2
     """
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise error(f"{what}= must be a whole number from 1, not {short_repr(version)}")
+    if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= MAX_INTEGER:
+        raise error(
+            f"{what}= must be a whole number from 1 to {MAX_INTEGER:,}, not {short_repr(version)}"
+        )
     return version

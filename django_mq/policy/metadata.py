@@ -15,8 +15,10 @@ RESERVED = "mq."
 MAX_ADDED = 1024
 
 
-def check_metadata(metadata: object) -> dict[str, Any]:
+def check_metadata(metadata: object, *, stored: bool = False) -> dict[str, Any]:
     """Return a copy of `metadata`, empty for None; raise InvalidOption if its keys are not allowed.
+
+    `stored`: as it is in a row, where django_mq has entries of its own.
 
     >>> check_metadata(None), check_metadata({"tier": "gold"})
     ({}, {'tier': 'gold'})
@@ -28,7 +30,7 @@ def check_metadata(metadata: object) -> dict[str, Any]:
     for key in metadata:
         if not isinstance(key, str):
             raise InvalidOption(f"metadata has the key {short_repr(key)}: use only str keys")
-        if key.startswith(RESERVED):
+        if not stored and key.startswith(RESERVED):
             raise InvalidOption(
                 f"metadata has the key {key[:MAX_NAME]!r}: keys that begin with {RESERVED} are"
                 " reserved, so omit them, also when you pass on a delivery's metadata"

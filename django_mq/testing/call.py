@@ -24,6 +24,8 @@ from django_mq.messages.classes import class_of
 from django_mq.outbox.options import check_integer
 from django_mq.outbox.send import queue_connection
 from django_mq.policy.backoff import MAX_ATTEMPTS
+from django_mq.policy.column_bounds import MAX_INTEGER
+from django_mq.policy.metadata import check_metadata
 from django_mq.policy.names import check_key, check_name
 from django_mq.policy.routing import plain_types
 from django_mq.store import Cursor
@@ -52,10 +54,12 @@ def deliver(
     `handler` is the function or its name; a batch handler gets a list of one delivery. No message
     is stored. Returns the handler's return value, or raises its error, undoing an atomic handler's
     writes; an answer, such as `delivery.reject()` in a batch, is raised as the exception that it
-    stands for. Raises InvalidPayload if `payload` could not be broadcast, InvalidName for a bad
-    `type`, `queue` or `key`, InvalidOption if `attempt` or `max_attempts` is below 1 or the handler
-    does not understand `schema_version`, and LookupError if there is no such handler, or if a
-    function is several handlers: pass the name of one.
+    stands for. `metadata` may have entries of django_mq, such as the `mq.replay_of` of a replay.
+
+    Raises InvalidPayload if `payload` could not be broadcast, InvalidName for a bad `type`, `queue`
+    or `key`, InvalidOption for metadata or numbers that no stored message has, an `attempt` above
+    `max_attempts`, or a `schema_version` that the handler does not understand, and LookupError if
+    there is no such handler, or if a function is several handlers: pass the name of one.
     """
     settings = get_settings()
     connection = queue_connection(using)
@@ -67,7 +71,12 @@ def deliver(
         type = _type_of(found)
     attempt = check_integer(attempt, "attempt", 1, MAX_ATTEMPTS)
     max_attempts = check_integer(max_attempts, "max_attempts", 1, MAX_ATTEMPTS)
+    if attempt > max_attempts:
+        raise InvalidOption(
+            f"attempt is {attempt}, above max_attempts, which is {max_attempts}: pass both"
+        )
     type = check_name(type, "type")
+    schema_version = check_integer(schema_version, "schema_version", 1, MAX_INTEGER)
     if refused := refusal(found, type, schema_version):
         raise InvalidOption(f"a worker would hold the message: {refused}")
     now = time()
@@ -78,7 +87,7 @@ def deliver(
         handler=found.name,
         schema_version=schema_version,
         payload=encoded(payload),
-        metadata=encoded(dict(metadata or {})),
+        metadata=settings.encode_metadata(check_metadata(metadata, stored=True)),
         priority=0,
         key=None if key is None else check_key(key, "key"),
         attempts=attempt,

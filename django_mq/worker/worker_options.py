@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 from django.db import connections
 
 from django_mq.conf import MAX_ASYNC_SLOTS, MAX_BATCH_SIZE, MAX_THREADS, alias_of, get_settings
+from django_mq.exceptions import InvalidName
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.policy.column_bounds import MAX_INTEGER
 from django_mq.policy.names import check_pattern
@@ -49,6 +50,11 @@ class WorkerOptions:
         self.settings = settings
         if isinstance(queues, str):
             queues = (queues,)
+        if not isinstance(queues, Iterable):
+            raise InvalidName(
+                "queues must be a list of names or patterns such as ['mail', 'shop.*'], not"
+                f" {short_repr(queues)}: leave it out for all queues"
+            )
         self.queues = tuple(check_pattern(name, "queue") for name in queues) or ("#",)
         self.threads = _number("threads", threads, settings.threads, MAX_THREADS)
         self.batch_size = (

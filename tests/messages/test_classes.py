@@ -93,7 +93,9 @@ def test_only_classes_with_fields_are_messages(thing: Any) -> None:
         message("a.b")(thing)
 
 
-@pytest.mark.parametrize(("type", "version"), [("a b", 1), ("a", 0), ("a", True), ("a", "1")])
+@pytest.mark.parametrize(
+    ("type", "version"), [("a b", 1), ("a", 0), ("a", True), ("a", "1"), ("a", 2**31)]
+)
 def test_bad_options(type: str, version: Any) -> None:
     with pytest.raises(InvalidMessage):
         message(type, version=version)

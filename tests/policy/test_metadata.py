@@ -10,6 +10,12 @@ from django_mq.exceptions import InvalidOption
 from django_mq.policy.metadata import check_metadata
 
 
+def test_a_stored_message_has_entries_of_django_mq() -> None:
+    assert check_metadata({"mq.hops": 1}, stored=True) == {"mq.hops": 1}
+    with pytest.raises(InvalidOption, match="use only str keys"):
+        check_metadata({1: 1}, stored=True)
+
+
 def test_any_mapping_with_other_keys() -> None:
     assert check_metadata(None) == {}
     given = {"tier": "gold", "mq": 1, "": None}

@@ -14,6 +14,7 @@ from django_mq import (
     InvalidOption,
     InvalidPayload,
     Message,
+    PayloadTooLarge,
     Reject,
     Retry,
     broadcast,
@@ -266,6 +267,24 @@ class DeliverTest(TestCase):
         for wrong in ({"attempt": 0}, {"attempt": True}, {"max_attempts": 0}):
             with pytest.raises(InvalidOption, match="whole number from 1"):
                 deliver("one", **wrong)
+        with pytest.raises(InvalidOption, match="attempt is 21, above max_attempts, which is 20"):
+            deliver("one", attempt=21)
+        assert deliver("one", attempt=21, max_attempts=21) == 21
+
+    def test_options_that_no_stored_message_has_are_refused(self) -> None:
+        """As broadcast() refuses them, but for the entries that django_mq adds itself."""
+        handler("test.one", name="one")(lambda delivery: delivery.metadata)
+        for version in (0, -1, True, "1", 2**31):
+            with pytest.raises(InvalidOption, match=r"schema_version .* whole number from 1"):
+                deliver("one", schema_version=version)  # type: ignore[arg-type]
+        for metadata in (5, [("a", 1)], "text"):
+            with pytest.raises(InvalidOption, match="metadata must be a dict"):
+                deliver("one", metadata=metadata)  # type: ignore[arg-type]
+        with pytest.raises(InvalidOption, match="the key 1: use only str keys"):
+            deliver("one", metadata={1: 2})  # type: ignore[dict-item]
+        with pytest.raises(PayloadTooLarge, match="metadata"):
+            deliver("one", metadata={"a": "x" * 20_000})
+        assert deliver("one", metadata={"mq.replay_of": "7"}) == {"mq.replay_of": "7"}
 
     def test_a_version_that_a_worker_would_hold_is_refused(self) -> None:
         handler("test.one", name="one", schema_version=2)(lambda delivery: delivery.schema_version)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from django_mq import InvalidName
 from django_mq.worker import Worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -32,6 +33,14 @@ def test_one_queue_may_be_given_as_a_text() -> None:
 def test_numbers_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="whole number"):
         Worker(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, True], ids=repr)
+def test_what_is_no_list_of_queues_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidName, match=rf"queues must be a list of names .* not {wrong}: leave"):
+        Worker(queues=wrong)
+    with pytest.raises(InvalidName, match="is not a pattern"):
+        Worker(queues=["mail", wrong])
 
 
 @pytest.mark.parametrize("wrong", [-1, True, "5", float("nan"), timedelta(seconds=-1)])
