@@ -140,6 +140,7 @@ def test_operators_without_a_database(url: str, words: str, command: str, code: 
 
 
 def test_an_unreachable_database_is_one(start: Callable[..., Worker]) -> None:
+    """NSQ-35 as changed: at the start; a worker that runs waits for it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, but not listening
         worker = start(url=database_url(host="127.0.0.1", port=taken.getsockname()[1]))
