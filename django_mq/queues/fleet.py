@@ -146,10 +146,11 @@ def added_up(columns: Iterable[object]) -> dict[str, HandlerTimings]:
 def horizon(
     *, older_than: float | timedelta = 60.0, limit: int = 5, using: str | None = None
 ) -> list[HorizonHolder]:
-    """Return the holders of snapshots older than `older_than` (seconds or timedelta), oldest first.
+    """Return what has kept vacuum back for `older_than` (seconds or timedelta), oldest first.
 
-    Vacuum keeps every row that died after such a snapshot was taken, so claims become slower.
-    Without the role pg_read_all_stats, a login sees only its own sessions.
+    Vacuum keeps every row that died after a snapshot was taken, or after a transaction that is
+    still open wrote first, so claims become slower. Without the role pg_read_all_stats, a login
+    sees only its own sessions. Standbys with hot_standby_feedback are not found.
     """
     age = seconds(older_than, "older_than")
     whole_number(limit, "limit")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -228,6 +229,8 @@ class TestOldSnapshots:
             assert not any(f"session {pid} " in text for text in found("D005"))
             monkeypatch.setattr(upkeep, "OLD_SNAPSHOT_SECONDS", 0.0)
             assert any(f"pg_terminate_backend({pid})" in text for text in found("D005"))
+            (text,) = [text for text in found("D005") if f"session {pid} " in text]
+            assert re.search(r"keeps vacuum from removing rows that died after \d{4}-", text)
 
     def test_d006_a_prepared_transaction(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(upkeep, "OLD_SNAPSHOT_SECONDS", 0.0)

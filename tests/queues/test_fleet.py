@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 from django.db import connection
+from psycopg.errors import QueryCanceled
 
 from django_mq import queues
+from tests.database import second_connection
 from tests.rows import add, beat, tally
+from tests.waiting import SOON, until
 
 pytestmark = pytest.mark.django_db
 
@@ -94,11 +98,67 @@ def test_the_session_that_holds_a_snapshot_is_named(other):
     assert holder.since is not None
 
 
+def test_a_session_that_has_only_written_is_named(other):
+    """At READ COMMITTED it keeps no snapshot between statements, but vacuum waits for its id."""
+    other.execute("select pg_backend_pid(), pg_current_xact_id()")
+    pid = other.fetchone()[0]
+    with second_connection() as observer:
+        held = observer.execute(
+            "select backend_xmin is null, backend_xid is not null"
+            " from pg_stat_activity where pid = %s",
+            [pid],
+        )
+        assert held.fetchone() == (True, True)
+    assert str(pid) in {holder.name for holder in queues.horizon(older_than=0, limit=100)}
+
+
+def test_the_oldest_holder_is_first_whether_it_has_read_or_written(other):
+    with second_connection() as reader:
+        reader.execute("begin isolation level repeatable read; select 1")
+        with second_connection() as writer:
+            writer.execute("select pg_current_xact_id()")  # uses up an id, and commits
+        other.execute("select pg_current_xact_id(), pg_backend_pid()")
+        late = str(other.fetchone()[1])
+        names = [holder.name for holder in queues.horizon(older_than=0, limit=100)]
+        assert names.index(str(reader.info.backend_pid)) < names.index(late)
+
+
 def test_a_short_transaction_is_not_named(other):
     other.execute("set transaction isolation level repeatable read")
     other.execute("select pg_backend_pid()")
     pid = other.fetchone()[0]
     assert str(pid) not in {holder.name for holder in queues.horizon(older_than=60)}
+
+
+def test_a_vacuum_is_not_named(transactional_db):
+    """It has a snapshot, which other vacuums ignore."""
+    with second_connection() as vacuum, ThreadPoolExecutor(1) as beside:
+        pid = vacuum.info.backend_pid
+        vacuum.execute("set vacuum_cost_delay = 100; set vacuum_cost_limit = 1")  # minutes for it
+        vacuum.execute(
+            "create table mq_test_vacuumed (n) with (autovacuum_enabled = off, fillfactor = 10)"
+            " as select generate_series(1, 20000)"
+        )
+        running = beside.submit(vacuum.execute, "vacuum mq_test_vacuumed")
+        try:
+            until(lambda: _vacuums_with_a_snapshot(pid), "it runs")
+            names = {holder.name for holder in queues.horizon(older_than=0, limit=100)}
+            assert _vacuums_with_a_snapshot(pid)
+        finally:
+            vacuum.cancel()
+            assert isinstance(running.exception(SOON), QueryCanceled)
+            vacuum.execute("drop table mq_test_vacuumed")
+    assert str(pid) not in names
+
+
+def _vacuums_with_a_snapshot(pid):
+    with second_connection() as observer:
+        running = observer.execute(
+            "select a.backend_xmin is not null"
+            " from pg_stat_progress_vacuum v join pg_stat_activity a using (pid) where pid = %s",
+            [pid],
+        )
+        return running.fetchone() == (True,)
 
 
 def test_asking_is_not_holding(transactional_db):

@@ -35,7 +35,7 @@ HINTS = {
 
 
 def snapshots(alias: str) -> Iterator[Finding]:
-    """D005, D006, D007: a session, a prepared transaction or a slot keeps an old snapshot."""
+    """D005, D006, D007: a session, a prepared transaction or a slot holds vacuum back."""
     with short_cursor(alias) as cursor:
         found = oldest_snapshot.horizon(cursor, older_than=OLD_SNAPSHOT_SECONDS, limit=MAX_HOLDERS)
     for each in found:
@@ -59,10 +59,12 @@ def slots(alias: str) -> Iterator[Finding]:
 
 def _held_by(holder: HorizonHolder) -> str:
     known = ", ".join(filter(None, (holder.login, holder.application, holder.state)))
-    since = f" since {holder.since:%Y-%m-%d %H:%M:%S %Z}" if holder.since else ""
+    dead = "dead rows"
+    if holder.since:
+        dead = f"rows that died after {holder.since:%Y-%m-%d %H:%M:%S %Z}"
     return (
-        f"The {holder.kind} {holder.name}{f' ({known})' if known else ''} keeps a snapshot{since}:"
-        " vacuum cannot remove rows that died after it."
+        f"The {holder.kind} {holder.name}{f' ({known})' if known else ''} keeps vacuum from"
+        f" removing {dead}."
     )
 
 
