@@ -1,4 +1,4 @@
-"""Facts of the server: its encoding and read-only mode, indexes and rights, vacuum, limits."""
+"""Facts of the server: its encoding and read-only mode, tables, indexes, rights, vacuum, limits."""
 
 from __future__ import annotations
 
@@ -45,6 +45,20 @@ def formats(cursor: Cursor) -> Formats:
     """Return the formats of this session."""
     cursor.execute(FORMATS)
     return Formats._make(cursor.fetchone())
+
+
+MISSING_TABLES = """
+select asked.name
+  from unnest(%(tables)s::text[]) as asked (name)
+ where to_regclass(asked.name) is null
+ order by 1
+"""
+
+
+def missing_tables(cursor: Cursor, *, tables: Sequence[str]) -> list[str]:
+    """Return the `tables` that this session does not find on its search path."""
+    cursor.execute(MISSING_TABLES, {"tables": list(tables)})
+    return [name for (name,) in cursor.fetchall()]
 
 
 INDEXES = """

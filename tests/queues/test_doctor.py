@@ -21,10 +21,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import connection, connections
 from django.db.migrations.recorder import MigrationRecorder
+from django.test import override_settings
 
 from django_mq import handler, queues
 from django_mq.queues import doctor
 from django_mq.queues.doctor import Finding, examine, links, schedules, schema, upkeep
+from django_mq.queues.doctor.findings import own_tables
 from django_mq.queues.transactions import reading
 from django_mq.store import server_facts, session_facts
 from django_mq.store.limits import Limits
@@ -165,16 +167,35 @@ def test_d001_an_error_that_is_no_lost_connection(monkeypatch: pytest.MonkeyPatc
     assert "HOST" not in finding.hint
 
 
-@pytest.mark.parametrize("error", ["insufficient_privilege", "undefined_column", "undefined_table"])
-def test_d001_not_for_what_d002_and_d004_explain(
-    error: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(alias: str) -> Iterator[Finding]:
-        run(f"do $$ begin raise {error}; end $$")
-        yield from ()
+class TestErrorsThatOthersExplain:
+    """A statement fails if a table, a column or a right is missing: D002 or D004 says which."""
 
-    monkeypatch.setattr(doctor, "EXAMINATIONS", (("the clocks", broken),))
-    assert examine() == []
+    ERRORS = ("insufficient_privilege", "undefined_column", "undefined_table")
+
+    @pytest.fixture(params=ERRORS, autouse=True)
+    def broken(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(alias: str) -> Iterator[Finding]:
+            run(f"do $$ begin raise {request.param}; end $$")
+            yield from ()
+
+        changed = [("the clocks", broken), *doctor.EXAMINATIONS]
+        monkeypatch.setattr(doctor, "EXAMINATIONS", tuple(changed))
+
+    def test_d002(self) -> None:
+        run("drop table django_mq_failedattempt")
+        assert [each.id for each in examine()] == ["D002"]
+
+    def test_d004(self) -> None:
+        role = make_role("mq_doctor_test", "grant select on django_migrations to {role}")
+        with acting_as(role):
+            ids = {each.id for each in examine()}
+        assert "D004" in ids
+        assert "D001" not in ids
+
+    def test_d001_if_neither_does(self) -> None:
+        (finding,) = examine()
+        assert finding.id == "D001"
+        assert finding.text.startswith("Could not look at the clocks: ")
 
 
 def test_settings_with_errors_are_errors(settings: Any) -> None:
@@ -190,6 +211,58 @@ def test_d002_unapplied_migrations() -> None:
     MigrationRecorder(connection).record_unapplied("django_mq", newest)
     (text,) = found("D002")
     assert newest in text
+
+
+@pytest.mark.parametrize("table", own_tables())
+def test_d002_a_table_that_is_missing(table: str) -> None:
+    run(f"drop table {table} cascade")
+    (text,) = found("D002")
+    assert text.startswith(
+        f"Migrations are recorded as applied, but these tables do not exist: {table}. "
+    )
+    assert "Restore them" in text
+    assert found("D001") == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_d002_a_router_refused_all_tables(empty_database: None) -> None:
+    """migrate records migrations all the same; the hint creates the tables."""
+    with override_settings(DATABASE_ROUTERS=[Refuses()]):
+        call_command("migrate", "django_mq", verbosity=0)
+    (finding,) = examine()
+    assert finding.id == "D002"
+    assert all(table in finding.text for table in own_tables())
+    assert "accept django_mq there" in finding.hint
+    commands = re.findall(r"manage\.py (migrate .+?)(?: and |\.$)", finding.hint)
+    assert len(commands) == 2
+    for command in commands:
+        call_command(*command.split(), verbosity=0)
+    assert examine() == []
+
+
+@pytest.fixture
+def empty_database(transactional_db: None) -> Iterator[None]:
+    """Let the alias default lead to an empty database."""
+    name = f"{connection.settings_dict['NAME']}_empty"[:63]
+    run(f"create database {name} template template0")
+    connection.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(connection.settings_dict, "NAME", name)
+        yield
+        connection.close()
+    run(f"drop database {name} with (force)")
+
+
+class Refuses:
+    """A router that keeps all tables from every database."""
+
+    def allow_migrate(self, *_: Any, **__: Any) -> bool:
+        return False
+
+
+def test_a_table_of_two_models_is_named_once() -> None:
+    tables = own_tables()
+    assert sorted(set(tables)) == sorted(tables)
 
 
 class TestD003Indexes:

@@ -48,8 +48,9 @@ EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
     ("failed schedules", schedules.failing_schedules),
     ("limits of the login", links.limits),
 )
-#: If a statement raised one of these, D002 or D004 explains why.
+#: Errors of statements that these findings explain, if there are any.
 EXPLAINED_ERRORS = (InsufficientPrivilege, UndefinedColumn, UndefinedTable)
+EXPLANATIONS = ("D002", "D004")
 #: Errors of the database. The driver raises NotImplementedError for a time that it cannot read.
 UNUSABLE = (DatabaseError, InterfaceError, ImproperlyConfigured, NotImplementedError, *LOST)
 
@@ -62,16 +63,20 @@ def examine(*, using: str | None = None) -> list[Finding]:
     """
     alias = alias_of(using)
     found: list[Finding] = []
+    explained: list[Finding] = []
     for subject, examination in EXAMINATIONS:
         try:
             with transaction.atomic(using=alias):
                 found.extend(examination(alias))
         except UNUSABLE as error:
-            if isinstance(error.__cause__, EXPLAINED_ERRORS):
-                continue
             found.append(_check_failed(subject, error))
-            if not _answers(alias):
+            if isinstance(error.__cause__, EXPLAINED_ERRORS):
+                explained.append(found[-1])
+            elif not _answers(alias):
                 break
+    # What explains an error may be found after it: rights are looked at after migrations.
+    if any(each.id in EXPLANATIONS for each in found):
+        return [each for each in found if each not in explained]
     return found
 
 

@@ -50,5 +50,6 @@ def session(alias: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 def own_tables() -> list[str]:
-    """Return the names of the tables of django_mq."""
-    return [model._meta.db_table for model in apps.get_app_config("django_mq").get_models()]
+    """Return the names of the tables of django_mq; those of a proxy model are its base's."""
+    models = apps.get_app_config("django_mq").get_models()
+    return list(dict.fromkeys(model._meta.db_table for model in models))

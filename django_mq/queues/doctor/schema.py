@@ -24,6 +24,12 @@ NARROWER_RIGHTS: dict[type[Model], tuple[str, ...]] = {
     QueueState: ("select", "insert", "update"),
     Schedule: ("select", "insert", "update"),
 }
+#: What to do if no table exists: most often a router refused them all.
+NO_TABLES = (
+    "If '{0}' is not the alias of the messages, name theirs: --database. If it is, let the"
+    " allow_migrate() of each router accept django_mq there, then run manage.py migrate django_mq"
+    " zero --fake --database {0} and manage.py migrate django_mq --database {0}."
+)
 
 
 def unapplied_migrations(connection: BaseDatabaseWrapper) -> list[str]:
@@ -38,15 +44,28 @@ def unapplied_migrations(connection: BaseDatabaseWrapper) -> list[str]:
 
 
 def migrations(alias: str) -> Iterator[Finding]:
-    """D002: the tables are older than the code."""
-    with short_cursor(alias):
-        missing = unapplied_migrations(connections[alias])
-    if missing:
+    """D002: the tables are older than the code, or missing."""
+    with short_cursor(alias) as cursor:
+        unapplied = unapplied_migrations(connections[alias])
+        missing = server_facts.missing_tables(cursor, tables=own_tables())
+    if unapplied:
         yield Finding(
             id="D002",
             level="error",
-            text=f"Migrations have not been applied: {', '.join(missing)}.",
+            text=f"Migrations have not been applied: {', '.join(unapplied)}.",
             hint="Run manage.py migrate.",
+        )
+    elif missing:
+        # migrate records a migration also where a router refused its tables.
+        yield Finding(
+            id="D002",
+            level="error",
+            text="Migrations are recorded as applied, but these tables do not exist:"
+            f" {', '.join(missing)}.",
+            hint=NO_TABLES.format(alias)
+            if missing == sorted(own_tables())
+            else "Restore them from a backup, or create them as the migrations do: manage.py"
+            " sqlmigrate django_mq shows the statements of a migration.",
         )
 
 
