@@ -117,8 +117,10 @@ def test_d001_a_server_that_is_away() -> None:
     assert ended.returncode == 2
     (finding,) = json.loads(ended.stdout)["findings"]
     assert finding["id"] == "D001"
-    assert finding["text"].startswith("Could not look at migrations: ")
-    assert not finding["text"].endswith(("?.", ".."))
+    assert finding["text"].startswith("Could not look at the formats: ")
+    assert finding["text"].endswith("The remaining checks did not run.")
+    assert "?." not in finding["text"]
+    assert ".." not in finding["text"]
     assert "HOST, PORT" in finding["hint"]
 
 
@@ -155,6 +157,44 @@ def test_d001_a_limit(
     assert late.text.startswith(text)
     assert failing.text.startswith("Could not look at failed schedules: ")
     assert late.hint.startswith(hint)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("max_age", [0, None])
+def test_d001_the_next_check_runs(max_age: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Django's default closes a connection after use, which says nothing about the server."""
+    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", max_age)
+    connection.close()
+
+    def broken(alias: str) -> Iterator[Finding]:
+        run("do $$ begin raise disk_full; end $$")
+        yield from ()
+
+    def next_check(alias: str) -> Iterator[Finding]:
+        run("select 1")
+        yield Finding(id="D099", level="error", text="It ran.", hint="")
+
+    checks = (("the clocks", broken), ("the next", next_check))
+    monkeypatch.setattr(doctor, "EXAMINATIONS", checks)
+    first, second = examine()
+    assert (first.id, second.text) == ("D001", "It ran.")
+    assert "did not run" not in first.text
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_last", [False, True])
+def test_d001_a_server_that_goes_away(is_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(alias: str) -> Iterator[Finding]:
+        monkeypatch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
+        monkeypatch.setitem(connection.settings_dict, "PORT", 1)
+        run("select pg_terminate_backend(pg_backend_pid())")
+        yield from ()
+
+    checks = (("the clocks", broken), ("the encoding", schema.encoding))
+    monkeypatch.setattr(doctor, "EXAMINATIONS", checks[: 1 if is_last else 2])
+    (finding,) = examine()
+    assert finding.text.startswith("Could not look at the clocks: ")
+    assert finding.text.endswith(" The remaining checks did not run.") != is_last
 
 
 def test_d001_an_error_that_is_no_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -463,6 +503,21 @@ def test_d023_formats_that_cannot_be_read(setting: str, told: str) -> None:
     run(f"set local {setting}")
     (text,) = found("D023")
     assert told in text
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("max_age", [0, None])
+def test_d023_comes_before_the_checks_that_fail_for_it(
+    max_age: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**connection.settings_dict["OPTIONS"], "options": "-c DateStyle=German"}
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", max_age)
+    connection.close()
+    first, second, *_ = examine()
+    connection.close()
+    assert first.id == "D023"
+    assert second.text.startswith("Could not look at migrations: ")
 
 
 @pytest.mark.django_db(transaction=True)

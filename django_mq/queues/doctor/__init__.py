@@ -6,6 +6,7 @@ Each finding has an id, which docs/operating.md lists.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError, connections, transaction
@@ -25,10 +26,11 @@ from django_mq.queues.doctor.findings import Finding
 
 __all__ = ["Finding", "examine"]
 
-#: The examinations, in the order of the report, each with a subject that names it if it fails.
+#: The examinations, in the order of the report, each with a subject that names it if it fails. The
+#: formats come first: with some, the driver reads no times, and most of the others fail.
 EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
-    ("migrations", schema.migrations),
     ("the formats", schema.formats),
+    ("migrations", schema.migrations),
     ("indexes", schema.indexes),
     ("rights", schema.rights),
     ("the encoding", schema.encoding),
@@ -51,6 +53,8 @@ EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
 #: Errors of statements that these findings explain, if there are any.
 EXPLAINED_ERRORS = (InsufficientPrivilege, UndefinedColumn, UndefinedTable)
 EXPLANATIONS = ("D002", "D004")
+#: What D001 adds if the database does not answer.
+STOPPED = "The remaining checks did not run."
 #: Errors of the database. The driver raises NotImplementedError for a time that it cannot read.
 UNUSABLE = (DatabaseError, InterfaceError, ImproperlyConfigured, NotImplementedError, *LOST)
 
@@ -64,15 +68,18 @@ def examine(*, using: str | None = None) -> list[Finding]:
     alias = alias_of(using)
     found: list[Finding] = []
     explained: list[Finding] = []
-    for subject, examination in EXAMINATIONS:
+    for number, (subject, examination) in enumerate(EXAMINATIONS, 1):
         try:
             with transaction.atomic(using=alias):
                 found.extend(examination(alias))
         except UNUSABLE as error:
-            found.append(_check_failed(subject, error))
+            failed = _check_failed(subject, error)
+            found.append(failed)
             if isinstance(error.__cause__, EXPLAINED_ERRORS):
-                explained.append(found[-1])
+                explained.append(failed)
             elif not _answers(alias):
+                if number < len(EXAMINATIONS):
+                    found[-1] = replace(failed, text=f"{failed.text} {STOPPED}")
                 break
     # What explains an error may be found after it: rights are looked at after migrations.
     if any(each.id in EXPLANATIONS for each in found):
@@ -108,7 +115,9 @@ def _hint_of(error: Exception) -> str:
 
 
 def _answers(alias: str) -> bool:
+    """Return whether the connection of the failed check works.
+
+    If it broke, atomic() has tried to connect again; one more attempt could take minutes.
+    """
     connection = connections[alias]
-    if not connection.in_atomic_block:
-        connection.close_if_unusable_or_obsolete()
-    return bool(connection.is_usable()) if connection.connection is not None else False
+    return connection.connection is not None and bool(connection.is_usable())
