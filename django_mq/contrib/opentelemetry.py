@@ -39,6 +39,8 @@ logger = logging.getLogger("django_mq")
 SYSTEM = "django_mq"
 #: The maximum number of links per span: a batch handler's list may have thousands of producers.
 MAX_LINKS = 128
+#: Seconds, as the conventions recommend: the SDK's own boundaries are made for milliseconds.
+DURATION_BOUNDARIES = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 
 #: Characters that PostgreSQL refuses in JSON.
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -55,8 +57,9 @@ def instrument(
     - A broadcast within a recorded span makes a span of kind PRODUCER, whose context the messages
       carry in their metadata (`traceparent`, as the configured propagator writes it).
     - Each call of a handler is a span of kind CONSUMER in a trace of its own, with a link to the
-      span that broadcast the message, or links to the spans of all messages in a list.
-    - `messaging.process.duration` is a histogram of the calls.
+      span that broadcast the message, or links to the spans of the first 128 messages of a list.
+    - `messaging.process.duration` is a histogram of the calls in seconds, with the buckets of the
+      conventions: from 5 ms to 10 s.
 
     An error of a propagator, sampler or span processor neither refuses a broadcast nor fails an
     attempt; the first one is logged.
@@ -86,7 +89,10 @@ class _Instrumentation:
     def __init__(self, tracer: trace.Tracer, meter: metrics.Meter) -> None:
         self._tracer = tracer
         self._durations = meter.create_histogram(
-            "messaging.process.duration", unit="s", description="Duration of processing operation."
+            "messaging.process.duration",
+            unit="s",
+            description="Duration of processing operation.",
+            explicit_bucket_boundaries_advisory=DURATION_BOUNDARIES,
         )
         self._has_warned = False
 

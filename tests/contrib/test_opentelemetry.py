@@ -10,7 +10,7 @@ from django.db import transaction
 from opentelemetry import baggage, context, propagate
 from opentelemetry.context import Context
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -38,16 +38,16 @@ class Traced:
     def spans(self, kind: SpanKind) -> list[ReadableSpan]:
         return [span for span in self.exporter.get_finished_spans() if span.kind is kind]
 
-    def durations(self) -> list[dict[str, Any]]:
-        """Return the attributes and the count of each histogram."""
+    def durations(self) -> list[HistogramDataPoint]:
         data = self.reader.get_metrics_data()
         return [
-            {**point.attributes, "count": point.count}  # type: ignore[union-attr,dict-item]
+            point
             for resource in (data.resource_metrics if data else ())
             for scope in resource.scope_metrics
             for metric in scope.metrics
             if metric.name == "messaging.process.duration"
             for point in metric.data.data_points
+            if isinstance(point, HistogramDataPoint)
         ]
 
 
@@ -90,10 +90,24 @@ def test_each_copy_links_to_the_broadcast(traced: Traced) -> None:
         assert span.attributes["messaging.destination.name"] == "mail"
         assert span.attributes["django_mq.message.type"] == "a.b"
         assert span.status.is_unset
-    assert {(each["django_mq.handler"], each["count"]) for each in traced.durations()} == {
-        ("h", 1),
-        ("i", 1),
-    }
+    assert {
+        (each.attributes["django_mq.handler"], each.count)
+        for each in traced.durations()
+        if each.attributes
+    } == {("h", 1), ("i", 1)}
+
+
+def test_durations_fall_into_the_buckets_of_the_conventions(traced: Traced) -> None:
+    """With the SDK's own, 0, 5, 10 and so on, every call of less than 5 s would be in one."""
+    handler("a.b", queue="mail", name="h")(lambda delivery: None)
+    add(handler="h", type="a.b")
+    drain()
+    [point] = traced.durations()
+    assert tuple(point.explicit_bounds) == (
+        *(0.005, 0.01, 0.025, 0.05, 0.075),
+        *(0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
+    )
+    assert sum(point.bucket_counts) == 1
 
 
 def test_what_a_handler_broadcasts_belongs_to_its_trace(traced: Traced) -> None:
@@ -158,6 +172,20 @@ def test_a_list_links_to_all_of_its_producers(traced: Traced) -> None:
     assert len(set(linked)) == 2
     assert consumer.attributes is not None
     assert consumer.attributes["messaging.batch.message_count"] == 4
+
+
+def test_a_long_list_links_to_its_first_128_producers(traced: Traced) -> None:
+    got: list[Delivery] = []
+    handler("a.b", queue="mail", name="h")(lambda delivery: got.append(delivery))
+    parent = "00-0af7651916cd43dd8448eb211c80319c-{:016x}-01"
+    for n in range(1, 131):
+        add(handler="h", type="a.b", metadata={"traceparent": parent.format(n)})
+    assert drain() == 130
+    traced.exporter.clear()
+    with surrounded(got):
+        pass
+    [consumer] = traced.spans(SpanKind.CONSUMER)
+    assert [link.context.span_id for link in consumer.links] == [*range(1, 129)]
 
 
 def test_failures_without_their_texts(traced: Traced, settings: Any) -> None:
