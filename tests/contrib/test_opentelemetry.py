@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.db import transaction
-from opentelemetry import baggage, context, propagate
+from opentelemetry import baggage, context, metrics, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import (
+    HistogramDataPoint,
+    InMemoryMetricReader,
+    MetricExporter,
+    MetricExportResult,
+    MetricsData,
+)
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
+from opentelemetry.util._once import Once
 
 from django_mq import Reject, RetryPolicy, broadcast, broadcast_many, handler, handlers
 from django_mq.contrib.opentelemetry import instrument, uninstrument
 from django_mq.executor.calls import surrounded
 from django_mq.messages import Delivery, Message
 from django_mq.models import QueuedMessage
+from django_mq.signals import worker_started, worker_stopped
 from django_mq.testing import drain, due
+from tests.docs.pages import namespace
 from tests.rows import add
+from tests.test_docs import ROOT, snippets
 
 pytestmark = pytest.mark.django_db
 
@@ -271,3 +282,75 @@ def test_baggage_that_cannot_be_stored_is_left_out(
     with traced.tracer.start_as_current_span("request"), transaction.atomic():
         assert broadcast("a.b")
     assert QueuedMessage.objects.get().metadata == {"a": "b"}
+
+
+class Recipe:
+    def __init__(self) -> None:
+        self.spans = InMemorySpanExporter()
+        self.metrics = KeptMetrics()
+
+
+class KeptMetrics(MetricExporter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def export(
+        self, metrics_data: MetricsData, timeout_millis: float = 0, **kwargs: Any
+    ) -> MetricExportResult:
+        self.names += [
+            metric.name
+            for resource in metrics_data.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        ]
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, timeout_millis: float = 0) -> bool:
+        return True
+
+    def shutdown(self, timeout_millis: float = 0, **kwargs: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def recipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recipe]:
+    """Run the snippets of docs/watching.md about the SDK, with exporters that keep their input."""
+    found = Recipe()
+    place = "opentelemetry.exporter.otlp.proto.http"
+    spans = namespace(f"{place}.trace_exporter", OTLPSpanExporter=lambda: found.spans)
+    points = namespace(f"{place}.metric_exporter", OTLPMetricExporter=lambda: found.metrics)
+    for module in (spans, points):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    # An hour: only a flush exports.
+    for name in ("OTEL_BSP_SCHEDULE_DELAY", "OTEL_METRIC_EXPORT_INTERVAL"):
+        monkeypatch.setenv(name, "3600000")
+    for module, set_once in (
+        (trace, "_TRACER_PROVIDER_SET_ONCE"),
+        (metrics._internal, "_METER_PROVIDER_SET_ONCE"),
+    ):
+        monkeypatch.setattr(module, set_once, Once())
+        monkeypatch.setattr(module, set_once.removesuffix("_SET_ONCE"), None)
+    names: dict[str, Any] = {"__name__": "recipe"}
+    for code in snippets(ROOT / "docs/watching.md", "python"):
+        if "opentelemetry" in code:
+            exec(compile(code, "watching.md", "exec"), names)  # noqa: S102
+    names["ShopConfig"].ready(None)
+    with handlers.isolated():
+        yield found
+    uninstrument()
+    worker_started.disconnect(names["start_exporting"])
+    worker_stopped.disconnect(names["flush"])
+    trace.get_tracer_provider().shutdown()  # type: ignore[attr-defined]
+    metrics.get_meter_provider().shutdown()  # type: ignore[attr-defined]
+
+
+def test_a_worker_that_ends_exports_what_it_has(recipe: Recipe) -> None:
+    worker_started.send(sender="w", worker="w", queues=())
+    handler("a.b", queue="mail", name="h")(lambda delivery: None)
+    add(handler="h", type="a.b")
+    drain()
+    assert not recipe.spans.get_finished_spans()
+    worker_stopped.send(sender="w", worker="w", drained=True)
+    assert [span.name for span in recipe.spans.get_finished_spans()] == ["process mail"]
+    assert recipe.metrics.names == ["messaging.process.duration"]
