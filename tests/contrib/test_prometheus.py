@@ -10,6 +10,7 @@ import pytest
 from django.core.exceptions import PermissionDenied
 from django.db import OperationalError, connection
 from django.test import RequestFactory
+from django.utils.connection import ConnectionDoesNotExist
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -142,8 +143,9 @@ def test_the_view_has_a_path_of_its_own() -> None:
 
 def test_the_documented_protection() -> None:
     names: dict[str, Any] = {"__name__": "urls"}
-    [code] = snippets(ROOT / "docs/watching.md", "python")[:1]
-    exec(compile(code, "watching.md", "exec"), names)  # noqa: S102
+    codes = snippets(ROOT / "docs/watching.md", "python")
+    for code in (each for each in codes if "protected_metrics" in each):
+        exec(compile(code, "watching.md", "exec"), names)  # noqa: S102
     names["settings"] = type("Settings", (), {"METRICS_TOKEN": "t0ken"})
     view = names["protected_metrics"]
     for header in ("", "Bearer t0ke", "t0ken"):
@@ -151,4 +153,9 @@ def test_the_documented_protection() -> None:
             view(RequestFactory().get("/metrics", headers={"Authorization": header}))
     good = RequestFactory().get("/metrics", headers={"Authorization": "Bearer t0ken"})
     assert view(good).status_code == 200
+    first, second = names["urlpatterns"]
+    assert (first.callback, first.default_args) == (view, {})
+    assert second.callback is view
+    with pytest.raises(ConnectionDoesNotExist, match="eu"):  # the tests have no such database
+        view(good, **second.default_args)
     assert metrics(RequestFactory().post("/metrics")).status_code == 405
