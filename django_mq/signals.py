@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from inspect import isawaitable
 from typing import Any
 
@@ -169,7 +170,12 @@ def announce_queue(signal: LoggedSignal, queue: str, text: str, **data: Any) -> 
         "queue %s %s",
         queue,
         text,
-        extra={"event": signal.name, "queue": queue, **data},
+        extra={
+            "event": signal.name,
+            "queue": queue,
+            # As text, so that a formatter may write every field as JSON.
+            **{n: v.isoformat() if isinstance(v, datetime) else v for n, v in data.items()},
+        },
     )
 
 

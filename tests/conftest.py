@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import importlib
+import json
 import logging
 import os
 import signal
@@ -92,6 +93,30 @@ def _the_log_level_stays() -> Iterator[None]:
     after = logger.level
     logger.setLevel(before)
     assert after == before, "the level of the logger django_mq was changed"
+
+
+#: What every log record has.
+RECORD = frozenset(vars(logging.makeLogRecord({})))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _log_records_have_plain_fields() -> Iterator[None]:
+    """Fail the file that logs a field which `json.dumps()` refuses: a formatter loses the line."""
+    found: set[str] = set()
+
+    def look(record: logging.LogRecord) -> bool:
+        for name in vars(record).keys() - RECORD:
+            try:
+                json.dumps(vars(record)[name])
+            except (TypeError, ValueError):
+                found.add(f"{vars(record).get('event')}: {name}")
+        return True
+
+    logger = logging.getLogger("django_mq")
+    logger.addFilter(look)
+    yield
+    logger.removeFilter(look)
+    assert not found, f"log records have fields that are not JSON: {found}"
 
 
 def pytest_collection(session: pytest.Session) -> None:

@@ -213,4 +213,6 @@ def test_a_change_is_logged(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> N
     found = vars(record)
     assert (found["event"], found["queue"], found["level"]) == ("backoff_started", "mail", 1)
     assert record.levelname == "WARNING"
-    assert f"backs off until {local_text(found['until'])}, level 1" in record.getMessage()
+    assert found["until"] == fleet.state.backoff_until.isoformat()
+    said = f"backs off until {local_text(fleet.state.backoff_until)}, level 1"
+    assert said in record.getMessage()
