@@ -199,7 +199,8 @@ class AsyncSettler(threading.Thread):
                 if len(fences) > 1:  # one row is bad; the others may still start
                     parts = (self._start_leases([fence], lease) for fence in fences)
                     return {id: expired for part in parts for id, expired in part.items()}
-                log_failure("start_refused", error, "message %s cannot start", fences[0].id)
+                id = fences[0].id
+                log_failure("start_refused", error, "message %s cannot start", id, message_id=id)
                 return {}
             else:
                 self._outage.end()

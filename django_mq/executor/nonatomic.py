@@ -89,7 +89,8 @@ class NonAtomic:
         except psycopg.Error as error:
             roll_back(self.session.connect())
             if len(fences) == 1:
-                log_failure("start_refused", error, "message %s cannot start", fences[0].id)
+                id = fences[0].id
+                log_failure("start_refused", error, "message %s cannot start", id, message_id=id)
                 return {}
         return {
             id: expired for fence in fences for id, expired in self._start([fence], lease).items()

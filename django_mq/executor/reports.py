@@ -88,6 +88,7 @@ def _say_held(ended: Sequence[Ended]) -> None:
                 "event": "message_held",
                 "message_id": first,
                 "queue": queue,
+                "type": type,
                 "messages": 1 + len(others),
             },
         )
@@ -96,7 +97,10 @@ def _say_held(ended: Sequence[Ended]) -> None:
 def _warn_of_wait(delivery: Delivery, outcome: Retried | Snoozed) -> None:
     if outcome.warning:
         logger.warning(
-            "message %s: %s", delivery.id, outcome.warning, extra={"event": "bad_backoff"}
+            "message %s: %s",
+            delivery.id,
+            outcome.warning,
+            extra={"event": "bad_backoff", "message_id": delivery.id, "queue": delivery.queue},
         )
 
 
@@ -140,6 +144,7 @@ def failed_after_finish(delivery: Delivery, error: BaseException) -> None:
         delivery.queue,
         delivery.handler,
         message_id=delivery.id,
+        queue=delivery.queue,
     )
 
 

@@ -32,7 +32,7 @@ def policies(settings: Settings, *, floor: float) -> Callable[[ClaimedRow], Retr
                     "message %s carries an invalid retry policy (%s); its handler's policy applies",
                     row.id,
                     error,
-                    extra={"event": "bad_policy", "message_id": row.id},
+                    extra={"event": "bad_policy", "message_id": row.id, "queue": row.queue},
                 )
         return handlers.retry_of(handlers.get(row.handler), row.queue, settings)
 

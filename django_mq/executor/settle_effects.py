@@ -77,6 +77,7 @@ def write_skipping_refused(cursor: Cursor, ended: Sequence[Ended]) -> None:
                     each.delivery.id,
                     each.delivery.queue,
                     message_id=each.delivery.id,
+                    queue=each.delivery.queue,
                 )
 
 

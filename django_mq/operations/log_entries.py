@@ -45,7 +45,8 @@ def log_end(id: int, action: str, user_id: str, text: str, alias: str) -> None:
                 change_message=f"{text} ({words})",
             )
     except Exception as error:
-        log_failure("no_log_entry", error, "operation %d has no entry in the admin's log", id)
+        text = "operation %d has no entry in the admin's log"
+        log_failure("no_log_entry", error, text, id, operation=id)
     finally:
         if log_alias != alias and not connections[log_alias].in_atomic_block:
             connections[log_alias].close()

@@ -151,7 +151,14 @@ class Dispatch:
             self._broken_lines.update(filter(None, lines))
             raise
         except Exception as error:  # the lease lapses, and the attempt counts
-            log_failure("dispatch_failed", error, "message %s cannot be dispatched", delivery.id)
+            log_failure(
+                "dispatch_failed",
+                error,
+                "message %s cannot be dispatched",
+                delivery.id,
+                message_id=delivery.id,
+                queue=delivery.queue,
+            )
             return None
 
     def start_coroutines(self) -> None:

@@ -1,4 +1,4 @@
-"""Find each `event` that the package logs, and its levels, in the source.
+"""Find each `event` that the package logs, with its levels and fields, in the source.
 
 A record's event is a constant, or made of parameters, attributes and tables of constants. Each
 value that such an expression may have is found together with the choices that lead to it, so that
@@ -17,6 +17,7 @@ from pathlib import Path
 #: Which branch of a condition, or which caller of a function, a value is of.
 Choices = dict[str, str]
 Values = list[tuple[str, Choices]]
+Fields = frozenset[str]
 
 METHODS = ("debug", "info", "warning", "error", "critical")
 #: The class whose `name` and `level` a log call takes: they are the arguments of its calls.
@@ -63,8 +64,8 @@ class Source:
         for child in ast.iter_child_nodes(node):
             self._walk(child, place)
 
-    def records(self) -> Iterator[tuple[str, str]]:
-        """Yield the event and the level of each log call that has an event."""
+    def records(self) -> Iterator[tuple[str, str, Fields]]:
+        """Yield the event, the level and the fields of each log call that has an event."""
         for method in (*METHODS, "log"):
             for call, place in self.calls[method]:
                 extra = next((each.value for each in call.keywords if each.arg == "extra"), None)
@@ -75,9 +76,28 @@ class Source:
                 self.unread.discard(extra)
                 level = call.args[0] if method == "log" else ast.Constant(method.upper())
                 both = ast.Tuple([_item(extra, "event") or extra, level], ast.Load())
-                for text, _ in self.values(both, place):
+                for text, choices in self.values(both, place):
                     event, name = text.split()
-                    yield event, name
+                    yield event, name, frozenset(self._fields(extra, place, choices))
+
+    def _fields(self, extra: ast.expr, place: Place, choices: Choices) -> Iterator[str]:
+        """Yield the names of the fields, except `event`; those of other dicts begin with `**`."""
+        assert isinstance(extra, ast.Dict)
+        for key, value in zip(extra.keys, extra.values, strict=True):
+            match key, value:
+                case ast.Constant("event"), _:
+                    pass
+                case ast.Constant(str(name)), _:
+                    yield name
+                case None, ast.Name("extra"):  # the keywords of a call of this function
+                    assert place.function is not None
+                    called = place.function.name
+                    chosen = choices[f"{place.module}: {called}"]
+                    for call, where in self.calls[called]:
+                        if f"{where.module}:{call.lineno}" == chosen:
+                            yield from (each.arg for each in call.keywords if each.arg)
+                case _:
+                    yield f"**{ast.unparse(value)}"
 
     def values(self, node: ast.expr | None, place: Place) -> Values:
         """Return the texts that `node` may be; those of a tuple are joined by spaces."""
@@ -179,8 +199,8 @@ class Source:
         )
 
 
-def logged_events(folder: Path) -> set[tuple[str, str]]:
-    """Return each event that the package in `folder` logs, with each of its levels.
+def logged_events(folder: Path) -> set[tuple[str, str, Fields]]:
+    """Return each event that the package in `folder` logs, with each of its levels and fields.
 
     Fails for an event that it cannot find out.
     """

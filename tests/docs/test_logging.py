@@ -13,15 +13,38 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_mq import broadcast, handler, queues
+from django_mq import RetryPolicy, broadcast, handler, queues
 from django_mq.handlers import isolated
 from django_mq.models import QueuedMessage
-from django_mq.testing import drain
+from django_mq.store.operations import Progress
+from django_mq.testing import drain, due
 from tests.docs.log_events import logged_events
 from tests.docs.pages import DOCS
+from tests.rows import add
 from tests.test_docs import ROOT, snippets
 
+MESSAGE_EVENTS = ("message_started", "message_acked", "message_retried", "message_dead")
+
 ROW = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \| ([A-Z, ]+) \| [^|]+ \|$", re.MULTILINE)
+
+
+def part(heading: str) -> str:
+    """Return the text of the reference from `heading` to the next one."""
+    text = (DOCS / "reference.md").read_text()
+    found = re.search(rf"^{heading}$(.*?)^##", text, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def documented_names(heading: str) -> dict[str, set[str]]:
+    """Return the names in the second column of a table, by those in the first."""
+    rows = re.findall(r"^\| (`.+?) \| (`.+?) \|$", part(heading), re.MULTILINE)
+    found: dict[str, set[str]] = {}
+    for names, others in rows:
+        for name in re.findall(r"`(\w+)`", names):
+            assert name not in found, name
+            found[name] = set(re.findall(r"`(\w+)`", others))
+    return found
 
 
 def documented_events() -> dict[str, set[str]]:
@@ -29,12 +52,9 @@ def documented_events() -> dict[str, set[str]]:
 
     As many levels as events in a row are in the order of the events; otherwise each event has all.
     """
-    section = re.search(
-        r"^### Log events$(.*?)^## ", (DOCS / "reference.md").read_text(), re.MULTILINE | re.DOTALL
-    )
-    assert section is not None
-    rows = ROW.findall(section[1])
-    assert len(rows) == len(re.findall(r"^\| `", section[1], re.MULTILINE))
+    section = part("### Log events")
+    rows = ROW.findall(section)
+    assert len(rows) == len(re.findall(r"^\| `", section, re.MULTILINE))
     found: dict[str, set[str]] = {}
     for names, level in rows:
         events, levels = re.findall(r"\w+", names), level.split(", ")
@@ -47,10 +67,51 @@ def documented_events() -> dict[str, set[str]]:
 
 def test_the_tables_have_every_event_with_its_levels() -> None:
     found = defaultdict(set)
-    for event, level in logged_events(ROOT / "django_mq"):
+    for event, level, _ in logged_events(ROOT / "django_mq"):
         found[event].add(level)
     assert len(found) > 80
     assert documented_events() == found
+
+
+def test_the_table_has_every_field() -> None:
+    found: dict[str, set[str]] = defaultdict(set)
+    for event, _, fields in logged_events(ROOT / "django_mq"):
+        found[event] |= fields
+    found["operation_ended"] ^= {"**progress._asdict()", *Progress._fields}
+    # The arguments of the signal. What the log has of messages, the next test sees.
+    arguments = documented_names("## Signals")
+    signals = {event for event, fields in found.items() if any("**" in each for each in fields)}
+    assert signals == arguments.keys()
+    documented = documented_names("### Fields of log records")
+    for event in signals:
+        if not event.startswith("message_"):
+            assert documented.pop(event) == arguments[event], event
+        del found[event]
+    for event in MESSAGE_EVENTS:
+        del documented[event]
+    assert documented == {event: fields for event, fields in found.items() if fields}
+
+
+@pytest.mark.django_db
+def test_the_fields_of_messages(caplog: pytest.LogCaptureFixture) -> None:
+    def run(delivery: Any) -> None:
+        if delivery.type == "a.fails":
+            raise ValueError
+
+    with caplog.at_level("DEBUG", "django_mq"), isolated():
+        handler("#", queue="mail", name="h", retry=RetryPolicy(max_attempts=2))(run)
+        for type in ("a.works", "a.fails"):
+            add(handler="h", type=type, max_attempts=2)
+        drain(errors="keep")
+        due()
+        drain(errors="keep")
+    plain = vars(logging.makeLogRecord({})).keys()
+    documented = documented_names("### Fields of log records")
+    seen = {}
+    for record in caplog.records:
+        if (event := vars(record).get("event")) in MESSAGE_EVENTS:
+            seen[event] = vars(record).keys() - plain - {"event", "message", "asctime"}
+    assert seen == {event: documented[event] for event in MESSAGE_EVENTS}
 
 
 @contextmanager

@@ -115,6 +115,7 @@ def test_messages_that_cannot_run_are_held_together(caplog: pytest.LogCaptureFix
     logged = [vars(each) for each in caplog.records if vars(each).get("event") == "message_held"]
     assert len(logged) <= 6
     assert sum(each["messages"] for each in logged) == 31
+    assert {each["type"] for each in logged} == {"new", "newer"}
     [alone] = [each for each in logged if each["message_id"] == other.pk]
     assert alone["message"].startswith(f"message {other.pk} (newer, queue mail) is held: this")
     assert any(" like it (new, queue mail) is held: " in each["message"] for each in logged)
