@@ -136,6 +136,20 @@ def test_a_scrape_leaves_no_session_to_its_thread() -> None:
         assert thread.submit(is_open_after, opens=True).result()
 
 
+def test_a_registry_takes_one_collector() -> None:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(QueueCollector())
+    with pytest.raises(ValueError, match="Duplicated"):
+        registry.register(QueueCollector("eu"))
+
+
+def test_each_queue_has_22_series() -> None:
+    add()
+    assert sum("mail" in each for each in read()) == 22
+    decide("mail", max_in_flight=5)
+    assert sum("mail" in each for each in read()) == 23
+
+
 def test_the_view_has_a_path_of_its_own() -> None:
     assert import_module("django_mq.contrib.prometheus.views").metrics is metrics
     assert prometheus.views.metrics is metrics  # after `import django_mq.contrib.prometheus.views`
