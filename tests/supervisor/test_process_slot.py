@@ -115,6 +115,7 @@ def test_a_process_is_ended_once_its_stacks_are_complete(
     with subprocess.Popen(command, stdin=subprocess.PIPE) as frozen, ExitStack() as cleanup:
         cleanup.callback(frozen.kill)
         os.kill(frozen.pid, signal.SIGSTOP)
+        os.waitpid(frozen.pid, os.WUNTRACED)  # else the next signal may end it
         slot.pid = frozen.pid
         slot.scoreboard.write(0, Fence(7, 1, f"{slot.worker}:1"), now, True)
         slot.scoreboard.bind_thread(0)
