@@ -165,7 +165,9 @@ def test_a_consumer_ends_in_time_whatever_hangs(
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("broker", kinds("redis"), indirect=True, scope="module")
+@pytest.mark.parametrize(
+    "broker", kinds("redis", without=("webhook",)), indirect=True, scope="module"
+)
 def test_an_idle_consumer_ends_well_without_time_to_drain(
     broker: Broker, place: str, start: Start, tmp_path: Path
 ) -> None:
