@@ -13,7 +13,7 @@ from django_mq.policy.error_text import one_line
 from django_mq.store.driver import may_prepare
 from django_mq.store.session_facts import is_pooled
 
-#: What is wrong, of an alias, and what to do; doctor and workers say the same.
+#: The warning about an alias and its hint, which the doctor and workers show, too.
 POOLED = "{!r} connects through a pooler, and workers use prepared statements."
 POOLED_HINT = (
     "With transaction pooling, set DISABLE_SERVER_SIDE_CURSORS for this alias, and WAKEUP to 'poll'"

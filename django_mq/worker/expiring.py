@@ -68,7 +68,7 @@ def _dead_letter(cursor: Cursor, expire: Callable[[], list[ClaimedRow]]) -> list
     with within_transaction(cursor):
         ended = [Ended(Delivery(row), Settled.DEAD_LETTERED, reason="expired") for row in expire()]
         settle_effects.write_skipping_refused(cursor, ended)
+    reports.all_ended(ended)
     if any(each.delivery._row.ordered or each.delivery._row.key is not None for each in ended):
         notify.ring(cursor)  # the thread that claims is another one
-    reports.all_ended(ended)
     return ended
