@@ -85,5 +85,5 @@ def _text(value: Any) -> str:
 def _away() -> Iterator[None]:
     try:
         yield
-    except LOST as error:
+    except (*LOST, ValueError) as error:  # of a socket that was reset at once
         raise BrokerAway(repr(error)) from error
