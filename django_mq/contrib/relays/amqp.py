@@ -14,7 +14,7 @@ from pika.exceptions import ChannelClosed, ChannelWrongStateError, ConnectionWro
 from pika.spec import Basic
 
 from django_mq.conf.relays import AmqpDestination
-from django_mq.contrib.relays.amqp_client import LOST
+from django_mq.contrib.relays.amqp_client import LOST, parameters
 from django_mq.contrib.relays.envelope import Outgoing
 from django_mq.contrib.relays.links import BrokerAway, named
 from django_mq.contrib.relays.loops import ClientLoop
@@ -36,11 +36,12 @@ class AmqpLink:
 
     def __init__(self, destination: AmqpDestination) -> None:
         self._to = destination
+        options = parameters(destination.url, destination.timeout)
         self._loop = ClientLoop(destination.timeout + 1)
         self._connection: AsyncioConnection | None = None
         self._publisher: Publisher | None = None
         try:
-            self._loop.run(self._connect())
+            self._loop.run(self._connect(options))
         except LOST as error:
             self.close()
             raise BrokerAway(repr(error)) from error
@@ -76,18 +77,15 @@ class AmqpLink:
                 self._loop.run(asyncio.sleep(0))  # sends the frame
         self._loop.close()
 
-    async def _connect(self) -> None:
+    async def _connect(self, options: pika.URLParameters) -> None:
         opened: asyncio.Future[object] = self._loop.loop.create_future()
 
         def failed(connection: object, error: BaseException) -> None:
             if not opened.done():
                 opened.set_exception(error)
 
-        parameters = pika.URLParameters(self._to.url)
-        parameters.socket_timeout = parameters.stack_timeout = self._to.timeout
-        parameters.connection_attempts = 1
         self._connection = AsyncioConnection(
-            parameters,
+            options,
             on_open_callback=opened.set_result,
             on_open_error_callback=failed,
             on_close_callback=self._lost,

@@ -10,7 +10,7 @@ from typing import Any
 import pika
 
 from django_mq.conf.inboxes import AmqpInbox
-from django_mq.contrib.relays.amqp_client import LOST
+from django_mq.contrib.relays.amqp_client import LOST, parameters
 from django_mq.contrib.relays.envelope import text_of
 from django_mq.contrib.relays.incoming import Incoming
 from django_mq.contrib.relays.links import BrokerAway, Source
@@ -23,12 +23,10 @@ class AmqpSource(Source):
     """Gets messages from one queue."""
 
     def __init__(self, name: str, inbox: AmqpInbox) -> None:
-        parameters = pika.URLParameters(inbox.url)
-        parameters.socket_timeout = parameters.stack_timeout = inbox.timeout
-        parameters.connection_attempts = 1
+        options = parameters(inbox.url, inbox.timeout)
         self._inbox = inbox
         with _away():
-            self._connection = pika.BlockingConnection(parameters)
+            self._connection = pika.BlockingConnection(options)
             self._channel = self._connection.channel()
             self._channel.basic_qos(prefetch_count=inbox.batch_size)
 
@@ -85,5 +83,5 @@ def _text(value: Any) -> str:
 def _away() -> Iterator[None]:
     try:
         yield
-    except (*LOST, ValueError) as error:  # of a socket that was reset at once
+    except LOST as error:
         raise BrokerAway(repr(error)) from error
