@@ -144,16 +144,19 @@ class Snooze(Exception):
 
     `after` is seconds, a timedelta or an aware datetime; anything else raises ValueError. The wait
     is at least 0.1 s. `backoff=True` also signals queue backoff: a service that the handler needs
-    is unavailable.
+    is unavailable. Operators see `reason` as the last error of the message.
     """
 
-    def __init__(self, after: When, backoff: bool = False) -> None:
+    reason = ""
+
+    def __init__(self, after: When, backoff: bool = False, reason: str = "") -> None:
         self.after = checked_when(after)
         self.backoff = bool(backoff)
+        self.reason = str(reason)
         super().__init__(after)
 
     def __str__(self) -> str:
-        return f"snooze until {self.args[0]}"
+        return self.reason or f"snooze until {self.args[0]}"
 
 
 class Reject(Exception):

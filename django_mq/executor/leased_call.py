@@ -162,8 +162,8 @@ class BatchDelivery(LeasedDelivery):
     def retry(self, after: When | None = None) -> None:
         self._note_answer(self, Retry(after))
 
-    def snooze(self, after: When, backoff: bool = False) -> None:
-        self._note_answer(self, Snooze(after, backoff=backoff))
+    def snooze(self, after: When, backoff: bool = False, reason: str = "") -> None:
+        self._note_answer(self, Snooze(after, backoff=backoff, reason=reason))
 
     def reject(self, reason: str = "rejected") -> None:
         self._note_answer(self, Reject(reason))

@@ -57,7 +57,9 @@ def _settle_rows(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
     if released:
         lost.update({fence.id for fence in released} - settle.release(cursor, released))
     if snoozes := [
-        settle.SnoozedDelivery(each.delivery.fence, *moment_or_delay(each.outcome.after))
+        settle.SnoozedDelivery(
+            each.delivery.fence, *moment_or_delay(each.outcome.after), each.outcome.reason
+        )
         for each in ended
         if isinstance(each.outcome, Snoozed)
     ]:

@@ -250,8 +250,8 @@ class Delivery(Generic[Payload]):
         """Retry this message at `after`, else by the retry policy. Like `raise Retry(after)`."""
         raise self._unlisted("retry()")
 
-    def snooze(self, after: When, backoff: bool = False) -> None:
-        """Run this message again at `after`; no attempt is used. Like `raise Snooze(after)`."""
+    def snooze(self, after: When, backoff: bool = False, reason: str = "") -> None:
+        """Run this message again at `after`; no attempt is used. Like `raise Snooze()`."""
         raise self._unlisted("snooze()")
 
     def reject(self, reason: str = "rejected") -> None:

@@ -70,12 +70,14 @@ class Retried:
 class Snoozed:
     """Run again at `after` (seconds from now, or a moment); the attempt does not count.
 
-    `backoff`: it also signals queue backoff. `warning`: a text for the log, or empty.
+    `backoff`: it also signals queue backoff. `warning`: a text for the log, or empty. `reason`: one
+    line for operators, or empty.
     """
 
     after: float | datetime
     warning: str = ""
     backoff: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,8 @@ def decide(
     stack: Sequence[Frame] = ()
     try:
         if isinstance(error, Snooze):
-            return Snoozed(*_cut(checked_when(error.after)), backoff=bool(error.backoff))
+            reason = one_line(f"Snooze: {error.reason}") if error.reason else ""
+            return Snoozed(*_cut(checked_when(error.after)), bool(error.backoff), reason)
         if isinstance(error, Reject):
             return DeadLettered(one_line(error.reason) or "rejected", describe(error))
         if isinstance(error, UnexpectedPayload):

@@ -238,7 +238,8 @@ def _retrying(case: _Case) -> Reason:
 
 
 def _delayed(case: _Case) -> Reason:
-    return f"is delayed until {local_text(case.message.processable_after)}", ""
+    message = case.message
+    return f"is delayed until {local_text(message.processable_after)}", message.last_error
 
 
 def _processable(case: _Case) -> Reason:

@@ -157,25 +157,29 @@ def fail(cursor: Cursor, failures: Sequence[FailedDelivery]) -> set[int]:
 
 
 class SnoozedDelivery(NamedTuple):
-    """A message to postpone until `at`, else by `delay` seconds."""
+    """A message to postpone until `at`, else by `delay` seconds; `reason` is its last error."""
 
     fence: Fence
     at: datetime | None
     delay: float
+    reason: str = ""
 
 
 SNOOZE = """
 update django_mq_queuedmessage m
    set leased_until = null, claimed_by = null, held_since = null, suspect = false,
        attempts = m.attempts - 1,
+       last_error = case when snoozed.reason <> '' then snoozed.reason
+                         when m.held_since is null then m.last_error
+                         else '' end,
        processable_after = greatest(
            least(coalesce(snoozed.at,
                           statement_timestamp() + make_interval(secs => snoozed.delay)),
                  statement_timestamp() + interval '366 days'),
            statement_timestamp() + interval '0.1 s')
   from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[],
-              %(ats)s::timestamptz[], %(delays)s::float8[])
-       as snoozed (id, attempt, claimer, at, delay)
+              %(ats)s::timestamptz[], %(delays)s::float8[], %(reasons)s::text[])
+       as snoozed (id, attempt, claimer, at, delay, reason)
  where m.id = any(%(ids)s::bigint[])
    and m.id = snoozed.id and m.attempts = snoozed.attempt and m.claimed_by = snoozed.claimer
 returning m.id
@@ -185,11 +189,13 @@ returning m.id
 def snooze(cursor: Cursor, snoozes: Sequence[SnoozedDelivery]) -> set[int]:
     """Postpone messages and refund their attempts; return the ids changed.
 
-    The minimum delay is 0.1 s: nothing else slows down a handler that always snoozes.
+    The minimum delay is 0.1 s: nothing else slows down a handler that always snoozes. Without a
+    reason, the last error stays, unless it says why the message was held.
     """
     params = fence_columns([each.fence for each in snoozes])
     params["ats"] = [each.at for each in snoozes]
     params["delays"] = [each.delay for each in snoozes]
+    params["reasons"] = [each.reason for each in snoozes]
     cursor.execute(SNOOZE, params)
     return _ids(cursor)
 

@@ -67,7 +67,7 @@ def test_retry_snooze_reject(bench: Bench, said: Said) -> None:
         "policy": Retry(),
         "later": Retry(after=300),
         "then": Retry(after=at),
-        "snooze": Snooze(300),
+        "snooze": Snooze(300, reason="the bank is closed"),
         "snooze then": Snooze(at),
         "reject": Reject("no such order"),
     }
@@ -91,6 +91,7 @@ def test_retry_snooze_reject(bench: Bench, said: Said) -> None:
     assert {name: m.attempts for name, m in messages.items()} == {
         "policy": 1, "later": 1, "then": 1, "snooze": 0, "snooze then": 0, "reject": 1,
     }  # fmt: skip
+    assert messages["snooze"].last_error == "Snooze: the bank is closed"
     assert {name: m.dead_reason for name, m in messages.items() if m.dead_at} == {
         "reject": "no such order"
     }

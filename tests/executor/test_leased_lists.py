@@ -99,12 +99,13 @@ def test_answers_and_errors(start: Start, is_async: bool) -> None:
 def test_a_timeout_charges_those_without_an_answer(start: Start) -> None:
     @handler("#", queue="mail", name="h", batch=True, timeout=0.2, retry=LATER)
     async def h(deliveries: list[Delivery]) -> None:
-        deliveries[1].snooze(60)
+        deliveries[1].snooze(60, reason="the bank is closed")
         await asyncio.sleep(PATIENCE)
 
     messages = add_many(3, handler="h")
     assert start(until_empty=True).join()
     assert [stored(each).attempts for each in messages] == [1, 0, 1]
+    assert messages[1].last_error == "Snooze: the bank is closed"
     assert attempts_of(messages[0]) == ["django_mq.policy.outcomes.TimedOut"]
 
 

@@ -108,6 +108,7 @@ def test_reject_is_dead_at_once(attempt: int) -> None:
         Retry(timedelta(seconds=5), backoff=True),
         Snooze(MOMENT),
         Snooze(5, backoff=True),
+        Snooze(5, reason="the bank is closed"),
         Reject("no such order"),
     ],
     ids=str,
@@ -137,6 +138,9 @@ def test_snooze_uses_no_attempt(attempt: int) -> None:
     assert decided(Snooze(60), attempt=attempt) == Snoozed(60.0)
     assert decided(Snooze(MOMENT), attempt=attempt) == Snoozed(MOMENT)
     assert decided(Snooze(60, backoff=True), attempt=attempt) == Snoozed(60.0, backoff=True)
+    assert decided(Snooze(60, reason="no\nroute\0"), attempt=attempt) == Snoozed(
+        60.0, reason="Snooze: no route\ufffd"
+    )
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), Retry(0), TimedOut("x"), WorkerLost("x")])

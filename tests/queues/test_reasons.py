@@ -78,6 +78,12 @@ def test_delayed():
     why(message, "delayed", f"is delayed until {shown(message.processable_after)}")
 
 
+def test_snoozed():
+    message = add(after=60, last_error="Snooze: the bank is closed")
+    answer = why(message, "delayed", f"is delayed until {shown(message.processable_after)}")
+    assert answer.error == "Snooze: the bank is closed"
+
+
 def test_retrying():
     message = add(after=60, attempts=2, max_attempts=5, last_error="ValueError: 451 busy")
     answer = why(

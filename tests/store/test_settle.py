@@ -238,6 +238,22 @@ def test_snooze_refunds_the_attempt(cursor: Cursor, at: datetime | None) -> None
     assert FailedAttempt.objects.count() == 0
 
 
+@pytest.mark.parametrize(
+    ("held", "reason", "expected"),
+    [
+        (False, "Snooze: away", "Snooze: away"),
+        (False, "", "KeyError: 7"),
+        (True, "Snooze: away", "Snooze: away"),
+        (True, "", ""),  # it said why the message was held
+    ],
+)
+def test_snooze_keeps_the_reason(cursor: Cursor, held: bool, reason: str, expected: str) -> None:
+    since = {"held": -60} if held else {}
+    message = add(leased=30, attempts=2, last_error="KeyError: 7", **since)
+    settle.snooze(cursor, [settle.SnoozedDelivery(fence_of(message), None, 90.0, reason)])
+    assert stored(message).last_error == expected
+
+
 @pytest.mark.parametrize("at", [None, AT - timedelta(days=60)])
 def test_the_shortest_snooze_is_a_tenth_of_a_second(cursor: Cursor, at: datetime | None) -> None:
     message = add(leased=30, attempts=1)

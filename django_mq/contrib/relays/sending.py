@@ -93,14 +93,15 @@ class Relay:
         waiting.clear()
 
     def _snooze(self, unanswered: Iterable[tuple[Outgoing, Delivery]], away: BrokerAway) -> None:
+        why = one_line(str(away))
         for _, delivery in unanswered:
-            delivery.snooze(AWAY_SECONDS, backoff=True)
+            delivery.snooze(AWAY_SECONDS, backoff=True, reason=f"the broker is away: {why}")
         if not self._away:
             self._away = True
             logger.warning(
                 "relay to %s: the broker is away, its messages wait: %s",
                 self.to,
-                one_line(str(away)),
+                why,
                 extra={"event": "relay_away", "relay": self.to},
             )
 

@@ -135,7 +135,8 @@ def _answer(error: HTTPError) -> Exception:
         after = retry_after(error.headers, now=time())
         if after is None:
             return BrokerAway(f"it answered {error.code}")
-        return Snooze(min(max(after, MIN_RETRY_AFTER), MAX_RETRY_AFTER), backoff=True)
+        wait = min(max(after, MIN_RETRY_AFTER), MAX_RETRY_AFTER)
+        return Snooze(wait, backoff=True, reason=f"the server answered {error.code}")
     return WebhookRefused(f"the server answered {error.code} {error.reason}")
 
 

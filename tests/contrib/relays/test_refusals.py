@@ -238,6 +238,8 @@ def test_webhook_a_busy_server_costs_no_attempt(
     assert (message.attempts, failures()) == (0, {})
     waits = message.processable_after - message.created_at
     assert waits >= timedelta(seconds={"600": 600, "0": 1, None: 5}[after])
+    assert message.last_error.startswith("Snooze: ")
+    assert str(status) in message.last_error
 
 
 @only(HttpServer)
