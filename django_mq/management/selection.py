@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from django.core.management.base import CommandParser
 
@@ -36,8 +37,8 @@ def add_common_selection(parser: CommandParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
 
-def add_selection(parser: CommandParser) -> None:
-    """Add the options that select dead letters."""
+def add_selection(parser: CommandParser, *, order: str = "longest dead first") -> None:
+    """Add the options that select messages; `order` says which come first."""
     add_common_selection(parser)
     parser.add_argument("--key", metavar="KEY", help="messages with this order key")
     parser.add_argument(
@@ -45,28 +46,44 @@ def add_selection(parser: CommandParser) -> None:
         metavar="HASH",
         help="messages whose last attempt has this fingerprint (see mq_errors)",
     )
+    parser.add_argument("--limit", type=int, metavar="N", help=f"at most N, {order}")
+
+
+def add_all(parser: CommandParser) -> None:
+    """Add the option that selects all dead letters."""
     parser.add_argument("--all", action="store_true", help="messages of every queue and type")
-    parser.add_argument("--limit", type=int, metavar="N", help="at most N, longest dead first")
 
 
-def check_selection(chosen: Iterable[object], everything: bool) -> None:
+def check_selection(options: Mapping[str, Any]) -> None:
     """Raise CommandError unless the options select messages in exactly one way."""
-    some = any(each is not None for each in chosen)
+    everything = options.get("all", False)
+    some = any(options[name] is not None for name in ("ids", *SELECTION))
     if not some and not everything:
+        last = "--fingerprint, or --all" if "all" in options else "or --fingerprint"
         raise wrong_arguments(
-            "select messages: by --id, --queue, --type, --handler, --key, --fingerprint, or --all"
+            f"select messages: by --id, --queue, --type, --handler, --key, {last}"
         )
     if some and everything:
         raise wrong_arguments("--all cannot be combined with another selection")
 
 
-def notes_on_others(ids: Iterable[int], found: Changed, database: str | None) -> Iterator[str]:
-    """Say what the `ids` are that are not among the dead letters `found`; at most ten."""
+def notes_on_others(
+    ids: Iterable[int],
+    found: Changed,
+    database: str | None,
+    wanted: Sequence[MessageState] = (MessageState.DEAD,),
+) -> Iterator[str]:
+    """Say in which states the `ids` are that are not among `found`; at most ten.
+
+    Those in a `wanted` state are left out: they reached it since.
+    """
+    *first, last = wanted
+    either = f"{', '.join(first)} or {last}" if first else last
     others = sorted(set(ids).difference(found.ids))[:NOTED]
     rows = QueuedMessage.objects.using(alias_of(database)).with_state().only("pk")
     states = {each.pk: each.state for each in rows.filter(pk__in=others)}
     for id in others:
         state = states.get(id)
-        if state != MessageState.DEAD:  # otherwise it has died since
-            what = f"{state}, not dead" if state else "not stored"
+        if state not in wanted:
+            what = f"{state}, not {either}" if state else "not stored"
             yield f"message {id} is {what}: see mq_why {id}"

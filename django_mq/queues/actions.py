@@ -24,7 +24,7 @@ from django_mq.policy.names import check_key
 from django_mq.queues.arguments import check_fingerprint, check_names, flag, seconds, whole_number
 from django_mq.queues.transactions import reading, writing
 from django_mq.store import select_messages as selection
-from django_mq.store.select_messages import Selection
+from django_mq.store.select_messages import Among, Selection
 from django_mq.values import short_repr
 
 logger = logging.getLogger("django_mq")
@@ -62,7 +62,7 @@ def cancel(
     Alternatively select them by the `fingerprint` of their last failed attempt, see `errors()`.
     """
     alias = alias_of(using)
-    wanted = _named(alias, ids, fingerprint)
+    wanted = _named(alias, "all", ids, fingerprint=fingerprint)
     return _change("messages_cancelled", CHANGES["cancel"], wanted, alias)
 
 
@@ -71,20 +71,35 @@ def discard(
 ) -> Changed:
     """Remove the dead letters among `ids`, or those with this `fingerprint`."""
     alias = alias_of(using)
-    wanted = _named(alias, ids, fingerprint, waiting=False)
+    wanted = _named(alias, "dead", ids, fingerprint=fingerprint)
     return _change("messages_discarded", CHANGES["discard"], wanted, alias)
 
 
 def run_now(
-    ids: Ids | None = None, *, fingerprint: str | None = None, using: str | None = None
+    ids: Ids | None = None,
+    *,
+    queue: str | None = None,
+    type: str | None = None,
+    handler: str | None = None,
+    key: str | None = None,
+    fingerprint: str | None = None,
+    limit: int | None = None,
+    dry_run: bool = False,
+    using: str | None = None,
 ) -> Changed:
-    """Make delayed, retrying and held messages due now: among `ids`, or with this `fingerprint`.
+    """Make delayed, retrying and held messages due now.
 
-    A message behind another of its key keeps its order and is skipped; so is an expired one. In a
-    paused queue, messages still wait for the end of the pause.
+    Select them by `ids`, or as in `requeue()` by at least one of the others: at most `limit`, first
+    due first. A message behind another of its key keeps its order and is skipped; so is an expired
+    one. In a paused queue, messages still wait for the end of the pause. `dry_run` changes nothing
+    and returns the messages that it would try.
     """
     alias = alias_of(using)
-    wanted = _named(alias, ids, fingerprint)
+    names = {"queue": queue, "type": type, "handler": handler, "key": key}
+    wanted = _named(alias, "later", ids, limit=limit, fingerprint=fingerprint, **names)
+    if dry_run:
+        found = _keep_selectable(alias, wanted, "later")
+        return Changed(tuple(found), len(wanted) - len(found))
     return _change("messages_run_now", CHANGES["run_now"], wanted, alias)
 
 
@@ -113,6 +128,7 @@ def requeue(
     alias = alias_of(using)
     wanted = _selected(
         alias,
+        "dead",
         ids,
         queue=queue,
         type=type,
@@ -122,7 +138,7 @@ def requeue(
         limit=limit,
     )
     if dry_run:
-        dead = _keep_selectable(alias, wanted)
+        dead = _keep_selectable(alias, wanted, "dead")
         return Changed(tuple(dead), len(wanted) - len(dead))
     requeue = partial(changes.requeue, attempts=attempts)
     return _change("messages_requeued", requeue, wanted, alias)
@@ -151,10 +167,11 @@ def purge(
     returns the messages that it would try.
     """
     alias = alias_of(using)
+    among: Among = "all" if flag(waiting, "waiting") else "dead"
     wanted = _selected(
         alias,
+        among,
         ids,
-        waiting=flag(waiting, "waiting"),
         queue=queue,
         type=type,
         handler=handler,
@@ -164,7 +181,7 @@ def purge(
         limit=limit,
     )
     if dry_run:
-        found = wanted if ids is None else _keep_selectable(alias, wanted, waiting=waiting)
+        found = wanted if ids is None else _keep_selectable(alias, wanted, among)
         return Changed(tuple(found), len(wanted) - len(found))
     remove = partial(changes.remove, waiting=waiting, dead=True, reason="purged")
     return _change("messages_purged", remove, wanted, alias)
@@ -210,9 +227,7 @@ def log_changed(event: str, changed: Changed, where: str = "") -> None:
     )
 
 
-def _selected(
-    alias: str, ids: Ids | None, *, waiting: bool = False, **filters: Any
-) -> Sequence[int]:
+def _selected(alias: str, among: Among, ids: Ids | None, **filters: Any) -> Sequence[int]:
     """Return `ids`, or those of the messages that match the filters; raises ValueError for both."""
     wanted = Selection(**filters)
     if ids is not None:
@@ -227,21 +242,21 @@ def _selected(
     if wanted.limit is not None:
         whole_number(wanted.limit, "limit")
     with reading(alias) as cursor:
-        return selection.find(cursor, wanted, waiting=waiting)
+        return selection.find(cursor, wanted, among=among)
 
 
 def _named(
-    alias: str, ids: Ids | None, fingerprint: str | None, *, waiting: bool = True
+    alias: str, among: Among, ids: Ids | None, *, limit: int | None = None, **filters: str | None
 ) -> Sequence[int]:
-    """Return `ids`, or those of the messages with this fingerprint; one of the two is required."""
-    if ids is None and fingerprint is None:
-        raise ValueError("select messages by ids or by fingerprint")
-    return _selected(alias, ids, waiting=waiting, fingerprint=fingerprint)
+    """Return `ids`, or those of the messages that match; raises ValueError for neither."""
+    if ids is None and not any(each is not None for each in filters.values()):
+        raise ValueError(f"select messages by ids or by {', '.join(filters)}")
+    return _selected(alias, among, ids, limit=limit, **filters)
 
 
-def _keep_selectable(alias: str, ids: Sequence[int], *, waiting: bool = False) -> list[int]:
+def _keep_selectable(alias: str, ids: Sequence[int], among: Among) -> list[int]:
     with reading(alias) as cursor:
-        return selection.keep_selectable(cursor, ids=ids, waiting=waiting)
+        return selection.keep_selectable(cursor, ids=ids, among=among)
 
 
 def checked_ids(ids: Ids) -> list[int]:

@@ -1,14 +1,17 @@
-"""Select the messages that an operator requeues or purges, queue by queue in index order."""
+"""Select the messages that an operator changes, queue by queue in index order."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from django_mq.store import Cursor, queue_names
-from django_mq.store.conditions import UNCLAIMED
+from django_mq.store.conditions import UNCLAIMED, WAITS
 from django_mq.store.error_groups import failed_last_with
 from django_mq.store.readers import prepare_to_read
+
+#: Dead letters, messages that wait for a time (delayed, retrying or held), or all.
+Among = Literal["dead", "later", "all"]
 
 
 class Selection(NamedTuple):
@@ -26,22 +29,31 @@ class Selection(NamedTuple):
     limit: int | None = None
 
 
-KEEP_SELECTABLE = """
+_IS_DEAD = "m.dead_at is not null"
+_IS_LATER = f"""{WAITS}
+           and (m.processable_after > statement_timestamp() or m.held_since is not null)
+           and (m.expires_at is null or m.expires_at > statement_timestamp())"""
+_CONDITIONS: dict[Among, str] = {"dead": _IS_DEAD, "later": _IS_LATER, "all": "true"}
+
+_KEEP_SELECTABLE = """
 select m.id
   from unnest(%(ids)s::bigint[]) as asked (id)
  cross join lateral (
     select m.id, m.dead_at
       from django_mq_queuedmessage m
-     where m.id = asked.id and (m.dead_at is not null or %(waiting)s)
+     where m.id = asked.id and {condition}
     offset 0
  ) m
  order by m.dead_at, m.id
 """
+KEEP_SELECTABLE = {
+    among: _KEEP_SELECTABLE.format(condition=condition) for among, condition in _CONDITIONS.items()
+}
 
 
-def keep_selectable(cursor: Cursor, *, ids: Sequence[int], waiting: bool) -> list[int]:
-    """Return which of `ids` are dead letters, longest dead first; with `waiting`, return all."""
-    cursor.execute(KEEP_SELECTABLE, {"ids": list(ids), "waiting": waiting})
+def keep_selectable(cursor: Cursor, *, ids: Sequence[int], among: Among) -> list[int]:
+    """Return which of `ids` are stored and `among` those, longest dead first."""
+    cursor.execute(KEEP_SELECTABLE[among], {"ids": list(ids)})
     return [row[0] for row in cursor.fetchall()]
 
 
@@ -53,7 +65,7 @@ def _of_queue(condition: str, *, by: str, since: str) -> str:
     return f"""
     select found.*
       from (
-        select m.id, m.dead_at
+        select m.id, m.dead_at, m.processable_after
           from django_mq_queuedmessage m
          where m.queue = asked.queue and {condition}
            and (%(type)s::text is null or m.type = %(type)s)
@@ -68,7 +80,8 @@ def _of_queue(condition: str, *, by: str, since: str) -> str:
      ) found"""
 
 
-_DEAD = _of_queue("m.dead_at is not null", by="m.dead_at, m.id", since="m.dead_at")
+_DEAD = _of_queue(_IS_DEAD, by="m.dead_at, m.id", since="m.dead_at")
+_LATER = _of_queue(_IS_LATER, by="m.processable_after, m.id", since="m.created_at")
 # A blocked row has a key, so these four cover every row.
 _ALL = " union all ".join(
     (
@@ -91,19 +104,22 @@ select m.id
   from unnest(%(queues)s::text[]) as asked (queue)
  cross join lateral ({rows}
  ) m
- order by m.dead_at, m.id
+ order by {by}, m.id
  limit %(limit)s
 """
-FIND_DEAD = _FIND.format(rows=_DEAD)
-FIND = _FIND.format(rows=_ALL)
+FIND: dict[Among, str] = {
+    "dead": _FIND.format(rows=_DEAD, by="m.dead_at"),
+    "later": _FIND.format(rows=_LATER, by="m.processable_after"),
+    "all": _FIND.format(rows=_ALL, by="m.dead_at"),
+}
 
 
-def find(cursor: Cursor, wanted: Selection, *, waiting: bool) -> list[int]:
-    """Return the ids of dead letters, longest dead first; with `waiting`, of live messages too.
+def find(cursor: Cursor, wanted: Selection, *, among: Among) -> list[int]:
+    """Return the ids of messages: those that died, or are due, first come first.
 
-    Reads no rows of other queues and, without `waiting`, no rows of live messages.
+    Reads no rows of other queues and, among dead letters, no rows of live messages.
     """
     names = sorted(queue_names.names(cursor)) if wanted.queue is None else [wanted.queue]
     prepare_to_read(cursor)
-    cursor.execute(FIND if waiting else FIND_DEAD, {**wanted._asdict(), "queues": names})
+    cursor.execute(FIND[among], {**wanted._asdict(), "queues": names})
     return [row[0] for row in cursor.fetchall()]

@@ -1,4 +1,4 @@
-"""mq_requeue and mq_purge: the chosen messages, and the questions first."""
+"""mq_requeue, mq_run_now and mq_purge: the chosen messages, and the questions first."""
 
 from __future__ import annotations
 
@@ -98,6 +98,63 @@ class TestRequeue:
     def test_what_is_meant_must_be_said(self, arguments):
         with pytest.raises(CommandError, match="--all"):
             run("mq_requeue", *arguments, "--yes")
+
+
+class TestRunNow:
+    def test_those_that_wait_for_a_time(self):
+        delayed = add(after=60)
+        retrying = add(after=60, attempts=2)
+        held = add(held=-60, after=60)
+        due, dead, leased = add(), add(dead=-1), add(leased=60)
+        expired = add(after=60, expires=-1)
+        text = run("mq_run_now", "--queue", "mail", "--yes")
+        assert text == "Made due 3 messages.\n"
+        waited = [delayed, retrying, held]
+        assert [each.state for each in waited] == ["processable"] * 3
+        others = [due, dead, leased, expired]
+        assert [each.state for each in others] == ["processable", "dead", "leased", "expired"]
+
+    def test_ids_need_no_question(self, capsys):
+        delayed, due, other = add(after=60), add(), add(after=60)
+        text = run("mq_run_now", "--id", delayed.pk, due.pk)
+        assert text == (
+            "Made due 1 message, skipped 1 (due, in flight, dead, expired, or behind another"
+            " message of their key).\n"
+        )
+        assert capsys.readouterr().err == (
+            f"Note: message {due.pk} is processable, not delayed, retrying or held:"
+            f" see mq_why {due.pk}\n"
+        )
+        assert (delayed.state, other.state) == ("processable", "delayed")
+
+    @pytest.mark.parametrize(
+        "choice", [["--queue", "mail"], ["--type", "a"], ["--handler", "h"], ["--key", "k"]]
+    )
+    def test_several_need_a_yes(self, choice):
+        chosen = add(after=60, type="a", handler="h", key="k")
+        others = add("other", after=60, type="b", handler="g", key="l")
+        with pytest.raises(CommandError, match=r"Run 1 message now\? Pass --yes"):
+            run("mq_run_now", *choice)
+        assert chosen.state == "delayed"
+        run("mq_run_now", *choice, "--yes")
+        assert (chosen.state, others.state) == ("processable", "delayed")
+
+    def test_at_most_the_first(self):
+        later, sooner = add(after=60), add("other", after=30)
+        told = run_json("mq_run_now", "--type", later.type, "--limit", "1", "--yes")
+        assert told == {"ids": [sooner.pk], "skipped": 0, "dry_run": False}
+        assert later.state == "delayed"
+
+    def test_dry_run(self):
+        delayed, due = add(after=60), add()
+        assert run("mq_run_now", "--queue", "mail", "--dry-run") == "Would make due 1 message.\n"
+        told = run_json("mq_run_now", "--id", delayed.pk, due.pk, "--dry-run")
+        assert told == {"ids": [delayed.pk], "skipped": 1, "dry_run": True}
+        assert delayed.state == "delayed"
+
+    def test_nothing_to_do(self):
+        add()
+        assert run("mq_run_now", "--queue", "mail") == "Nothing was made due.\n"
 
 
 class TestPurge:

@@ -12,6 +12,7 @@ from django_mq.management.arguments import duration
 from django_mq.management.base import OperatorCommand
 from django_mq.management.selection import (
     SELECTION,
+    add_all,
     add_selection,
     check_selection,
     notes_on_others,
@@ -26,6 +27,7 @@ class Command(OperatorCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         add_selection(parser)
+        add_all(parser)
         parser.add_argument(
             "--older-than",
             type=duration,
@@ -40,7 +42,7 @@ class Command(OperatorCommand):
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         names = (*SELECTION, "ids", "limit", "older_than", "waiting")
-        check_selection((options["ids"], *(options[name] for name in SELECTION)), options["all"])
+        check_selection(options)
         chosen = {name: options[name] for name in names}
         found = queues.purge(dry_run=True, using=database, **chosen)
         if chosen["ids"] is not None:

@@ -11,6 +11,7 @@ from django_mq import queues
 from django_mq.management.base import OperatorCommand
 from django_mq.management.selection import (
     SELECTION,
+    add_all,
     add_selection,
     check_selection,
     notes_on_others,
@@ -25,6 +26,7 @@ class Command(OperatorCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         add_selection(parser)
+        add_all(parser)
         parser.add_argument(
             "--attempts",
             type=int,
@@ -35,7 +37,7 @@ class Command(OperatorCommand):
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         ids = options["ids"]
-        check_selection((ids, *(options[name] for name in SELECTION)), options["all"])
+        check_selection(options)
         chosen = {name: options[name] for name in (*SELECTION, "limit")}
         found = queues.requeue(
             ids, attempts=options["attempts"], dry_run=True, using=database, **chosen
