@@ -10,10 +10,12 @@ from typing import Any
 
 from django_mq import signals
 from django_mq.conf import get_settings
+from django_mq.conf.local_time import local_text
 from django_mq.executor import handler_counts
 from django_mq.executor.ended import ACKED, DONE, Ended, Settled
 from django_mq.executor.handler_counts import queued_for
 from django_mq.messages import Delivery
+from django_mq.policy.durations import precise_span
 from django_mq.policy.error_text import Failure, one_line
 from django_mq.policy.outcomes import EXHAUSTED, DeadLettered, Retried, Snoozed
 from django_mq.policy.redacted_error import loggable_text
@@ -175,4 +177,11 @@ def refused(delivery: Delivery, error: BaseException, *, fails: bool) -> None:
 
 
 def _when(after: float | datetime) -> str:
-    return f"at {after.isoformat()}" if isinstance(after, datetime) else f"in {after:.3g} s"
+    """Return when a message runs again, as text.
+
+    >>> _when(0.0), _when(7200.0)
+    ('at once', 'in 2 h')
+    """
+    if isinstance(after, datetime):
+        return f"at {local_text(after)}"
+    return f"in {precise_span(after)}" if after else "at once"

@@ -149,5 +149,5 @@ def _policy_delay(policy: RetryPolicy, attempt: int, random: Random) -> tuple[fl
 
 def _cut(after: float | datetime) -> tuple[float | datetime, str]:
     if isinstance(after, float) and after > MAX_WAIT:
-        return MAX_WAIT, f"a wait of {after:g} s was cut to {MAX_WAIT:g} s (366 days)"
+        return MAX_WAIT, f"a wait of {after:g} s was cut to 366 days"
     return after, ""

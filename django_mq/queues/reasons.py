@@ -257,10 +257,10 @@ def _processable(case: _Case) -> Reason:
             f" {local_text(message.leased_until)}"
         )
     if waits := _behind(case) or case.lock():
-        return f"{text}, but {waits}", ""
+        return f"{text}, but {waits}", message.last_error
     if message.leased_until is not None:
         text += ", and the next worker that polls takes it over"
-    return f"{text}, {in_line(message, case.workers(), case.alias)}", ""
+    return f"{text}, {in_line(message, case.workers(), case.alias)}", message.last_error
 
 
 #: In these states a message first waits for a condition of its own, then in its line.

@@ -82,6 +82,8 @@ def test_snoozed():
     message = add(after=60, last_error="Snooze: the bank is closed")
     answer = why(message, "delayed", f"is delayed until {shown(message.processable_after)}")
     assert answer.error == "Snooze: the bank is closed"
+    due = add(attempts=1, last_error="Snooze: the bank is closed")
+    assert why(due, "processable", "has been due since").error == "Snooze: the bank is closed"
 
 
 def test_retrying():
