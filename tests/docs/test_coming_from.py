@@ -74,9 +74,10 @@ def test_procrastinate(order: Order) -> None:
         assert Invoice.objects.get().total == 40
 
 
-def test_dramatiq(order: Order) -> None:
+@pytest.mark.parametrize("other", ["dramatiq", "huey", "rq"])
+def test_a_mail(other: str, order: Order) -> None:
     sent: list[Any] = []
-    with story("coming-from/dramatiq.md", mail=sent.append) as page:
+    with story(f"coming-from/{other}.md", mail=sent.append) as page:
         page.place_order(order)
         assert drain() == 1
         assert sent == [order.pk]
