@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +36,33 @@ def order(quantity: int = 2, name: str = "chair") -> Order:
 def tell(*types: str, **payload: Any) -> None:
     with transaction.atomic():
         broadcast_many([Message(type, payload) for type in types])
+
+
+class TestRateLimits:
+    @pytest.mark.django_db(transaction=True)
+    def test_a_busy_service(self) -> None:
+        answers = [(429, {"Retry-After": "600"}), (200, {})]
+
+        async def send(number: str, id: str) -> SimpleNamespace:
+            status, headers = answers.pop(0)
+            return SimpleNamespace(status=status, headers=headers)
+
+        with story("guides/rate-limits.md", sms=SimpleNamespace(send=send)) as page:
+            assert not find_errors(page.DJANGO_MQ)
+            page.remind(["+49 1", "+49 2"])
+            due()
+            started = monotonic()
+            assert drain(errors="keep").deliveries == 2
+            assert monotonic() - started >= 1  # each keeps its place for a second
+            [busy] = QueuedMessage.objects.all()
+            assert (busy.attempts, busy.last_error) == (0, "Snooze: the SMS service is busy")
+            assert busy.processable_after - timezone.now() > timedelta(minutes=9)
+
+    def test_a_list_is_spread(self) -> None:
+        with story("guides/rate-limits.md") as page:
+            page.remind(["+49 1", "+49 2", "+49 3"])
+        first, _, third = QueuedMessage.objects.order_by("pk")
+        assert third.processable_after - first.processable_after == timedelta(seconds=0.4)
 
 
 class TestIdempotency:
