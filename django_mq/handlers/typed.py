@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django_mq.exceptions import InvalidPayload, UnexpectedPayload, UnreadablePayload
+from django_mq.exceptions import InvalidPayload, UnexpectedPayload
 from django_mq.handlers.callables import shown
 from django_mq.messages import Delivery
 from django_mq.messages.adapters import is_supported
@@ -190,7 +190,7 @@ def _accepted(deliveries: list[Delivery[Any]], classes: dict[str, MessageClass])
     for delivery in list(deliveries):
         try:
             instances.append(_instance(delivery, classes))
-        except (UnexpectedPayload, UnreadablePayload) as error:
+        except UnexpectedPayload as error:
             delivery.fail(error)
             deliveries.remove(delivery)
     return instances

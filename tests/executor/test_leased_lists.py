@@ -225,11 +225,19 @@ def test_wrong_content_of_one_fails_that_one(start: Start, is_async: bool, wrapp
         h.__annotations__["events"] = argument
         options: dict[str, Any] = {} if is_async else {"atomic": False}
         handler("t.placed", queue="mail", name="h", batch=True, **options)(h)
-        messages = [add(handler="h", type="t.placed", payload={"n": n}) for n in (1, "wrong", 3)]
+        _, wrong, unreadable, _ = [
+            add(handler="h", type="t.placed", payload={"n": n}) for n in (1, "wrong", 2, 3)
+        ]
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "update django_mq_queuedmessage set payload = %s::jsonb where id = %s",
+                [f'{{"n": {"2" * 5000}}}', unreadable.pk],
+            )
         assert start(until_empty=True).join()
     assert got == [[1, 3]]
-    assert waiting() == {messages[1].pk}
-    assert "InvalidPayload" in stored(messages[1]).dead_reason
+    assert waiting() == {wrong.pk, unreadable.pk}
+    assert "InvalidPayload" in stored(wrong).dead_reason
+    assert stored(unreadable).state == "held"
 
 
 @dataclass(frozen=True)
