@@ -96,6 +96,11 @@ def extensions(metadata: Mapping[str, Any]) -> Attributes:
 
 
 def _attribute(value: object) -> str | int | bool:
+    """Return a value as an attribute; larger integers than CloudEvents has become text.
+
+    >>> _attribute(2**31 - 1), _attribute(2**31), _attribute(-(2**31)), _attribute(-(2**31) - 1)
+    (2147483647, '2147483648', -2147483648, '-2147483649')
+    """
     if isinstance(value, str | bool) or (isinstance(value, int) and value in INTEGERS):
         return value
     return json.dumps(value, ensure_ascii=False)
