@@ -100,6 +100,8 @@ def _attribute(value: object) -> str | int | bool:
 
     >>> _attribute(2**31 - 1), _attribute(2**31), _attribute(-(2**31)), _attribute(-(2**31) - 1)
     (2147483647, '2147483648', -2147483648, '-2147483649')
+    >>> _attribute(["ä", 1.5])
+    '["ä", 1.5]'
     """
     if isinstance(value, str | bool) or (isinstance(value, int) and value in INTEGERS):
         return value
