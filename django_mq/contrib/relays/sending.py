@@ -88,9 +88,7 @@ class Relay:
                 if error is not None:
                     delivery.fail(error)
                     failed.update([] if message.key is None else [message.key])
-        for _, delivery in waiting.values():  # behind one of its key that failed
-            delivery.snooze(0)
-        waiting.clear()
+        waiting.clear()  # the rest is behind one of its key that failed: not acked, but released
 
     def _snooze(self, unanswered: Iterable[tuple[Outgoing, Delivery]], away: BrokerAway) -> None:
         why = one_line(str(away))

@@ -215,11 +215,13 @@ def test_webhook_nothing_overtakes_a_failed_message_of_its_key(
     relayed(options={"concurrency": 1})
     [first] = send(place, 1, key="a")
     [busy] = send(place, 2, key="b")
-    send(place, 3, key="a")
+    [behind] = send(place, 3, key="a")
     broker.status = {first: 400, busy: 503}
     deliver()
     assert [each for each in broker.requests if each[0] == f"/{place}"] == []
     assert list(failures()) == [int(first)]
+    attempts = dict(QueuedMessage.objects.values_list("pk", "attempts"))
+    assert attempts == {int(first): 1, int(busy): 0, int(behind): 0}
 
 
 @only(HttpServer)
