@@ -16,9 +16,9 @@ from django_mq.worker.commands import EndProcess
 from django_mq.worker.orders import Orders
 from django_mq.worker.recovery import DeadWorker
 from django_mq.worker.run import Run
-from django_mq.worker.worker_options import WorkerOptions, checked_seconds, entries_needed
+from django_mq.worker.worker_options import WorkerOptions, checked_seconds
 
-__all__ = ["DeadWorker", "Worker", "entries_needed"]
+__all__ = ["DeadWorker", "Worker"]
 
 
 class Worker(WorkerOptions):

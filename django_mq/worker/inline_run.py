@@ -72,8 +72,8 @@ class InlineRun:
         self._connection = connection
         self._queue = queue
         self._settings = get_settings()
-        self._resolver = Resolver(self._settings)
         self._options = ClaimOptionsCache(self._settings, batch_size=1)
+        self._resolver = Resolver(self._settings, batch_size_of=self._options.batch_size_of)
         self._context = RunContext(
             alias=connection.alias,
             outage=_RightsRequired(threading.Event()),

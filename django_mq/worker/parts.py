@@ -63,7 +63,6 @@ class Parts:
         self._settings = settings = worker.settings
         self._id = id
         self.claimers = Claimers(id)
-        self._batch = worker.batch_size or settings.batch_size
         self._policy_of = policies(settings, floor=settings.retry_floor)
         #: Set when the drain is over: nothing waits for the database any longer.
         self.giving_up = threading.Event()
@@ -88,7 +87,7 @@ class Parts:
 
     def _build_running(self) -> None:
         """Build the parts that run messages."""
-        worker, batch = self._worker, self._batch
+        worker, batch = self._worker, self._worker.batch
         slice_size = batch * SLICE_BATCHES
         self.prefetch = Prefetch(minimum=worker.threads, maximum=2 * slice_size, batch=batch)
         self._context = RunContext(
@@ -120,7 +119,7 @@ class Parts:
 
     def _executor(self, number: int, slice_size: int) -> Executor:
         """Build executor `number`, whose slices have up to `slice_size` messages."""
-        batch = self._batch
+        batch = self._worker.batch
         return Executor(
             number,
             self._context,
@@ -135,7 +134,7 @@ class Parts:
     def _build_dispatch(self) -> None:
         """Build the part that hands claimed rows to the parts that run them."""
         self.dispatch = Dispatch(
-            resolver=Resolver(self._settings, batch_size=self._worker.batch_size),
+            resolver=Resolver(self._settings, batch_size_of=self.options.batch_size_of),
             local_queue=self.local_queue,
             runner=self.runner,
             backoffs=self.backoffs,

@@ -32,6 +32,10 @@ class ClaimOptionsCache:
         options = self._settings.queue(queue)
         return min(options.lease, OWNER_LEASE) if options.ordered else options.lease
 
+    def batch_size_of(self, queue: str) -> int:
+        """Return how many messages of `queue` a batch may have."""
+        return self._batch_size or self._settings.queue(queue).batch_size
+
     def shortest_lease(self) -> float:
         """Return the shortest lease of all queues."""
         return min([self._settings.lease, *map(self.lease_of, self._settings.queues)])
@@ -48,8 +52,8 @@ class ClaimOptionsCache:
     def _make(self, queue: str) -> ClaimOptions:
         options = self._settings.queue(queue)
         found = [each for each in handlers.all_handlers() if queue in self._queues(each)]
-        batch_size = self._batch_size or options.batch_size
-        longest = self._batch_size or min(options.batch_size, self._settings.batch_size)
+        batch_size = self.batch_size_of(queue)
+        longest = min(batch_size, self._batch_size or self._settings.batch_size)
         lists = (
             min(longest, each.max_batch or longest)
             for each in found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
 from operator import attrgetter
@@ -31,14 +31,11 @@ _kind_of = attrgetter("handler", "queue", "type", "schema_version")
 
 
 class Resolver:
-    """Turns claimed rows into tasks; holds rows that cannot run here, until `HOLD_FOR`.
+    """Turns claimed rows into tasks; holds rows that cannot run here, until `HOLD_FOR`."""
 
-    `batch_size` overrides that of the settings.
-    """
-
-    def __init__(self, settings: Settings, *, batch_size: int | None = None) -> None:
+    def __init__(self, settings: Settings, *, batch_size_of: Callable[[str], int]) -> None:
         self._settings = settings
-        self._batch_size = batch_size
+        self._batch_size_of = batch_size_of
         self._queues = cache(partial(handlers.allowed_queues, settings=settings))
         self._timeout = cache(partial(handlers.timeout_of, settings=settings))
         # JSON of up to this many characters is within all limits.
@@ -139,9 +136,6 @@ class Resolver:
         row = delivery._row
         batch_size = self._batch_size_of(row.queue)
         return Task(delivery, handler, self._timeout(handler), line_of(row), batch_size)
-
-    def _batch_size_of(self, queue: str) -> int:
-        return self._batch_size or self._settings.queue(queue).batch_size
 
     def _route(
         self, cursor: Cursor, row: ClaimedRow, handler: Handler | None

@@ -19,11 +19,6 @@ from django_mq.worker.orders import Orders
 from django_mq.worker.recovery import DeadWorker
 
 
-def entries_needed(*, threads: int, async_slots: int, batch_size: int) -> int:
-    """Return how many scoreboard entries a worker with these options needs."""
-    return threads * batch_size + async_slots
-
-
 class WorkerOptions:
     """The checked options of a worker, and the requests that reached it since.
 
@@ -60,6 +55,8 @@ class WorkerOptions:
         self.batch_size = (
             None if batch_size is None else _number("batch_size", batch_size, 1, MAX_BATCH_SIZE)
         )
+        #: How many messages one call may get, whatever the batch size of its queue.
+        self.batch = self.batch_size or settings.batch_size
         self.async_slots = _number(
             "async_slots", async_slots, settings.async_slots, MAX_ASYNC_SLOTS
         )
@@ -97,13 +94,11 @@ class WorkerOptions:
 
     def scoreboard(self) -> Scoreboard:
         """Return the scoreboard on which this worker shows what it runs."""
-        return self._given_scoreboard or Scoreboard(
-            entries_needed(
-                threads=self.threads,
-                async_slots=self.async_slots,
-                batch_size=self.batch_size or self.settings.batch_size,
-            )
-        )
+        return self._given_scoreboard or Scoreboard(self.entries_needed())
+
+    def entries_needed(self) -> int:
+        """Return how many entries the scoreboard of such a worker must have."""
+        return self.threads * self.batch + self.async_slots
 
 
 def checked_seconds(what: str, value: float | timedelta) -> float:

@@ -8,7 +8,7 @@ import pytest
 
 from django_mq.executor.scoreboard import Entry, ExecutorEntries, Scoreboard
 from django_mq.messages import Fence
-from django_mq.worker import entries_needed
+from django_mq.worker import Worker
 
 
 def test_an_entry_is_read_as_it_was_written() -> None:
@@ -63,5 +63,6 @@ def test_a_forked_child_writes_where_its_parent_reads() -> None:
 
 
 @pytest.mark.parametrize(("threads", "slots", "batch", "entries"), [(1, 1, 1, 2), (3, 10, 5, 25)])
-def test_places_needed(threads: int, slots: int, batch: int, entries: int) -> None:
-    assert entries_needed(threads=threads, async_slots=slots, batch_size=batch) == entries
+def test_entries_needed(threads: int, slots: int, batch: int, entries: int) -> None:
+    worker = Worker(threads=threads, async_slots=slots, batch_size=batch)
+    assert worker.entries_needed() == entries

@@ -37,7 +37,7 @@ def sort(queue: str = "mail") -> list[tuple[int, str]]:
             limit=100,
             max_bytes=1 << 20,
         ).rows
-        resolver = Resolver(get_settings())
+        resolver = Resolver(get_settings(), batch_size_of=lambda queue: 1)
         deliveries = deque(map(Delivery, rows))
         tasks = resolver.take_ready(deliveries, check_limits=resolver.may_exceed(deliveries))
         assert [resolver.resolve(own.cursor(), task.delivery) for task in tasks] == tasks
@@ -82,7 +82,9 @@ def test_an_old_name_still_finds_the_handler() -> None:
             own.cursor(), lanes=[Lane("mail", 0)], claimer="me:1", lease=9.0, limit=9,
             max_bytes=999,
         ).rows  # fmt: skip
-        task = Resolver(get_settings()).resolve(own.cursor(), Delivery(rows[0]))
+        task = Resolver(get_settings(), batch_size_of=lambda queue: 1).resolve(
+            own.cursor(), Delivery(rows[0])
+        )
     assert isinstance(task, Task)
     assert (task.delivery.id, task.handler.name) == (message.pk, "new")
 
@@ -289,6 +291,11 @@ def test_a_row_that_was_taken_meanwhile_is_not_split() -> None:
             max_bytes=999,
         ).rows  # fmt: skip
         own.execute("update django_mq_queuedmessage set claimed_by = 'you:1'")
-        assert Resolver(get_settings()).resolve(own.cursor(), Delivery(rows[0])) is None
+        assert (
+            Resolver(get_settings(), batch_size_of=lambda queue: 1).resolve(
+                own.cursor(), Delivery(rows[0])
+            )
+            is None
+        )
     assert stored(message).handler == ""
     assert QueuedMessage.objects.count() == 1

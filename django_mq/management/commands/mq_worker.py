@@ -35,7 +35,7 @@ from django_mq.supervisor import output
 from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.service import Service
 from django_mq.supervisor.supervisor import Supervisor
-from django_mq.worker import Worker, entries_needed
+from django_mq.worker import Worker
 
 logger = logging.getLogger("django_mq")
 
@@ -136,11 +136,7 @@ class Command(BaseCommand):
                 scoreboard=scoreboard,
             ),
             processes=len(shares),
-            entries=entries_needed(
-                threads=worker.threads,
-                async_slots=worker.async_slots,
-                batch_size=worker.batch_size or settings.batch_size,
-            ),
+            entries=worker.entries_needed(),
             drain_seconds=worker.drain_seconds,
             until_empty=options["until_empty"],
             max_rss=max_rss,
