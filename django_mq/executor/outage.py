@@ -59,6 +59,23 @@ def reason_of(error: BaseException) -> str:
     return (lost and one_line(str(error), 200)) or error_name(error)
 
 
+def _is_refusal(error: BaseException) -> bool:
+    return not isinstance(error, LOST) or was_refused(error)
+
+
+def log_wait(error: BaseException, wait: float, *, what: str = "") -> None:
+    """Log that after `error` the next attempt comes in `wait` seconds; `what` begins the line."""
+    refused = _is_refusal(error)
+    logger.warning(
+        "%s%s (%s); trying again in %.2g s",
+        what,
+        "the database refused a statement" if refused else "database lost",
+        reason_of(error),
+        wait,
+        extra={"event": "statement_refused" if refused else "database_lost"},
+    )
+
+
 @dataclass(slots=True)
 class _Pace:
     """How long the threads of a process wait, and when the last wait was logged."""
@@ -97,18 +114,12 @@ class Outage:
         After a refused statement the thread waits in the same way, but that is no outage.
         `logged`: the caller has logged it.
         """
-        refused = not isinstance(error, LOST) or was_refused(error)
+        refused = _is_refusal(error)
         with self._lock:
             wait, says = self._pace_of(error).next(monotonic())
             self._lost = self._lost or (says and not refused)
         if says and not logged:  # without the lock: a log handler may block
-            logger.warning(
-                "%s (%s); trying again in %.2g s",
-                "the database refused a statement" if refused else "database lost",
-                reason_of(error),
-                wait,
-                extra={"event": "statement_refused" if refused else "database_lost"},
-            )
+            log_wait(error, wait)
         self._stop.wait(wait)
 
     def _pace_of(self, error: BaseException) -> _Pace:

@@ -7,7 +7,6 @@ forked process starts its own.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -18,11 +17,9 @@ from time import monotonic
 
 from django.core import mail
 
-from django_mq.executor.outage import LOST, reason_of, was_refused
+from django_mq.executor.outage import LOST, log_wait, was_refused
 from django_mq.requests.connection import ServerLink, SleepBreaker
 from django_mq.store.results import ReplyState
-
-logger = logging.getLogger("django_mq")
 
 #: Seconds between two queries for one reply: first and maximum. With LISTEN, always the maximum.
 QUERY_INTERVAL, MAX_QUERY_INTERVAL = 0.02, 0.25
@@ -104,7 +101,7 @@ class Waiter:
                 except LOST as error:
                     if not was_refused(error):
                         link.close()
-                    _log_outage(error, wait)
+                    log_wait(error, wait, what="waiting for replies: ")
                     time.sleep(wait)
                     wait = min(wait * 2, MAX_RECONNECT_WAIT)
         except BaseException as error:
@@ -175,17 +172,6 @@ class Waiter:
         for future in failed:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
-
-
-def _log_outage(error: BaseException, wait: float) -> None:
-    refused = was_refused(error)
-    logger.warning(
-        "waiting for replies: %s (%s); trying again in %.2g s",
-        "the database refused a statement" if refused else "database lost",
-        reason_of(error),
-        wait,
-        extra={"event": "statement_refused" if refused else "database_lost"},
-    )
 
 
 _waiters: dict[str, Waiter] = {}

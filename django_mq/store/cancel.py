@@ -9,6 +9,7 @@ from django_mq.store.kept_results import IDS, IS_KEPT, keep_removed
 from django_mq.store.keys import BEFORE_ALL
 from django_mq.store.message_filters import last_id
 from django_mq.store.operators import REMOVED_COLUMNS, Removed, replace_answers
+from django_mq.store.results import UNANSWERED
 
 #: The number of messages, of any type, that one statement looks at if only a type is given.
 WINDOW = 10_000
@@ -45,7 +46,7 @@ with matching as materialized (
     returning id, queue, handler, key, type, unique_id, wants_result, dead_at
 ), unanswered as (
     insert into django_mq_result (message_id, handler, error_class, error_text)
-    select id, handler, 'Unanswered', 'cancelled' from removed where wants_result
+    select id, handler, '{UNANSWERED}', 'cancelled' from removed where wants_result
         on conflict (message_id) do nothing
     returning message_id
 )

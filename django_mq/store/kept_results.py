@@ -13,7 +13,7 @@ from django_mq.messages import ClaimedRow
 from django_mq.policy.column_bounds import MAX_SPAN_SECONDS
 from django_mq.policy.routing import TASKS
 from django_mq.store import Cursor
-from django_mq.store.results import Reply
+from django_mq.store.results import UNANSWERED, Reply
 
 #: The metadata in which a task carries its options.
 OPTIONS = "mq.task"
@@ -132,7 +132,7 @@ with removed as materialized (
        for update skip locked
 )
 insert into django_mq_result (message_id, handler, error_class, error_text, {_COLUMNS})
-select r.id, r.handler, 'Unanswered', %(reason)s, r.queue, r.priority, r.payload, r.metadata,
+select r.id, r.handler, '{UNANSWERED}', %(reason)s, r.queue, r.priority, r.payload, r.metadata,
        r.created_at, {_failed("r.id")}, {_keep_until("r.metadata")}
   from removed r
 {_REPLACE}
@@ -192,7 +192,7 @@ select 0 as ordinal, m.handler, m.queue, m.priority, m.payload::text, m.metadata
             else coalesce(r.error_class,
                           case when m.dead_reason = 'expired'
                                  or starts_with(m.dead_reason, 'held for too long')
-                               then 'Unanswered' else '' end) end,
+                               then '{UNANSWERED}' else '' end) end,
        m.dead_reason, split_part(m.claimed_by, ':', 1),
        extract(epoch from m.leased_until)::float8, {_STARTED}
   from django_mq_queuedmessage m

@@ -13,6 +13,7 @@ from django_mq.store import Cursor
 from django_mq.store.conditions import WAITS
 from django_mq.store.kept_results import IS_KEPT, keep_removed
 from django_mq.store.keys import KeyLine, free_next
+from django_mq.store.results import UNANSWERED
 
 #: The columns of `Removed`. Messages in `unanswered` get a new answer; tasks in `kept` have one.
 REMOVED_COLUMNS = """id, queue, handler, key, type, unique_id,
@@ -61,7 +62,7 @@ with removed as (
     returning id, queue, handler, key, type, unique_id, wants_result, dead_at
 ), unanswered as (
     insert into django_mq_result (message_id, handler, error_class, error_text)
-    select id, handler, 'Unanswered', %(reason)s from removed where wants_result
+    select id, handler, '{UNANSWERED}', %(reason)s from removed where wants_result
         on conflict (message_id) do nothing
     returning message_id
 )
@@ -86,9 +87,9 @@ class Removed(NamedTuple):
 
 # A separate statement, run only in the rare case that needs it: it needs more rights than an
 # insert.
-REPLACE_ANSWERS = """
+REPLACE_ANSWERS = f"""
 update django_mq_result
-   set value = null, error_class = 'Unanswered', error_text = %(reason)s,
+   set value = null, error_class = '{UNANSWERED}', error_text = %(reason)s,
        created_at = statement_timestamp()
  where message_id = any(%(ids)s::bigint[])
 """

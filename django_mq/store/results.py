@@ -61,12 +61,12 @@ def store(cursor: Cursor, answers: Sequence[Reply], *, ring: bool) -> None:
 # One statement, so one snapshot: the transaction that removes a message stores its result. A dead
 # letter without a result is itself the answer: its worker vanished. A requeued message will answer
 # again, so the result that was stored at its death does not count.
-REPLY_STATES = """
+REPLY_STATES = f"""
 select wanted.id,
        m.dead_at is not null or (m.id is null and r.message_id is not null),
        m.id is not null,
        r.value::text,
-       case when r.message_id is null then 'Unanswered' else r.error_class end,
+       case when r.message_id is null then '{UNANSWERED}' else r.error_class end,
        case when r.message_id is null then concat_ws(': ', m.dead_reason, nullif(m.last_error, ''))
             else r.error_text end
   from unnest(%(ids)s::bigint[]) as wanted (id)

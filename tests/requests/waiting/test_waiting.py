@@ -234,7 +234,9 @@ def test_each_outage_is_waited_out_anew(
         ring()
         with pytest.raises(Unanswered):
             replies.result()
-    told = [each.getMessage() for each in caplog.records if "waiting for replies" in each.msg]
+    told = [
+        each.getMessage() for each in caplog.records if "waiting for replies" in each.getMessage()
+    ]
     assert len(told) == 2
     assert all(each.endswith("trying again in 0.02 s") for each in told)
 
