@@ -34,7 +34,10 @@ class WaitingTasks:
         return startable + self.ordering.waiting + len(self.lingering)
 
     def calls(self) -> int:
-        """The number of calls that the tasks make, lingering ones excluded; a list is one call."""
+        """The number of calls that the tasks make, lingering ones excluded; a full list is one.
+
+        A list that is not full counts as none: the next claim may fill it.
+        """
         limit = self.lingering.limit
         listed = Counter((task.handler, limit(task)) for task in self.ready if is_listed(task))
         lists = sum(number // size for (_, size), number in listed.items())
@@ -98,6 +101,7 @@ class WaitingTasks:
             if self.is_unwanted(task):
                 self.to_release.append(task)
             elif task.delivery._row.suspect and task.line is None:
+                # Its wait begins anew: it has just had its turn, and a long wait stops all others.
                 self.suspects.appendleft((monotonic(), task))
             elif task.line is not None and self.ordering.is_busy(task.line):
                 self.ordering.wait_first(task, task.line)  # until its slice is done

@@ -132,34 +132,6 @@ def autovacuum(cursor: Cursor, *, tables: Sequence[str]) -> tuple[bool, list[str
     return on, off
 
 
-class DeadRows(NamedTuple):
-    """The row versions of a table, by the server's statistics, and seconds since its last vacuum.
-
-    `since` is None if there was no vacuum since the statistics began.
-    """
-
-    table: str
-    dead: int
-    live: int
-    since: float | None
-
-
-DEAD_ROWS = """
-select c.relname, pg_stat_get_dead_tuples(c.oid), pg_stat_get_live_tuples(c.oid),
-       extract(epoch from statement_timestamp() - greatest(
-           pg_stat_get_last_vacuum_time(c.oid), pg_stat_get_last_autovacuum_time(c.oid)))::float8
-  from unnest(%(tables)s::text[]) as asked (name)
-  join pg_class c on c.oid = to_regclass(asked.name)
- order by 1
-"""
-
-
-def dead_rows(cursor: Cursor, *, tables: Sequence[str]) -> list[DeadRows]:
-    """Return the dead and live row versions of `tables`."""
-    cursor.execute(DEAD_ROWS, {"tables": list(tables)})
-    return [DeadRows(*row) for row in cursor.fetchall()]
-
-
 # A standby does not know how much WAL its upstream keeps.
 IDLE_SLOTS = """
 select s.slot_name, pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint

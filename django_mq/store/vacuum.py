@@ -17,31 +17,36 @@ VACUUM = {
 # Other logins would get a warning each time. The owners of the table and of the database may vacuum
 # it; from PostgreSQL 17 on, so may a login with MAINTAIN, a privilege unknown to older servers.
 VERSIONS = """
-select c.relname, pg_stat_get_dead_tuples(c.oid), pg_stat_get_live_tuples(c.oid)
+select c.relname, pg_stat_get_dead_tuples(c.oid), pg_stat_get_live_tuples(c.oid),
+       extract(epoch from statement_timestamp() - greatest(
+           pg_stat_get_last_vacuum_time(c.oid), pg_stat_get_last_autovacuum_time(c.oid)))::float8,
+       pg_has_role(c.relowner, 'usage') or pg_has_role(d.datdba, 'usage')
+           or case when current_setting('server_version_num')::int >= 170000
+                   then has_table_privilege(c.oid, 'MAINTAIN') else false end
   from unnest(%(tables)s::text[]) as asked (name)
   join pg_class c on c.oid = to_regclass(asked.name)
   join pg_database d on d.datname = current_database()
- where pg_has_role(c.relowner, 'usage')
-    or pg_has_role(d.datdba, 'usage')
-    or case when current_setting('server_version_num')::int >= 170000
-            then has_table_privilege(c.oid, 'MAINTAIN') else false end
+ order by 1
 """
 
 
 class Versions(NamedTuple):
     """The dead and live row versions of a table, by the server's statistics.
 
-    Changes of the last second may be missing.
+    Changes of the last second may be missing. `since`: seconds since the last vacuum; None if there
+    was none since the statistics began. `may_vacuum`: this login may vacuum the table.
     """
 
     dead: int
     live: int
+    since: float | None = None
+    may_vacuum: bool = True
 
 
 def versions(cursor: Cursor) -> Mapping[str, Versions]:
-    """Return the row versions of each short-lived table that this login may vacuum."""
+    """Return the row versions of each short-lived table."""
     cursor.execute(VERSIONS, {"tables": list(VACUUM)})
-    return {table: Versions(dead, live) for table, dead, live in cursor.fetchall()}
+    return {table: Versions(*found) for table, *found in cursor.fetchall()}
 
 
 def vacuum(cursor: Cursor, table: str) -> None:

@@ -24,11 +24,13 @@ MIN_DEAD_RATIO = 0.1
 def vacuum_due(cursor: Cursor, kept: Mapping[str, object]) -> dict[str, int]:
     """Vacuum the tables that are due; return how many dead row versions were left in each.
 
+    Tables that this login may not vacuum are left out.
+
     `kept` is what the fleet's last call returned. If a vacuum left dead rows, because a session
     holds a snapshot, their number must double before the next attempt: autovacuum may have removed
     them by then.
     """
-    found = versions(cursor)
+    found = {table: each for table, each in versions(cursor).items() if each.may_vacuum}
     left = {table: min(each.dead, _number(kept.get(table))) for table, each in found.items()}
     due = [table for table, each in found.items() if is_due(each, kept=left[table])]
     left.update((table, found[table].dead) for table in due)

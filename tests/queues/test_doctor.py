@@ -31,6 +31,7 @@ from django_mq.queues.transactions import reading
 from django_mq.store import server_facts, session_facts
 from django_mq.store.limits import Limits
 from django_mq.store.session_facts import LoginLimits
+from django_mq.store.vacuum import Versions
 from tests.database import second_connection
 from tests.queues.pooler import Pooler
 from tests.roles import acting_as, documented, make_role, skip_unless_able
@@ -414,8 +415,8 @@ class TestVacuum:
         is_found: bool,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        rows = [server_facts.DeadRows("django_mq_queuedmessage", dead, live, since)]
-        monkeypatch.setattr(server_facts, "dead_rows", lambda *_, **__: rows)
+        found_now = {"django_mq_queuedmessage": Versions(dead, live, since)}
+        monkeypatch.setattr(upkeep, "versions", lambda cursor: found_now)
         assert bool(found("D009")) == is_found
 
 

@@ -170,7 +170,7 @@ def test_who_does_not_own_the_tables_does_not_try(vacuums: Vacuuming, cursor: Cu
     cursor.execute(f"create role {role}")
     try:
         cursor.execute(f"grant {role} to current_user; set role {role}")
-        assert versions(cursor) == {}
+        assert not any(each.may_vacuum for each in versions(cursor).values())
         assert not tries(vacuums, cursor)
     finally:
         cursor.execute(f"reset role; drop role {role}")

@@ -75,7 +75,7 @@ class MessageQueueBackend(BaseTaskBackend):
             check_options(task, self._options.retry)
         except (MQError, ValueError) as error:
             raise InvalidTask(f"{task.module_path}: {error}") from error
-        register(task, timeout=self._options.timeout, retry=self._policy(task))
+        self._handler_of(task)
 
     def enqueue(self, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
         """Store the task in the open transaction, if there is one, else in one of its own.
@@ -88,8 +88,7 @@ class MessageQueueBackend(BaseTaskBackend):
         """
         self.validate_task(task)
         args, kwargs = normalize_json(args), normalize_json(kwargs)
-        policy = self._policy(task)
-        handler = register(task, timeout=self._options.timeout, retry=policy)
+        handler, policy = self._handler_of(task), self._policy(task)
         carried = None if policy == handler.retry else policy
         message = self._message(task, args, kwargs, retry=carried)
         reserved = self._carried(task, handler).encode()
@@ -149,6 +148,10 @@ class MessageQueueBackend(BaseTaskBackend):
                 if isinstance(backend, cls):
                     for module in backend._options.modules:
                         import_module(module)
+
+    def _handler_of(self, task: Task[..., Any]) -> handlers.Handler:
+        """Return the handler of the task's function; the first call registers it."""
+        return register(task, timeout=self._options.timeout, retry=self._policy(task))
 
     def _policy(self, task: Task[..., Any]) -> RetryPolicy:
         return policy_of(task, self._options.retry)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from django_mq.queues.doctor.findings import Finding, own_tables, short_cursor
 from django_mq.store import oldest_snapshot, server_facts
 from django_mq.store.oldest_snapshot import HorizonHolder
-from django_mq.store.vacuum import VACUUM
+from django_mq.store.vacuum import versions
 
 #: Seconds after which an open snapshot is old.
 OLD_SNAPSHOT_SECONDS = 300.0
@@ -91,16 +91,16 @@ def autovacuum(alias: str) -> Iterator[Finding]:
 def vacuum_behind(alias: str) -> Iterator[Finding]:
     """D009: dead rows outnumber live ones, and no vacuum has run."""
     with short_cursor(alias) as cursor:
-        found = server_facts.dead_rows(cursor, tables=list(VACUUM))
-    for each in found:
+        found = versions(cursor)
+    for table, each in found.items():
         late = each.since is None or each.since > UNVACUUMED
         if late and each.dead > max(DEAD, each.live):
             yield Finding(
                 id="D009",
                 level="warning",
-                text=f"{each.table} has {each.dead:,} dead row versions beside {each.live:,} live"
+                text=f"{table} has {each.dead:,} dead row versions beside {each.live:,} live"
                 " ones, and has not been vacuumed for"
                 + (" as long as the statistics reach." if each.since is None else " 10 minutes."),
-                hint=f"Run VACUUM {each.table}; find what blocks autovacuum: D005 to D008, a lock"
+                hint=f"Run VACUUM {table}; find what blocks autovacuum: D005 to D008, a lock"
                 " on the table, or too few autovacuum_max_workers.",
             )
