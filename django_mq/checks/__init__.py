@@ -154,14 +154,14 @@ def check_wakeup(settings: Settings, databases: Collection[str]) -> CheckMessage
 
     Django's own pool does not count as one: workers and waiters LISTEN on plain connections.
     """
-    if settings.wakeup == "poll":
+    alias = settings.listen_alias(alias_of())
+    if alias is None:
         yield checks.Info(
             "WAKEUP is 'poll', so a message may wait up to POLL_INTERVAL"
             f" ({settings.poll_interval:g} s) before a worker sees it.",
             id="django_mq.I001",
         )
         return
-    alias = alias_of() if settings.wakeup == "notify" else settings.wakeup
     if not is_postgresql(alias):
         return
     if connections[alias].settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):

@@ -149,6 +149,10 @@ class Settings:
         """Return the options of a queue, listed or not."""
         return self.queues.get(name, self.unlisted)
 
+    def listen_alias(self, alias: str) -> str | None:
+        """Return the alias on which to LISTEN for messages in `alias`; None: poll."""
+        return {"notify": alias, "poll": None}.get(self.wakeup, self.wakeup)
+
     @property
     def encoder_class(self) -> type[JSONEncoder]:
         """The class that `encoder` names, imported on access.

@@ -15,7 +15,7 @@ from django_mq.executor.call_timeout import CANCEL_SECONDS, LoopTimeout, own_can
 from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.leased_call import leased_call, result_of, split_started
-from django_mq.executor.lingering import LINGER_SHARE, Lingering
+from django_mq.executor.lingering import Lingering
 from django_mq.executor.local_queue import STUCK_AFTER, LocalQueue
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import CallEntries, Scoreboard
@@ -60,7 +60,7 @@ class AsyncRunner(threading.Thread):
         self._first_entry = first_entry
         self._free = list(range(first_entry, first_entry + self._slots.count))
         self._room_notice_due = False
-        self._lingering = Lingering(batch=batch, max_linger=context.shortest_lease / LINGER_SHARE)
+        self._lingering = Lingering(batch=batch, max_linger=context.max_linger)
         self._timer: asyncio.TimerHandle | None = None
         #: Whether the drain ran out of time and cancelled handlers.
         self.cut_off = False

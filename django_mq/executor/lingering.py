@@ -8,9 +8,6 @@ from time import monotonic
 from django_mq.executor.tasks import Task, max_in_call
 from django_mq.handlers import Handler
 
-#: The shortest lease is this many times the longest linger, so that no list needs renewals.
-LINGER_SHARE = 4
-
 #: The handler of a list, and the batch size of its queues.
 _ListKey = tuple[Handler, int | None]
 

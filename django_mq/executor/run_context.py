@@ -10,6 +10,9 @@ from django_mq.executor.outage import Outage
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.policy.backoff import RetryPolicy
 
+#: The shortest lease is this many times the longest linger, so that no list needs renewals.
+LINGER_SHARE = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
@@ -26,6 +29,11 @@ class RunContext:
     lease_of: Callable[[str], float]
     shortest_lease: float
     on_settled: Callable[[Sequence[Ended]], None]
+
+    @property
+    def max_linger(self) -> float:
+        """The longest time, in seconds, that messages wait for their list to fill."""
+        return self.shortest_lease / LINGER_SHARE
 
     @property
     def unlocked_for(self) -> float:

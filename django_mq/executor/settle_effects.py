@@ -108,7 +108,7 @@ def _free_lines(cursor: Cursor, ended: Sequence[Ended]) -> None:
 def free_unique_id(cursor: Cursor, row: ClaimedRow) -> None:
     """Free the unique id of a message in the transaction in which its handler finishes it."""
     if row.unique_id is not None:
-        free_unique_ids.end(cursor, [_done(row, success=True)])
+        free_unique_ids.end(cursor, [_ended_message(row, success=True)])
 
 
 def _answer(cursor: Cursor, ended: Sequence[Ended]) -> None:
@@ -146,7 +146,7 @@ def _answer_of(ended: Ended) -> Reply | None:
 def _free_unique_ids(cursor: Cursor, ended: Sequence[Ended]) -> None:
     """Free the unique ids of messages that are over; `finish()` has freed its own."""
     done = [
-        _done(each.delivery._row, success=each.settled is Settled.ACKED)
+        _ended_message(each.delivery._row, success=each.settled is Settled.ACKED)
         for each in ended
         if each.delivery._row.unique_id is not None
         and each.settled is not Settled.FINISHED
@@ -169,6 +169,6 @@ def _is_over(ended: Ended) -> bool:
     return is_dead or ended.settled in DONE
 
 
-def _done(row: ClaimedRow, *, success: bool) -> EndedMessage:
+def _ended_message(row: ClaimedRow, *, success: bool) -> EndedMessage:
     id = UniqueId(row.queue, row.handler, row.type, row.unique_id or "")
     return EndedMessage(row.id, id, success)

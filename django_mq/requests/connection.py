@@ -74,7 +74,7 @@ class ServerLink:
         listens_apart = self._listen_connection is not self._query_connection
         if listens_apart and monotonic() - self._tried_at > LISTEN_INTERVAL:
             try:
-                self._listen(get_settings().wakeup)
+                self._listen(get_settings().listen_alias(self._alias))
             finally:
                 self._tried_at = monotonic()
         return results.reply_states(self._cursor, ids)
@@ -119,13 +119,13 @@ class ServerLink:
             connection.execute(set_for_session(LIMITS, server_version=version))
         return RepeatingCursor(connection, LIMITS, limited=pooled)
 
-    def _listen(self, wakeup: str) -> None:
-        if wakeup == "poll":
+    def _listen(self, alias: str | None) -> None:
+        if alias is None:
             return
-        shared = wakeup in ("notify", self._alias) and self._query_connection
+        shared = alias == self._alias and self._query_connection
         try:
             if self._listen_connection is None:
-                self._listen_connection = shared or _connect(wakeup, _listen_link())
+                self._listen_connection = shared or _connect(alias, _listen_link())
                 self._listen_connection.add_notify_handler(self._on_notify)
             self._listen_connection.execute(results.LISTEN)
         except LOST:

@@ -29,14 +29,13 @@ from django_mq.store import (
 from django_mq.store.limits import Limits
 from django_mq.store.unique_ids import UniqueId
 from django_mq.worker import expiring, retention, vacuum
+from django_mq.worker.retention import PIECE_ROWS
 
 logger = logging.getLogger("django_mq")
 
 #: Seconds between two turns of the whole fleet: slightly below the heartbeat interval, because each
 #: heartbeat reads the time of the last turn.
 TURN_SECONDS = 9.0
-#: Rows that one piece walks over, or removes.
-PIECE_ROWS = 1000
 #: The number of one-message pieces that replace a piece which the database refuses.
 SINGLE_MESSAGE_PIECES = 50
 #: The unique ids whose put-aside messages one transaction promotes.

@@ -13,7 +13,6 @@ from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.async_slots import Slots
 from django_mq.executor.ended import DONE, Ended, any_row_kept
 from django_mq.executor.executor import Executor
-from django_mq.executor.lingering import LINGER_SHARE
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.outage import Outage
 from django_mq.executor.retry_policies import policies
@@ -102,7 +101,7 @@ class Parts:
             batch=batch,
             slice_size=slice_size,
             on_room=self.wakeup.poke,
-            max_linger=self._context.shortest_lease / LINGER_SHARE,
+            max_linger=self._context.max_linger,
             slots=Slots(worker.async_slots),
         )
         self.backoffs = BackoffLevels(self._settings, stop_queue=self.local_queue.stop_queue)
@@ -234,8 +233,7 @@ class Parts:
         """Build the listener, and follow the parts that must move."""
         alias = self._worker.alias
         self.listener: Listener | None = None
-        if (wakeup := self._settings.wakeup) != "poll":
-            listens_on = alias if wakeup == "notify" else wakeup
+        if (listens_on := self._settings.listen_alias(alias)) is not None:
             self.listener = Listener(
                 listens_on,
                 self.wakeup,

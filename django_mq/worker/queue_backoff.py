@@ -16,8 +16,8 @@ from django_mq.policy.backoff import Random
 from django_mq.policy.queue_backoff import Step, jittered_waits, step_of, top_level
 from django_mq.store import Cursor, queue_backoff
 
-#: A time before every claim.
-NEVER = datetime.min.replace(tzinfo=UTC)
+#: Earlier than every claim.
+BEFORE_ALL = datetime.min.replace(tzinfo=UTC)
 
 
 class _EndedProbe(NamedTuple):
@@ -140,7 +140,7 @@ class BackoffLevels:
         open_probes = {q: p for q, p in ended_probes.items() if states[q].probe_by == p.claimer}
         self._restore(open_failed, open_probes)
         for queue in states.keys() - open_failed.keys() - open_probes.keys():
-            self._stop_queue(queue, states[queue].changed_at or NEVER)
+            self._stop_queue(queue, states[queue].changed_at or BEFORE_ALL)
 
     def probe_started(self, queue: str, claimer: str) -> None:
         """Record that `claimer` claimed the probe of `queue`; the end of the probe moves the level.

@@ -42,10 +42,9 @@ def clock(alias: str) -> Iterator[Finding]:
 
 def listening(alias: str) -> Iterator[Finding]:
     """D010: a NOTIFY does not reach a listener, so workers poll."""
-    wakeup = get_settings().wakeup
-    if wakeup == "poll":
+    listens_on = get_settings().listen_alias(alias)
+    if listens_on is None:
         return
-    listens_on = alias if wakeup == "notify" else wakeup
     hint = (
         "Set WAKEUP to an alias that connects to the same database without a pooler, or to 'poll'."
     )
