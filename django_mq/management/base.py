@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, redirect_stdout
 from difflib import get_close_matches
@@ -55,11 +56,7 @@ class OperatorCommand(BaseCommand):
     none_found = ""
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--database",
-            metavar="ALIAS",
-            help="database of the messages (default: the setting DATABASE, or the router's choice)",
-        )
+        add_database(parser)
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def run_from_argv(self, argv: list[str]) -> None:
@@ -262,13 +259,23 @@ def must_be_migrated(connection: BaseDatabaseWrapper) -> None:
 def missing_migrations(connection: BaseDatabaseWrapper) -> str:
     """Raise CommandError if migrations have not been applied.
 
-    Returns the sentence that suspects it if the login may not look, like most of docs/roles.md.
+    Returns a hint at missing migrations if the login may not look, like most roles in
+    docs/roles.md; else "".
     """
     try:
         must_be_migrated(connection)
     except DatabaseError:
         return ". Migrations may be missing: run manage.py migrate"
     return ""
+
+
+def add_database(parser: ArgumentParser) -> None:
+    """Add the option that names the database of the messages."""
+    parser.add_argument(
+        "--database",
+        metavar="ALIAS",
+        help="database of the messages (default: the setting DATABASE, or the router's choice)",
+    )
 
 
 def add_queue(parser: CommandParser) -> None:

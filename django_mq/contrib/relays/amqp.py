@@ -16,7 +16,7 @@ from pika.spec import Basic
 from django_mq.conf.relays import AmqpDestination
 from django_mq.contrib.relays.amqp_client import LOST, parameters
 from django_mq.contrib.relays.envelope import Outgoing
-from django_mq.contrib.relays.links import BrokerAway, named
+from django_mq.contrib.relays.links import BrokerAway, away_after, named
 from django_mq.contrib.relays.loops import ClientLoop
 
 #: Bytes of a header frame besides the properties; larger ones make the broker hang up.
@@ -41,19 +41,15 @@ class AmqpLink:
         self._connection: AsyncioConnection | None = None
         self._publisher: Publisher | None = None
         try:
-            self._loop.run(self._connect(options))
-        except LOST as error:
-            self.close()
-            raise BrokerAway(repr(error)) from error
+            with away_after(LOST, repr):
+                self._loop.run(self._connect(options))
         except BaseException:
             self.close()
             raise
 
     def send(self, batch: Sequence[Outgoing]) -> Iterator[tuple[Outgoing, Exception | None]]:
-        try:
+        with away_after(LOST, repr):
             answers = self._loop.run(self._publish_all(batch))
-        except LOST as error:
-            raise BrokerAway(repr(error)) from error
         # The broker closes the channel for one bad message, and does not say which.
         unclear: list[Outgoing] = []
         away: Exception | None = None
@@ -114,7 +110,7 @@ class AmqpLink:
 
 
 class Publisher:
-    """A channel with confirms, and what its messages wait for."""
+    """A channel with confirms, and the answers that its messages wait for."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel

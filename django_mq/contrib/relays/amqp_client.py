@@ -1,4 +1,4 @@
-"""The AMQP client: its options, what it raises while its broker is away, and what it logs."""
+"""The AMQP client: its options, its errors while the broker is away, and its log level."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pika
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.exceptions import AMQPError
 
-#: The errors of connecting are not AMQPErrors: the host is unknown, or the server says nonsense. A
-#: socket that is reset as soon as it is connected is a ValueError.
+#: The errors of connecting are not AMQPErrors: the host is unknown, or the server does not speak
+#: AMQP. A socket that is reset as soon as it is connected is a ValueError.
 LOST = (AMQPError, AMQPConnectorException, OSError, asyncio.TimeoutError, ValueError)
-# It logs seven errors for each connection that fails, which relays and inboxes report themselves.
+# Relays and inboxes report a failed connection; the client would log seven more errors for it.
 if logging.getLogger("pika").level == logging.NOTSET:
     logging.getLogger("pika").setLevel(logging.CRITICAL)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -13,10 +14,12 @@ from django_mq.conf.inboxes import AmqpInbox
 from django_mq.contrib.relays.amqp_client import LOST, parameters
 from django_mq.contrib.relays.envelope import text_of
 from django_mq.contrib.relays.incoming import Incoming
-from django_mq.contrib.relays.links import BrokerAway, Source
+from django_mq.contrib.relays.links import BrokerAway, Source, away_after
 
 #: Seconds to wait for a further message of a batch.
 NEXT_SECONDS = 0.02
+
+_away = partial(away_after, LOST, repr)
 
 
 class AmqpSource(Source):
@@ -77,11 +80,3 @@ def _scalars(headers: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else text_of(value)
-
-
-@contextmanager
-def _away() -> Iterator[None]:
-    try:
-        yield
-    except LOST as error:
-        raise BrokerAway(repr(error)) from error

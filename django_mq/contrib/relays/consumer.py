@@ -42,8 +42,8 @@ from django_mq.store.limits import Limits, set_local
 
 logger = logging.getLogger("django_mq")
 
-#: Seconds that one look for messages takes; a stop waits for it.
-LOOK_SECONDS = 1.0
+#: Seconds to wait for messages in one read; a stop waits for its end.
+READ_SECONDS = 1.0
 #: Seconds to wait while the broker or the database is away: the first time, and at most.
 FIRST_WAIT, LONGEST_WAIT = 0.5, 15.0
 #: Seconds that a statement may take; a connection that is silent for longer is replaced.
@@ -66,7 +66,7 @@ class Consumer:
         self._source: Source | None = None
         self._wait = FIRST_WAIT
         self._waits_for = ""
-        self._has_looked = False
+        self._has_read = False
         self._moved_at = monotonic()
 
     def stop(self) -> None:
@@ -82,10 +82,10 @@ class Consumer:
         """Return why it takes no messages."""
         if self._waits_for:
             return [f"it waits for the {self._waits_for}"]
-        return [] if self._has_looked else ["it has not looked yet"]
+        return [] if self._has_read else ["it has not read from the broker yet"]
 
     def run(self, *, until_empty: bool = False) -> int:
-        """Consume until `stop()`, or until a look finds nothing; return how many were stored.
+        """Consume until `stop()`, or until nothing is left; return how many messages were stored.
 
         While the broker or the database is away, or a queue is full (`max_backlog`), it waits.
         Messages that were not acked come again; their unique ids keep them from being stored twice.
@@ -110,10 +110,10 @@ class Consumer:
                 self._wait_for("broker", one_line(str(away)))
 
     def _turn(self) -> int:
-        """Store and ack what one look finds; return how much that is."""
+        """Read, store and ack one batch; return its number of messages."""
         if self._source is None:
             self._source = open_source(self.name, self.inbox)
-        batch = self._source.receive(self.inbox.batch_size, LOOK_SECONDS)
+        batch = self._source.receive(self.inbox.batch_size, READ_SECONDS)
         if batch:
             if not self._store_in_the_end(batch):
                 return len(batch)
@@ -199,7 +199,7 @@ class Consumer:
             )
 
     def _wait_for(self, what: str, reason: str) -> None:
-        """Wait, longer from time to time; log only the first time."""
+        """Wait, longer each time; log only the first wait."""
         if not self._waits_for:
             self._log(logging.WARNING, "inbox_away", f"it waits for the {what}: {reason}")
         self._waits_for = what
@@ -208,7 +208,7 @@ class Consumer:
 
     def _is_back(self) -> None:
         self._wait = FIRST_WAIT
-        self._has_looked = True
+        self._has_read = True
         if self._waits_for:
             self._waits_for = ""
             self._log(logging.INFO, "inbox_back", "it consumes again")
@@ -239,9 +239,9 @@ def marked(name: str) -> Iterator[None]:
 
 
 def _bounded_connection(alias: str) -> AbstractContextManager[object]:
-    """Return a block in which the waits for the database `alias` are bounded, and not from a pool.
+    """Return a block in which the connection to `alias` is plain, with bounded waits.
 
-    A connection that is already open, as in a test, stays.
+    One that is already open, as in a test, stays.
     """
     if connections[alias].connection is not None:
         return nullcontext()

@@ -21,7 +21,7 @@ EVENT = "application/cloudevents+json; charset=utf-8"
 #: Attributes of the message itself, which metadata cannot set.
 OWN = {"specversion", "id", "source", "type", "time", "datacontenttype", "data", "database64"}
 OWN |= {"partitionkey", "schemaversion"}
-#: Larger numbers are no CloudEvents Integer.
+#: Larger numbers are not CloudEvents Integers.
 INTEGERS = range(-(2**31), 2**31)
 PERCENT = re.compile(r'[^\x21-\x7e]|["%]')
 

@@ -116,7 +116,7 @@ def undecodable_payload(raw: Incoming) -> dict[str, Any]:
 
 
 def _storable(text: str) -> str:
-    """Return a text without what JSON in PostgreSQL lacks: null characters and lone surrogates.
+    """Replace the characters that PostgreSQL refuses in JSON: nulls and lone surrogates.
 
     >>> _storable("a\\0b"), _storable("\\udcff")
     ('a\ufffdb', '?')
@@ -176,7 +176,7 @@ def _asked(function: Any, found: Incoming, what: str) -> str:
         reason = f"the inbox's {what!r} raised {type(error).__name__}"
         raise Undecodable(reason, f"{reason}: {error}") from error
     if not isinstance(answer, str):
-        raise Undecodable(f"the inbox's {what!r} returned no text but {type(answer).__name__}")
+        raise Undecodable(f"the inbox's {what!r} returned {type(answer).__name__}, not text")
     return answer
 
 
@@ -185,7 +185,7 @@ def _key(found: Incoming) -> str | None:
     try:
         return None if key is None else check_key(key, "key")
     except (InvalidName, InvalidOption):
-        return None  # no text of ours
+        return None  # not a valid key here
 
 
 def _version(value: Any) -> int:

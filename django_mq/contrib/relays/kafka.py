@@ -36,10 +36,10 @@ class KafkaLink:
             {
                 "bootstrap.servers": urlsplit(destination.url).netloc,
                 "message.timeout.ms": int(destination.timeout * 1000),
-                # Sooner than the timeout, which would say less.
+                # Sooner than the timeout, whose error would say less.
                 "topic.metadata.propagation.max.ms": int(destination.timeout * 500),
                 "linger.ms": 0,
-                "log_level": 2,  # an outage is told once, by the relay
+                "log_level": 2,  # an outage is logged once, by the relay
                 **destination.config,
                 "acks": "all",
                 "enable.idempotence": True,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,9 +14,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from django_mq.conf.inboxes import KafkaInbox
 from django_mq.contrib.relays.incoming import Incoming
-from django_mq.contrib.relays.links import BrokerAway, Source
+from django_mq.contrib.relays.links import Source, away_after
 
 logger = logging.getLogger("django_mq.relays.kafka")
+
+_away = partial(away_after, KafkaException)
 
 
 class KafkaSource(Source):
@@ -27,7 +30,7 @@ class KafkaSource(Source):
             {
                 "bootstrap.servers": urlsplit(inbox.url).netloc,
                 "auto.offset.reset": "earliest",
-                "log_level": 2,  # an outage is told once, by the inbox
+                "log_level": 2,  # an outage is logged once, by the inbox
                 **inbox.config,
                 "group.id": inbox.group,
                 "enable.auto.commit": False,
@@ -101,11 +104,3 @@ def _incoming(record: Any) -> Incoming:
         token=place,
         flaw=flaw,
     )
-
-
-@contextmanager
-def _away() -> Iterator[None]:
-    try:
-        yield
-    except KafkaException as error:
-        raise BrokerAway(str(error)) from error

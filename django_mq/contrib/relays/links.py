@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import NamedTuple, Protocol
 
@@ -20,12 +21,23 @@ from django_mq.signals import worker_stopped
 
 #: Seconds after which an unused connection is replaced: nobody answers its heartbeats.
 MAX_IDLE = 20.0
-#: What clients raise for a URL or an option that they do not know.
+#: The errors of clients for a URL or an option that they do not accept.
 REFUSED = (ValueError, TypeError, AttributeError)
 
 
 class BrokerAway(Exception):
     """The broker cannot be reached, or takes no messages now; this says nothing about a message."""
+
+
+@contextmanager
+def away_after(
+    errors: type[Exception] | tuple[type[Exception], ...], text: Callable[[Exception], str] = str
+) -> Iterator[None]:
+    """Turn `errors` of the block into BrokerAway with `text(error)`."""
+    try:
+        yield
+    except errors as error:
+        raise BrokerAway(text(error)) from error
 
 
 class BrokerLink(Protocol):
@@ -48,12 +60,12 @@ class Source(Protocol):
         """Return up to `limit` messages; wait up to `seconds` for the first."""
 
     def ack(self, batch: Sequence[Incoming]) -> None:
-        """Confirm all messages of a batch, which is what `receive()` has returned last."""
+        """Confirm all messages of the batch that `receive()` returned last."""
 
     def keep_alive(self) -> None:
         """Tell the broker that the consumer lives, while it waits for something else.
 
-        Most brokers need nothing: they give the messages to another consumer, or again to this one.
+        Most brokers need nothing: they deliver the messages again, to this or another consumer.
         """
 
     def close(self) -> None:
@@ -113,7 +125,7 @@ def open_source(name: str, inbox: Inbox) -> Source:
 
 
 def refused(error: Exception) -> str:
-    """Return the text for an option, mostly a part of the URL, that a client refuses."""
+    """Return the text for an option that a client refuses; mostly it is a part of the URL."""
     return f"the client refuses its options: {type(error).__name__}: {error}"
 
 

@@ -12,7 +12,7 @@ from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableEr
 
 from django_mq.conf.relays import NatsDestination
 from django_mq.contrib.relays.envelope import EVENT, Outgoing, percent_encoded
-from django_mq.contrib.relays.links import BrokerAway, named
+from django_mq.contrib.relays.links import BrokerAway, away_after, named
 from django_mq.contrib.relays.loops import ClientLoop
 from django_mq.contrib.relays.nats_client import LOST, NoStream, connect, reason
 
@@ -23,7 +23,7 @@ class NotPermitted(Exception):
 
 #: Errors of a message rather than of the server.
 OF_MESSAGE = (APIError, BadSubjectError, MaxPayloadError, ValueError, NoStream, NotPermitted)
-#: What the server says, in lower case, of a subject to which the login may not publish.
+#: The server's error for a subject to which the login may not publish; it is in lower case.
 _FORBIDDEN = re.compile(r'permissions violation for publish to "([^"]+)"')
 
 
@@ -38,27 +38,23 @@ class NatsLink:
         # By subject in lower case: why the server refuses it.
         self._forbidden: dict[str, str] = {}
         try:
-            self._client = self._loop.run(
-                connect(
-                    destination.url,
-                    destination.timeout,
-                    on_error=self._heard,
-                    on_closed=self._give_up,
+            with away_after(LOST, self._reason):
+                self._client = self._loop.run(
+                    connect(
+                        destination.url,
+                        destination.timeout,
+                        on_error=self._heard,
+                        on_closed=self._give_up,
+                    )
                 )
-            )
-        except LOST as error:
-            self._loop.close()
-            raise BrokerAway(reason(error, destination.timeout)) from error
         except BaseException:
             self._loop.close()
             raise
         self._stream = self._client.jetstream(timeout=destination.timeout)
 
     def send(self, batch: Sequence[Outgoing]) -> Iterator[tuple[Outgoing, Exception | None]]:
-        try:
+        with away_after(LOST, self._reason):
             answers = self._loop.run(self._publish_all(batch))
-        except LOST as error:
-            raise BrokerAway(reason(error, self._to.timeout)) from error
         away: Exception | None = None
         for message, answer in zip(batch, answers, strict=True):
             if answer is None or (
@@ -68,12 +64,15 @@ class NatsLink:
             else:
                 away = answer
         if away is not None:
-            raise BrokerAway(reason(away, self._to.timeout)) from away
+            raise BrokerAway(self._reason(away)) from away
 
     def close(self) -> None:
         with suppress(*LOST):
             self._loop.run(self._client.close())
         self._loop.close()
+
+    def _reason(self, error: Exception) -> str:
+        return reason(error, self._to.timeout)
 
     async def _publish_all(self, batch: Sequence[Outgoing]) -> list[Exception | None]:
         subjects = [named(self._to.subject, each) for each in batch]

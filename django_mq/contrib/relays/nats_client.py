@@ -43,7 +43,7 @@ async def connect(
 ) -> Client:
     """Return a connected client, which does not reconnect by itself.
 
-    `on_error` gets what the server says at another time than in an answer. Raises one of `LOST`.
+    `on_error` gets the errors that the server sends outside an answer. Raises one of `LOST`.
     """
     parts = urlsplit(url)
     client = EncryptingClient() if parts.scheme == "tls" else Client()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from time import monotonic
 from typing import Any
 
@@ -13,7 +13,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from django_mq.conf.inboxes import NatsInbox
 from django_mq.contrib.relays.incoming import Incoming
-from django_mq.contrib.relays.links import BrokerAway, Source
+from django_mq.contrib.relays.links import BrokerAway, Source, away_after
 from django_mq.contrib.relays.loops import ClientLoop
 from django_mq.contrib.relays.nats_client import LOST, NoStream, connect, reason
 
@@ -86,12 +86,10 @@ class NatsSource(Source):
         if client.last_error is not None:  # the login may not fetch
             raise client.last_error
 
-    @contextmanager
-    def _away(self) -> Iterator[None]:
-        try:
-            yield
-        except (*LOST, APIError, NotFoundError) as error:
-            raise BrokerAway(reason(error, self._inbox.timeout)) from error
+    def _away(self) -> AbstractContextManager[None]:
+        return away_after(
+            (*LOST, APIError, NotFoundError), lambda error: reason(error, self._inbox.timeout)
+        )
 
     async def _ack_all(self, batch: Sequence[Incoming]) -> None:
         await asyncio.gather(*(each.token.ack_sync(self._inbox.timeout) for each in batch))

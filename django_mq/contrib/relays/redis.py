@@ -12,7 +12,7 @@ from redis.retry import Retry
 
 from django_mq.conf.relays import RedisDestination
 from django_mq.contrib.relays.envelope import Outgoing
-from django_mq.contrib.relays.links import BrokerAway, named
+from django_mq.contrib.relays.links import BrokerAway, away_after, named
 
 #: The relay retries, and the inbox has to know of a lost connection.
 NO_RETRY = Retry(NoBackoff(), 0)
@@ -27,7 +27,7 @@ AWAY = (
     exceptions.ReadOnlyError,
     exceptions.TimeoutError,
 )
-#: How others of them begin, for which redis-py has no class.
+#: The beginnings of further such errors, for which redis-py has no class.
 AWAY_TEXTS = ("BUSY ", "CLUSTERDOWN", "MISCONF", "NOREPLICAS", "TRYAGAIN")
 
 
@@ -54,10 +54,8 @@ class RedisLink:
             }
             stream = named(self._to.stream, message)
             pipeline.xadd(stream, fields, maxlen=self._to.maxlen, approximate=True)
-        try:
+        with away_after(exceptions.RedisError):
             answers = pipeline.execute(raise_on_error=False)
-        except exceptions.RedisError as error:
-            raise BrokerAway(str(error)) from error
         away: Exception | None = None
         for message, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception) and _is_of_the_server(answer):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from os import getpid
 from time import monotonic
 from typing import Any
@@ -14,13 +15,15 @@ from redis.exceptions import RedisError, ResponseError
 
 from django_mq.conf.inboxes import RedisInbox
 from django_mq.contrib.relays.incoming import Incoming
-from django_mq.contrib.relays.links import BrokerAway, Source
+from django_mq.contrib.relays.links import Source, away_after
 from django_mq.contrib.relays.redis import NO_RETRY
 
 #: Seconds after which entries are taken over from a consumer that has not acked them.
 TAKE_OVER_AFTER = 60.0
 #: Seconds after which a consumer that holds no entry is removed: each process has its own name.
 FORGET_AFTER = 24 * 3600.0
+
+_away = partial(away_after, RedisError)
 
 
 class RedisSource(Source):
@@ -132,11 +135,3 @@ def _incoming(id: bytes, fields: dict[bytes, bytes]) -> Incoming:
         token=id,
         flaw="" if has_body else "its entry has no field 'data'",
     )
-
-
-@contextmanager
-def _away() -> Iterator[None]:
-    try:
-        yield
-    except RedisError as error:
-        raise BrokerAway(str(error)) from error

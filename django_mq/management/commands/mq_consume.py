@@ -9,16 +9,16 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
 from django_mq.conf import get_settings
-from django_mq.contrib.relays.consumer import LOOK_SECONDS, Consumer
+from django_mq.contrib.relays.consumer import READ_SECONDS, Consumer
 from django_mq.management.arguments import port_and_address
-from django_mq.management.base import chosen_database
+from django_mq.management.base import add_database, chosen_database
 from django_mq.management.logs import configure_logging
 from django_mq.management.ports import endpoint
 from django_mq.supervisor.attended import attended
 from django_mq.supervisor.service import Service
 
-#: Seconds after which an idle consumer has ended, unless something hangs: it finishes its look.
-IDLE_STOP_SECONDS = LOOK_SECONDS + 1.0
+#: Seconds within which an idle consumer ends, unless something hangs: it finishes its read.
+IDLE_STOP_SECONDS = READ_SECONDS + 1.0
 
 
 class Command(BaseCommand):
@@ -26,11 +26,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", metavar="NAME", help="an inbox of DJANGO_MQ['INBOXES']")
-        parser.add_argument(
-            "--database",
-            metavar="ALIAS",
-            help="database of the messages (default: the setting DATABASE, or the router's choice)",
-        )
+        add_database(parser)
         parser.add_argument(
             "--until-empty", action="store_true", help="end once the broker has nothing more"
         )

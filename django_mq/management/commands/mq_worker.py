@@ -22,7 +22,13 @@ from django_mq.executor.connections import plain_connection_as
 from django_mq.executor.deadline import Deadline
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.management.arguments import port_and_address, positive, seconds, wrong_arguments
-from django_mq.management.base import UNUSABLE, chosen_database, missing_role, must_be_migrated
+from django_mq.management.base import (
+    UNUSABLE,
+    add_database,
+    chosen_database,
+    missing_role,
+    must_be_migrated,
+)
 from django_mq.management.capacity import check_connections, check_max_rss, process_count
 from django_mq.management.logs import configure_logging
 from django_mq.management.ports import endpoint
@@ -72,7 +78,7 @@ class Command(BaseCommand):
         ):
             parser.add_argument(name, type=read, metavar=what, help=text)
         parser.add_argument("--until-empty", action="store_true", help="exit when nothing is due")
-        parser.add_argument("--database", metavar="ALIAS", help="database of the messages")
+        add_database(parser)
         parser.add_argument(
             "--reload", action="store_true", help="restart when code changes; for development"
         )

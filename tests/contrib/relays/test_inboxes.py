@@ -162,10 +162,10 @@ def test_amqp_has_no_id_of_its_own(broker: Broker, place: str, consume: Consume)
     ("options", "reason"),
     [
         ({"id": lambda raw: raw.payload["id"]}, "KeyError"),
-        ({"id": lambda raw: 5}, "returned no text but int"),
+        ({"id": lambda raw: 5}, "returned int, not text"),
         ({"id": lambda raw: ""}, "no message_id"),
         ({"type": lambda raw: "two words"}, "InvalidName"),
-        ({"type": lambda raw: None}, "returned no text but NoneType"),
+        ({"type": lambda raw: None}, "returned NoneType, not text"),
     ],
 )
 def test_what_a_callable_gets_wrong_is_a_dead_letter(
@@ -478,7 +478,7 @@ def test_a_consumer_is_live_while_it_waits_for_its_broker(
     inbox = {"kind": "redis", "url": "redis://127.0.0.1:9", "source": "s"}
     settings.DJANGO_MQ = {"INBOXES": {"crm": inbox}}
     consumer = Consumer("crm", get_settings().inboxes["crm"])
-    assert consumer.not_ready() == ["it has not looked yet"]
+    assert consumer.not_ready() == ["it has not read from the broker yet"]
     consuming = threading.Thread(target=consumer.run, daemon=True)
     consuming.start()
     until(lambda: consumer.not_ready() == ["it waits for the broker"])
