@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.exceptions import BroadcastBusy
-from django_mq.outbox.blocks import commits_by_hand
+from django_mq.outbox.blocks import commits_by_hand, testcase_block
 from django_mq.policy.rounding import message_count
 from django_mq.store.backlog import count_unblocked
 from django_mq.store.rows import NewRow
@@ -28,7 +27,8 @@ class _Count:
     """The rows that waited at `at`, and the rows that this process has `added` since.
 
     It refuses nothing after `refuses_until`. `writer` is the transaction that added the last rows:
-    its own count includes them, and a rollback takes them back. `test`: see `_test_of()`.
+    its own count includes them, and a rollback takes them back. `test`: the block of its TestCase,
+    since the next test has other rows.
     """
 
     at: float
@@ -64,7 +64,9 @@ def admit(
 def _admit(connection: BaseDatabaseWrapper, queue: str, limit: int, more: int) -> None:
     known = last = _counts.get((connection.alias, queue))
     now = monotonic()
-    if known is not None and (known.test is not _test_of(connection) or not known.is_fresh(now)):
+    if known is not None and (
+        known.test is not testcase_block(connection) or not known.is_fresh(now)
+    ):
         known = None
     if known is None or (known.waiting + known.added + more > limit and not known.may_refuse(now)):
         known = _counts[connection.alias, queue] = _count(connection, queue, limit, last)
@@ -86,7 +88,7 @@ def _count(connection: BaseDatabaseWrapper, queue: str, limit: int, last: _Count
     with connection.cursor() as cursor:
         waiting = count_unblocked(cursor, queue=queue, limit=limit)
     ended = monotonic()
-    test, writer = _test_of(connection), _transaction_of(connection)
+    test, writer = testcase_block(connection), _transaction_of(connection)
     added_here = writer is not None and last is not None and last.writer is writer
     # With autocommit off, nothing distinguishes one transaction from the next.
     if test is not None or added_here or commits_by_hand(connection):
@@ -104,9 +106,3 @@ def clear() -> None:
 def _transaction_of(connection: BaseDatabaseWrapper) -> object:
     """Return the list of on_commit hooks, which differs per transaction; None outside any."""
     return connection.run_on_commit if connection.in_atomic_block else None
-
-
-def _test_of(connection: BaseDatabaseWrapper) -> object:
-    """Return the block of the current TestCase, or None; the next test has different rows."""
-    blocks: list[Any] = connection.atomic_blocks
-    return next((block for block in reversed(blocks) if block._from_testcase), None)

@@ -5,13 +5,27 @@ In Django's terms, `get_autocommit()` is also false inside `atomic()`.
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 
 def in_own_atomic(connection: BaseDatabaseWrapper) -> bool:
     """Return whether an `atomic()` block other than those of a TestCase is open."""
-    blocks = connection.atomic_blocks
-    return bool(blocks) and not blocks[-1]._from_testcase  # type: ignore[attr-defined]
+    blocks: list[Any] = connection.atomic_blocks
+    return bool(blocks) and not blocks[-1]._from_testcase
+
+
+def own_block(connection: BaseDatabaseWrapper) -> Any:
+    """Return the outermost open `atomic()` block that is not a TestCase's, or None."""
+    blocks: list[Any] = connection.atomic_blocks
+    return next((block for block in blocks if not block._from_testcase), None)
+
+
+def testcase_block(connection: BaseDatabaseWrapper) -> Any:
+    """Return the innermost open block of a TestCase, or None: each test has another one."""
+    blocks: list[Any] = connection.atomic_blocks
+    return next((block for block in reversed(blocks) if block._from_testcase), None)
 
 
 def commits_by_hand(connection: BaseDatabaseWrapper) -> bool:

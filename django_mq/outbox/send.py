@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
@@ -81,9 +82,8 @@ def send_to(
         get_settings(), connection.alias, wants_result=True, handler=handler, reserved=reserved
     )
     chunk = _checked([message], builder)
-    if in_transaction(connection):
-        return chunk.store(connection)[0]
-    with transaction.atomic(using=connection.alias):
+    block = nullcontext() if in_transaction(connection) else transaction.atomic(connection.alias)
+    with block:
         return chunk.store(connection)[0]
 
 

@@ -20,6 +20,7 @@ from django_mq.exceptions import (
     UnreadablePayload,
 )
 from django_mq.messages import Receipt, current_delivery, foreign_alias
+from django_mq.outbox.blocks import own_block, testcase_block
 from django_mq.outbox.options import check_integer
 from django_mq.outbox.send import queue_connection
 from django_mq.policy.column_bounds import MAX_BIGINT
@@ -134,7 +135,7 @@ class PendingReply:
         """Return whether to query in this thread: within `answering()`, which answers in it, or in
         a TestCase's transaction, which only this thread sees.
         """
-        return bool(test_runners) or _is_within_test(connections[self._alias])
+        return bool(test_runners) or testcase_block(connections[self._alias]) is not None
 
     def _was_born_in_test(self) -> bool:
         """Like `_is_answered_here()`, from any thread."""
@@ -206,10 +207,9 @@ class _Origin:
     __slots__ = ("__weakref__", "_block", "_connection", "is_within_test")
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        blocks: list[Any] = connection.atomic_blocks
         self._connection = weakref.ref(connection)
-        self._block = next((block for block in blocks if not block._from_testcase), None)
-        self.is_within_test = _is_within_test(connection)
+        self._block = own_block(connection)
+        self.is_within_test = testcase_block(connection) is not None
         if self._block is not None:
             transaction.on_commit(self.ends, using=connection.alias)
 
@@ -228,8 +228,3 @@ class _Origin:
             and self._block in connection.atomic_blocks
             and any(hook[1] == self.ends for hook in connection.run_on_commit)
         )
-
-
-def _is_within_test(connection: BaseDatabaseWrapper) -> bool:
-    blocks: list[Any] = connection.atomic_blocks
-    return bool(blocks) and blocks[0]._from_testcase
