@@ -89,7 +89,7 @@ def test_a_change_in_a_transaction_of_the_request(boss, monkeypatch):
         other.execute("begin; lock table django_mq_queuedmessage in access exclusive mode")
         response = boss.post(url("queuestate", "pause"), {"queue": "mail"})
         assert response.status_code == 503
-        assert "the change was given up" in text(response)
+        assert "the change was not completed" in text(response)
         assert f'href="{url("queuestate")}">Back to the list' in response.content.decode()
         assert "Try again" not in text(response)
     boss.post(url("queuestate", "pause"), {"queue": "mail"})
