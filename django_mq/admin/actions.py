@@ -15,6 +15,7 @@ from django.contrib import messages as notices
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, DELETION
 from django.core.exceptions import BadRequest, PermissionDenied
+from django.db import connections
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 
@@ -31,8 +32,9 @@ from django_mq.admin.message_actions import (
 )
 from django_mq.admin.texts import batch_note
 from django_mq.models import QueuedMessage, QueueState
+from django_mq.operations.heads import heads_of
 from django_mq.policy.rounding import message_count
-from django_mq.queues.stalled import standings
+from django_mq.queues.stalled import line_positions
 from django_mq.states import MessageState
 
 #: The maximum number of messages in one action.
@@ -156,8 +158,8 @@ class MessageActionsAdmin(EverythingAdmin):
         chosen = () if across else request.POST.getlist(ACTION_CHECKBOX_NAME)
         absent = len({*ids_of(chosen)}.difference(ids))
         if heads:
-            found = standings(ids, maximum=1, using=self.alias)
-            ids = sorted({found[id].head or id if id in found else id for id in ids})
+            with connections[self.alias].cursor() as cursor:
+                ids = heads_of(cursor, ids)
         if action.removes:
             return self._confirm(request, action, ids, absent=absent)
         self._perform(request, action, ids, absent=absent)
@@ -204,7 +206,7 @@ class MessageActionsAdmin(EverythingAdmin):
 
     def _behind(self, ids: Sequence[int]) -> str:
         """Return how many messages wait behind the heads among `ids`; empty if none do."""
-        found = standings(ids, maximum=MAX_MESSAGES, using=self.alias).values()
+        found = line_positions(ids, maximum=MAX_MESSAGES, using=self.alias).values()
         count = sum(each.behind for each in found if each.head is None)
         more = any(each.behind == MAX_MESSAGES for each in found)
         return f"{count:,}{'+' if more else ''}" if count else ""

@@ -54,10 +54,10 @@ class MessageFieldsAdmin(HeadsAdmin):
         if obj is None:  # the page that adds one does not exist
             return []
         empty = {name for name, column in COLUMNS.items() if not getattr(obj, column)}
-        standing = getattr(obj, "standing", None)
-        if standing is None or standing.waits_for is None or obj.dead_at or obj.leased_until:
+        position = getattr(obj, "position", None)
+        if position is None or position.waits_for is None or obj.dead_at or obj.leased_until:
             empty.add("blocker")
-        if standing is None or not standing.behind:
+        if position is None or not position.behind:
             empty.add("followers")
         if not self.may_see_payloads(request) or obj.state in EXPLAINED:
             empty.add("error_line")
@@ -88,7 +88,7 @@ class MessageFieldsAdmin(HeadsAdmin):
 
     @admin.display(description="waiting behind")
     def followers(self, message: QueuedMessage) -> Any:
-        count = shown_count(message.standing.behind)  # type: ignore[attr-defined]
+        count = shown_count(message.position.behind)  # type: ignore[attr-defined]
         words = f"{count} of its {'key' if message.key else 'queue'}"
         key = None if message.ordered else message.key
         return link(self.line_url(message.queue, message.handler, key), words)
@@ -137,11 +137,11 @@ class MessageFieldsAdmin(HeadsAdmin):
 
     @admin.display(description="waits behind")
     def blocker(self, message: QueuedMessage) -> Any:
-        standing = message.standing  # type: ignore[attr-defined]
-        first = self.message_link(standing.waits_for)
-        if standing.ahead < 2:
+        position = message.position  # type: ignore[attr-defined]
+        first = self.message_link(position.waits_for)
+        if position.ahead < 2:
             return first
-        others = f"the first of {shown_count(standing.ahead)}"
+        others = f"the first of {shown_count(position.ahead)}"
         return format_html('{} <span class="mq-quiet">{}</span>', first, others)
 
     @admin.display(description="suspect")

@@ -18,7 +18,7 @@ from django_mq.admin.texts import badge, excerpt, full, plain, pretty, took
 from django_mq.admin.timeline import timeline
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.queues.reasons import explain
-from django_mq.queues.stalled import standings
+from django_mq.queues.stalled import line_positions
 
 #: The number of failed attempts on the page; the list of attempts has all.
 SHOWN_ATTEMPTS = 25
@@ -37,7 +37,7 @@ class MessagePageAdmin(
         if object_id not in read:
             found = super().get_object(request, object_id, from_field)
             if found is not None:
-                found.standing = standings([found.pk], using=self.alias).get(found.pk)
+                found.position = line_positions([found.pk], using=self.alias).get(found.pk)
             read[object_id] = found
         return read[object_id]
 
@@ -45,7 +45,7 @@ class MessagePageAdmin(
         """Return the explanation, the documents and the attempts of a message."""
         private = self.may_see_payloads(request)
         head = self._head(request, message)
-        why = explain(message, message.standing, head, using=self.alias)  # type: ignore[attr-defined]
+        why = explain(message, message.position, head, using=self.alias)  # type: ignore[attr-defined]
         attempts = self._attempts(message, private)
         filters = request.GET.get(FILTERS, "")
         return {
@@ -74,11 +74,11 @@ class MessagePageAdmin(
 
     def _head(self, request: HttpRequest, message: QueuedMessage) -> QueuedMessage | None:
         """Return the message that this one waits for."""
-        standing = message.standing  # type: ignore[attr-defined]
-        if standing is None or standing.waits_for is None:
+        position = message.position  # type: ignore[attr-defined]
+        if position is None or position.waits_for is None:
             return None
         found: QueuedMessage | None = (
-            self.get_queryset(request).filter(pk=standing.waits_for).first()
+            self.get_queryset(request).filter(pk=position.waits_for).first()
         )
         return found
 

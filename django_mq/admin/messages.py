@@ -50,7 +50,7 @@ from django_mq.models import (
 from django_mq.policy.column_bounds import MAX_NAME, id_of
 from django_mq.queues.deaths import OWN_REASONS
 from django_mq.queues.reasons import GONE
-from django_mq.queues.stalled import shown_count, standings
+from django_mq.queues.stalled import line_positions, shown_count
 from django_mq.states import MessageState
 from django_mq.store import find_messages
 
@@ -124,9 +124,9 @@ class QueuedMessageAdmin(
         """Read the messages, their positions in their lines, creation days, counts, and a hint."""
         self._point_to_history(request)
         rows = list(found.result_list)
-        known = standings([row.pk for row in rows], maximum=MAX_BEHIND, using=self.alias)
+        known = line_positions([row.pk for row in rows], maximum=MAX_BEHIND, using=self.alias)
         for row in rows:
-            row.standing = known.get(row.pk)
+            row.position = known.get(row.pk)
         found.days = self.days(request)  # type: ignore[attr-defined]  # for the template
         found.state_counts = self.state_counts(request)  # type: ignore[attr-defined]
 
@@ -237,9 +237,9 @@ class QueuedMessageAdmin(
     def condition(self, message: QueuedMessage) -> Any:
         """Show the state with its time, its worker, or the message it waits behind."""
         notes = [self._detail(message)]
-        standing = getattr(message, "standing", None)
-        if standing is not None and standing.head is None and standing.behind:
-            count = shown_count(standing.behind, MAX_BEHIND)
+        position = getattr(message, "position", None)
+        if position is not None and position.head is None and position.behind:
+            count = shown_count(position.behind, MAX_BEHIND)
             notes.append(f"{count} behind it")
         return format_html("{}{}", badge(message.state), notes_below(*notes))
 
@@ -254,8 +254,8 @@ class QueuedMessageAdmin(
             if message.leased_until <= now:
                 lease = when(message.leased_until, now, "lease lapsed {}")
             return format_html("{}<br><code>{}</code>", lease, message.claimed_by)
-        standing = getattr(message, "standing", None)
-        behind = standing.waits_for if standing is not None else None
+        position = getattr(message, "position", None)
+        behind = position.waits_for if position is not None else None
         if behind is not None and state in (MessageState.BLOCKED, MessageState.PROCESSABLE):
             return format_html("behind {}", self.message_link(behind))
         if state == MessageState.BLOCKED:

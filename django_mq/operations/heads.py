@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from django.db.backends.utils import CursorWrapper
 
 from django_mq.conf import get_settings
 from django_mq.store import operations as store
-from django_mq.store.waiting_behind import standings
+from django_mq.store import waiting_behind
+from django_mq.store.waiting_behind import LinePosition
 
 #: The actions on heads: only a dead head waits for an operator.
 HEAD_ACTIONS = ("requeue", "discard")
@@ -20,11 +21,29 @@ def dead_heads(cursor: CursorWrapper, ids: Sequence[int], operation: int) -> lis
     Only heads that were dead when the operation was requested: a head that was requeued in an
     earlier step, and has died again since, is left alone.
     """
-    found = standings(
-        cursor, ids=ids, ordered=ordered_queues(), skipping=skipping_queues(), maximum=1
+    return store.dead_before(cursor, operation, heads_of(cursor, ids))
+
+
+def heads_of(cursor: CursorWrapper, ids: Iterable[int]) -> list[int]:
+    """Return the heads of the lines of messages; a message in no line is its own head."""
+    found = line_positions(cursor, ids, maximum=1)
+    return sorted({found[id].head or id if id in found else id for id in ids})
+
+
+def line_positions(
+    cursor: CursorWrapper, ids: Iterable[int], *, maximum: int
+) -> dict[int, LinePosition]:
+    """Return, by id, the positions of those of `ids` that are in a line; counts stop at `maximum`.
+
+    The settings say which queues are ordered.
+    """
+    return waiting_behind.line_positions(
+        cursor,
+        ids=list(ids),
+        ordered=ordered_queues(),
+        skipping=skipping_queues(),
+        maximum=maximum,
     )
-    heads = {found[id].head or id if id in found else id for id in ids}
-    return store.dead_before(cursor, operation, sorted(heads))
 
 
 def ordered_queues() -> list[str]:

@@ -18,7 +18,7 @@ from django_mq.queues.claim_refusals import claim_refusal
 from django_mq.queues.deaths import OWN_REASONS, death, remedy, remedy_of_head
 from django_mq.queues.fleet import WorkerProcess, workers
 from django_mq.queues.obstacles import in_line, last_known, locked, obstacle
-from django_mq.queues.stalled import shown_count, standings
+from django_mq.queues.stalled import line_positions, shown_count
 from django_mq.states import MessageState
 from django_mq.store.waiting_behind import LinePosition
 
@@ -56,12 +56,12 @@ def why(id: int, *, using: str | None = None) -> Why:
     message = _read(id, alias)
     if message is None:
         return Why(id, GONE, *last_known(id, alias))
-    return explain(message, _Case(message, alias).standing, late=LATE, using=alias)
+    return explain(message, _Case(message, alias).position, late=LATE, using=alias)
 
 
 def explain(
     message: QueuedMessage,
-    standing: LinePosition | None,
+    position: LinePosition | None,
     first: QueuedMessage | None = None,
     *,
     late: timedelta = VERY_LATE,
@@ -69,17 +69,17 @@ def explain(
 ) -> Why:
     """Explain a message that was read with its state, and with the database's time as `now`.
 
-    `standing` is its position in its line, None for none, and `first` the message that it waits
+    `position` is its position in its line, None for none, and `first` the message that it waits
     for; if `first` is missing, that message is read. If the message has been due for longer than
     `late`, the database is asked whether it refuses the claim.
     """
     case = _Case(message, using, late)
-    case.standing, case.first = standing, first
+    case.position, case.first = position, first
     text, error = _REASONS[message.state](case)
     if message.state in _OWN_CONDITION and (line := _behind(case)):
         text += f". Then it {line}"
     text = f"Message {message.pk} ({message.type}, queue {message.queue}) {text}."
-    behind = standing.waits_for if standing else None
+    behind = position.waits_for if position else None
     return Why(message.pk, message.state.value, text, error, behind)
 
 
@@ -100,12 +100,12 @@ class _Case:
         self.first: QueuedMessage | None = None
 
     @cached_property
-    def standing(self) -> LinePosition | None:
+    def position(self) -> LinePosition | None:
         """The position of a waiting message in its line; None when it is in no line."""
         waits = self.message.leased_until is None and self.message.dead_at is None
         if not waits or (self.message.key is None and not self.ordered):
             return None
-        return standings([self.message.pk], using=self.alias).get(self.message.pk)
+        return line_positions([self.message.pk], using=self.alias).get(self.message.pk)
 
     def refusal(self) -> Failure | None:
         """Return the error with which the database refuses the claim of a late message."""
@@ -175,21 +175,21 @@ def _blocked(case: _Case) -> Reason:
 
 def _behind(case: _Case) -> str:
     """Describe the message that this one waits behind; empty if it waits behind none."""
-    standing = case.standing
-    if standing is None or standing.waits_for is None:
+    position = case.position
+    if position is None or position.waits_for is None:
         return ""
-    first = case.first or _read(standing.waits_for, case.alias)
+    first = case.first or _read(position.waits_for, case.alias)
     whose = "its ordered queue" if case.ordered else f"its key {case.message.key}"
     if first is None:  # acked in the meantime
-        return f"waited behind message {standing.waits_for} of {whose}, which is now gone"
+        return f"waited behind message {position.waits_for} of {whose}, which is now gone"
     if first.state == MessageState.DEAD:
         reason = f"{death(first)}. {remedy_of_head(first, case.alias)}"
     else:
         ahead = _Case(first, case.alias, case.late)
-        ahead.standing = None  # nothing is ahead of the first message
+        ahead.position = None  # nothing is ahead of the first message
         reason = _REASONS[first.state](ahead)[0]
-    if standing.ahead > 1:
-        n = shown_count(standing.ahead)
+    if position.ahead > 1:
+        n = shown_count(position.ahead)
         return f"waits behind {n} others of {whose}; the first, message {first.pk}, {reason}"
     return f"waits behind message {first.pk} of {whose}, which {reason}"
 

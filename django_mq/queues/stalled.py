@@ -10,6 +10,7 @@ from django.db import connections
 
 from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage
+from django_mq.operations.heads import line_positions as read_line_positions
 from django_mq.operations.heads import ordered_queues, skipping_queues
 from django_mq.policy.names import check_name
 from django_mq.queues.arguments import whole_number
@@ -87,7 +88,7 @@ def heads(queue: str | None = None, *, limit: int = 100, using: str | None = Non
     return [_head(each, rows[each.id]) for each in found if each.id in rows]
 
 
-def standings(
+def line_positions(
     ids: Iterable[int], *, maximum: int = MAX_COUNT, using: str | None = None
 ) -> dict[int, LinePosition]:
     """Return, by id, the positions of those of `ids` that are in a line.
@@ -95,13 +96,7 @@ def standings(
     Counts stop at `maximum`.
     """
     with connections[alias_of(using)].cursor() as cursor:
-        return store.standings(
-            cursor,
-            ids=list(ids),
-            ordered=ordered_queues(),
-            skipping=skipping_queues(),
-            maximum=maximum,
-        )
+        return read_line_positions(cursor, ids, maximum=maximum)
 
 
 def shown_count(n: int, maximum: int = MAX_COUNT) -> str:

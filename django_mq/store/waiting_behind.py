@@ -205,7 +205,7 @@ _KEYED = _positions(
     excluding=f"{_HANDLER} and m.key >= asked.key and m.key <= asked.key",
 )
 _ORDERED = _positions("m.ordered", by="m.queue", excluding="m.queue = asked.queue")
-STANDINGS = f"""
+LINE_POSITIONS = f"""
 with asked as materialized (
     select m.id, m.queue, m.handler, m.key, m.ordered, m.dead_at is not null as dead,
            m.queue = any(%(ordered)s::text[]) as queue_is_ordered,
@@ -240,7 +240,7 @@ class LinePosition(NamedTuple):
         return self.in_flight if self.head is None else self.head
 
 
-def standings(
+def line_positions(
     cursor: Cursor,
     *,
     ids: Sequence[int],
@@ -253,7 +253,7 @@ def standings(
     Counts stop at `maximum`.
     """
     cursor.execute(
-        STANDINGS,
+        LINE_POSITIONS,
         {
             "ids": list(ids),
             "ordered": list(ordered),

@@ -10,7 +10,7 @@ from django.db import connection
 from django_mq import queues
 from django_mq.models import QueuedMessage
 from django_mq.outbox import notify
-from django_mq.queues import stalled as standing
+from django_mq.queues import stalled
 from django_mq.queues.transactions import reading
 from django_mq.store import waiting_behind as store
 from tests.rows import add
@@ -65,7 +65,7 @@ def test_the_oldest_first_and_no_more_than_asked_for():
 
 
 def test_counting_stops(monkeypatch):
-    monkeypatch.setattr(standing, "MAX_COUNT", 3)
+    monkeypatch.setattr(stalled, "MAX_COUNT", 3)
     line(n=5, dead=-5)
     [head] = queues.heads()
     assert (head.behind, head.capped) == (3, True)
@@ -216,7 +216,7 @@ class TestStandings:
     def test_of_a_key(self):
         head, second, third = line(dead=-5)
         alone = add()
-        known = standing.standings([head.pk, second.pk, third.pk, alone.pk])
+        known = stalled.line_positions([head.pk, second.pk, third.pk, alone.pk])
         assert [(each.head, each.ahead, each.behind) for _, each in sorted(known.items())] == [
             (None, 0, 2),
             (head.pk, 1, 1),
@@ -225,7 +225,7 @@ class TestStandings:
 
     def test_others_of_the_line_that_are_in_flight(self):
         first, later, alone = add(key="k"), add(key="k", leased=60), add(key="a", leased=60)
-        known = standing.standings([first.pk, later.pk, alone.pk])
+        known = stalled.line_positions([first.pk, later.pk, alone.pk])
         assert [known[each.pk].waits_for for each in (first, later, alone)] == [
             later.pk,
             first.pk,
@@ -235,17 +235,17 @@ class TestStandings:
     def test_of_a_dead_head_that_is_skipped(self, settings):
         settings.DJANGO_MQ = {"QUEUES": {"mail": {"on_dead_head": "skip"}}}
         dead, second, _ = line(dead=-5)
-        known = standing.standings([dead.pk, second.pk])
+        known = stalled.line_positions([dead.pk, second.pk])
         assert (known[dead.pk].behind, known[second.pk].head) == (0, None)
 
     def test_counts_stop(self):
         head, *_, last = line(n=5, dead=-5)
-        known = standing.standings([head.pk, last.pk], maximum=3)
+        known = stalled.line_positions([head.pk, last.pk], maximum=3)
         assert (known[head.pk].behind, known[last.pk].ahead) == (3, 3)
 
 
 @pytest.mark.parametrize(
-    "statement", [store.BLOCKED, store.STANDINGS], ids=["blocked", "standings"]
+    "statement", [store.BLOCKED, store.LINE_POSITIONS], ids=["blocked", "line_positions"]
 )
 def test_it_is_found_by_the_indexes(statement):
     """EXPLAIN: a million rows of one key are not walked."""

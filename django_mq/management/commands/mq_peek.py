@@ -18,7 +18,7 @@ from django_mq.management.serving import unknown_queue_warning
 from django_mq.models import QueuedMessage
 from django_mq.models.columns import Unreadable
 from django_mq.policy.error_text import one_line
-from django_mq.queues.stalled import standings
+from django_mq.queues.stalled import line_positions
 
 #: The bytes of a payload that are shown; --json shows the whole payload.
 PAYLOAD_BYTES = 2000
@@ -141,7 +141,7 @@ def _nothing(queue: str | None, options: dict[str, Any], database: str | None) -
 def _behind(messages: Sequence[QueuedMessage], database: str | None) -> dict[int, int]:
     """Return, for each waiting message in a line, the message that it waits for."""
     waiting = [each.pk for each in messages if not (each.leased_until or each.dead_at)]
-    found = standings(waiting, maximum=1, using=database) if waiting else {}
+    found = line_positions(waiting, maximum=1, using=database) if waiting else {}
     return {id: each.waits_for for id, each in found.items() if each.waits_for is not None}
 
 
