@@ -26,7 +26,7 @@ class Taken(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """What the server says of a claim: milliseconds, without the commit, and 8 kB pages read."""
+    """The server's figures of a claim: milliseconds without the commit, and 8 kB pages read."""
 
     milliseconds: float
     pages: int

@@ -12,13 +12,16 @@ from benchmarks.report import Row, number
 #: Prefixes of the rows that compare systems; the names of these rows end with the system.
 REAL, PEERS = "real: ", "peers: "
 OURS = "django_mq"
-#: Ends the name of a row that sums up; it is nobody's own.
+#: The end of the name of a summary row, which belongs to no peer.
 SUMMARY = " against the best peer"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Who did `what`: the best first. `shares`: of what each does in other circumstances."""
+    """The contenders' rows for `what`, the best first.
+
+    `shares`: the figures are shares of what each does in other circumstances.
+    """
 
     what: str
     rows: list[tuple[str, Row]]
@@ -26,7 +29,7 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """What was compared, with a capital at its beginning."""
+        """`what`, with a capital letter at its beginning."""
         return titled(self.what)
 
     def chart(self) -> str:

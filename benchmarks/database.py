@@ -53,13 +53,13 @@ def check(condition: object, text: str) -> None:
 
 
 class Database:
-    """One database; the statements here are said by the bare driver, each its own transaction."""
+    """One database; the bare driver sends the statements here, each in its own transaction."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def params(self) -> dict[str, Any]:
-        """What `psycopg.connect` takes, with the driver's defaults and not Django's."""
+        """The arguments of `psycopg.connect`, with the driver's defaults and not Django's."""
         # Asking Django first starts the private server, if that is what the test project uses.
         params = connection.get_connection_params()
         for ours in ("cursor_factory", "context", "prepare_threshold"):

@@ -44,7 +44,7 @@ SOURCES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What a message costs: seconds, and bytes of WAL: `wal` to handle it, `stored` to store it.
+    """The costs of a message: seconds, and bytes of WAL (`wal` to handle it, `stored` to store it).
 
     `alone`: elapsed, in one process that has the machine to itself. `worker`, `server`: CPU there;
     `claim`: the part of `server` that is the claim. `passing`: CPU of the server to pass a row
@@ -96,8 +96,10 @@ class Machines:
 
 @dataclass(frozen=True, kw_only=True)
 class Handler:
-    """What a handler needs for one message, in seconds: CPU, CPU of the server for its queries,
-    and waiting for somebody else."""
+    """The seconds that a handler needs per message.
+
+    `cpu`: of its own. `queries`: CPU of the server for its queries. `waits`: waiting for others.
+    """
 
     cpu: float = 0.0
     queries: float = 0.0

@@ -9,7 +9,7 @@ from benchmarks.report import Row, number
 
 #: Columns of the CPU of a message.
 CPU = ("CPU of the worker, us", "CPU of the server, us")
-#: What Markdown, a table of it or HTML would take for its own.
+#: The characters that have a meaning in Markdown, in its tables or in HTML.
 SPECIAL = re.compile(r"[&<|*`\[\]\\_~]")
 
 

@@ -51,7 +51,7 @@ class Bar(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Where figures lie between 0 and 1, and which of them are written at the axis."""
+    """Maps figures to places between 0 and 1; `ticks` are the figures written at the axis."""
 
     low: float
     high: float

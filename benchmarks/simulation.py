@@ -22,7 +22,7 @@ BATCH = 100
 
 
 class Step(NamedTuple):
-    """What a process does next: at its own core, at the server, or waiting for the disk."""
+    """The next step of a process: on its own core, on the server, or waiting for the disk."""
 
     where: str
     seconds: float = 0.0

@@ -95,7 +95,7 @@ def _the_log_level_stays() -> Iterator[None]:
     assert after == before, "the level of the logger django_mq was changed"
 
 
-#: What every log record has.
+#: The attributes of every log record.
 RECORD = frozenset(vars(logging.makeLogRecord({})))
 
 
@@ -132,6 +132,6 @@ def pytest_collection(session: pytest.Session) -> None:
     first = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
     for file in files[first:] + files[:first]:
         name = ".".join(file.relative_to(Path(__file__).parent.parent).with_suffix("").parts)
-        # What fails or skips here does so again where pytest imports it, which reports it.
+        # A module that fails or skips here does so again when pytest imports it and reports it.
         with contextlib.suppress(Exception, pytest.skip.Exception):
             importlib.import_module(name)

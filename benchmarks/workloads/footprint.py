@@ -1,4 +1,4 @@
-"""What a thousand messages cost a machine: CPU of Python, CPU of PostgreSQL, bytes of WAL.
+"""The costs of a thousand messages: CPU of Python, CPU of PostgreSQL, bytes of WAL.
 
 Of a plain drain by one worker process, against the bare loop on the same table. CPU of Python is
 that of the process that runs handlers, with all its threads, from before the first claim to after

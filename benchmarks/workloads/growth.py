@@ -113,7 +113,7 @@ def _passing(bench: Bench) -> list[Row]:
 
 
 def _vacuum(bench: Bench) -> list[Row]:
-    """What 10,000 messages leave behind, removed by one process as autovacuum would."""
+    """Measure the removal of what 10,000 messages leave behind, by one process like autovacuum."""
     figures = {}
     for beside in (0, bench.size(1_000_000, 20_000)):
         bench.database.clear()

@@ -1,10 +1,10 @@
-"""What an idle worker asks the database while a sibling's handler runs past its lease.
+"""The statements of an idle worker while a sibling's handler runs past its lease.
 
-The handler's row lapsed, but its transaction has it locked: an impatient worker would ask again
-and again. The statements are counted inside the idle worker's process, where it is known which
-of its threads said them: pg_stat_statements is often missing, and cannot tell two workers apart.
-The threads of the keeper (heartbeat, chores, renewal of nothing) and of the listener (it tries its
-link each 10 s) are counted apart.
+The lease of the handler's row has lapsed, but its transaction has the row locked: an impatient
+worker would query again and again. The statements are counted in the process of the idle worker,
+by thread: pg_stat_statements is often missing, and cannot tell two workers apart. The threads of
+the lease keeper (heartbeat, chores, renewals of nothing) and of the listener (which checks its link
+every 10 s) are counted separately.
 """
 
 from __future__ import annotations

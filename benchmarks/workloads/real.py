@@ -37,7 +37,7 @@ THREADS = 2
 #: As PgQueuer does: one thread computes while another waits for its queries.
 ON_THREADS = f"{OURS} on {THREADS} threads"
 WAITS, WAITS_CPU = "coroutines of 50 ms", "coroutines of 50 ms, CPU"
-#: Who can run a Django project's function, and who runs coroutines, or has promises.
+#: The peers that can run a function of a Django project, and those that run coroutines or promises.
 WITH_ORM = ("pgqueuer", "procrastinate", "django_tasks_db", "pgmq")
 WITH_COROUTINES = ("graphile", "pgqueuer", "procrastinate", "chancy", "oban", "dbos")
 #: Coroutines at once: the default of ASYNC_SLOTS, which the drivers have, too.
@@ -155,7 +155,7 @@ def _peer_waits(peer: Driven, count: int) -> Figures:
 
 
 def _broadcasts(bench: Bench) -> list[Row]:
-    """What one subscriber and five add to a transaction with an ORM insert."""
+    """Measure what one subscriber, and five, add to a transaction with an ORM insert."""
     blocks = bench.size(40, 2)
     bench.database.clear()
     ways = {"without": place, "one": place_and_broadcast, "five": _place_and_fan_out}

@@ -40,7 +40,11 @@ select pg_table_size('django_mq_queuedmessage'), pg_indexes_size('django_mq_queu
 
 @dataclass
 class Fed:
-    """What was stored, when each sixth ended, how large all was then, and the least that waited."""
+    """The result of a run, by sixths.
+
+    `stored`: the messages stored. `times`: when each sixth ended. `sizes`: the sizes of the tables
+    at these times. `least`: the smallest number of waiting messages.
+    """
 
     stored: int
     least: int = WAITING

@@ -48,7 +48,7 @@ def _too_many() -> BadRequest:
 
 
 def posted_ids(request: HttpRequest) -> list[int]:
-    """Return the posted `ids`; raises BadRequest for a text that is no id, or for too many."""
+    """Return the posted `ids`; raises BadRequest for a text that is not an id, or for too many."""
     ids = ids_of(request.POST.get("ids", "").split(","))
     if len(ids) > MAX_MESSAGES:
         raise _too_many()

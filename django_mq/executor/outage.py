@@ -111,7 +111,7 @@ class Outage:
     def wait(self, error: BaseException, *, logged: bool = False) -> None:
         """Log at most once per wait, then sleep until the next attempt is due or the drain is over.
 
-        After a refused statement the thread waits in the same way, but that is no outage.
+        After a refused statement the thread waits in the same way, but that is not an outage.
         `logged`: the caller has logged it.
         """
         refused = _is_refusal(error)

@@ -33,7 +33,7 @@ def encoded(result: Any, argument: Delivery | list[Delivery]) -> Any:
         if len(result) != len(argument):
             raise ValueError(
                 f"the handler of a batch returned {len(result)} results for {len(argument)}"
-                " messages: return a list with one per message, or one value that is no list"
+                " messages: return a list with one per message, or one value that is not a list"
             )
         values = result
     return EncodedResults(

@@ -59,7 +59,7 @@ class SettleTry:
 
 @dataclass(slots=True)
 class _Tries:
-    """What earlier tries to settle the same deliveries have shown."""
+    """The findings of earlier tries to settle the same deliveries."""
 
     #: Whether an earlier try may have been committed.
     doubtful: bool

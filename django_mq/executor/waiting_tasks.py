@@ -64,7 +64,7 @@ class WaitingTasks:
         """Let a coroutine wait for a slot, or first for its line."""
         line = task.line
         if line is not None and any(waiting.line == line for waiting in self.ready):
-            self.ready.append(task)  # behind a task that is no coroutine
+            self.ready.append(task)  # behind a task that is not a coroutine
         elif line is not None and self.ordering.is_busy(line):
             self.ordering.wait(task, line)
         else:

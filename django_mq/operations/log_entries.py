@@ -13,7 +13,7 @@ REMOVING_ACTIONS = ("cancel", "discard")
 
 
 def log_end(id: int, action: str, user_id: str, text: str, alias: str) -> None:
-    """Write the entry for the user who requested it; nothing if there is no user, or not any more.
+    """Write the entry of the user who requested it, unless that user is unknown or gone.
 
     A project without the admin has no log. The operation continues even if the database refuses the
     entry or cannot be reached.

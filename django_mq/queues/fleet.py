@@ -146,7 +146,9 @@ def added_up(columns: Iterable[object]) -> dict[str, HandlerTimings]:
 def horizon(
     *, older_than: float | timedelta = 60.0, limit: int = 5, using: str | None = None
 ) -> list[HorizonHolder]:
-    """Return what has kept vacuum back for `older_than` (seconds or timedelta), oldest first.
+    """Return the holders that have kept vacuum back for `older_than`, the oldest first.
+
+    `older_than` is seconds or a timedelta; a holder is a snapshot, a transaction or a slot.
 
     Vacuum keeps every row that died after a snapshot was taken, or after a transaction that is
     still open wrote first, so claims become slower. Without the role pg_read_all_stats, a login

@@ -44,7 +44,7 @@ select held.kind, held.name, held.login, held.application, held.state, held.sinc
 
 @dataclass(frozen=True, slots=True)
 class HorizonHolder:
-    """What keeps vacuum from removing dead rows: a snapshot or a transaction that has written.
+    """A snapshot, or a transaction that has written, that keeps vacuum from removing dead rows.
 
     The `name` of a session is its process id. `since` is None (unknown) for a replication slot.
     """

@@ -18,7 +18,7 @@ LANE_TTL = 60.0
 #: How many lanes are claimed from before the others. Mostly they fill the claim, and each further
 #: lane would cost it as much as a tenth of a message.
 FIRST_LANES = 50
-#: How many queues a worker remembers something about: messages may name ever new ones.
+#: The maximum number of queues that a worker remembers: messages may keep naming new ones.
 REMEMBERED_QUEUES = 10_000
 
 Key = TypeVar("Key")

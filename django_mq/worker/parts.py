@@ -69,7 +69,7 @@ class Parts:
         self.outage = Outage(self.giving_up)
         self.watchdog = Watchdog()
         self.statements = Statements(worker.alias, link=self._link())
-        #: How many rounds of the loop have begun: it moves. `turns`: and ended without an error.
+        #: The rounds of the loop that have begun, and the `turns` that ended without an error.
         self.rounds = self.turns = 0
         self.scoreboard = worker.scoreboard()
         self.liveness = Liveness(

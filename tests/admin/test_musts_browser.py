@@ -1,4 +1,4 @@
-"""What people expect of a dashboard for queues, each shown in a browser.
+"""The features that people expect of a dashboard for queues, each shown in a browser.
 
 | an operator can | shown by |
 |---|---|

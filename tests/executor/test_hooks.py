@@ -1,4 +1,4 @@
-"""What an on_commit hook of a handler broadcasts names that handler's message as its cause."""
+"""Messages broadcast by an on_commit hook name the message of the hook's handler as their cause."""
 
 from __future__ import annotations
 

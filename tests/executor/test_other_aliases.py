@@ -1,4 +1,4 @@
-"""What a handler leaves on another alias is its own failure; its neighbours do not meet it."""
+"""A handler that leaves something on another alias fails; its neighbours do not meet it."""
 
 from __future__ import annotations
 
@@ -312,7 +312,7 @@ def test_a_receiver_does_not_end_the_thread() -> None:
 
 
 def test_an_alias_without_autocommit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a handler leaves uncommitted is rolled back; the next one does not commit it."""
+    """Uncommitted writes of a handler are rolled back; the next handler does not commit them."""
     monkeypatch.setitem(connections.settings["other"], "AUTOCOMMIT", False)
     monkeypatch.setitem(connections.settings["other"], "CONN_MAX_AGE", 600)
 

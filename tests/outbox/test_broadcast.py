@@ -117,7 +117,7 @@ def test_a_rollback_takes_it_along() -> None:
     assert not QueuedMessage.objects.exists()
 
 
-# What is stored
+# The stored row
 
 
 @pytest.mark.django_db

@@ -164,7 +164,7 @@ def test_every_action_takes_a_fingerprint():
     waiting, dead = add(), add(dead=-1)
     for message in (waiting, dead):
         same = fail(message, error_class="KeyError")
-    # What waits is no dead letter, so it was not asked for either.
+    # A waiting message is not a dead letter, so `discard()` neither removes nor skips it.
     assert queues.discard(fingerprint=same.fingerprint) == queues.Changed((dead.pk,), 0)
     for action in (queues.cancel, queues.run_now, queues.discard):
         with pytest.raises(ValueError, match="by ids or by fingerprint"):

@@ -74,7 +74,7 @@ class Consumer:
         self._stop.set()
 
     def not_live(self) -> list[str]:
-        """Return what is stalled; waiting for a broker or a database is no stall."""
+        """Return what is stalled; waiting for a broker or a database is not a stall."""
         stalled = monotonic() - self._moved_at > STALLED_SECONDS
         return ["the inbox is stalled"] if stalled else []
 

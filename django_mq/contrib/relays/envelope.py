@@ -45,7 +45,7 @@ class Outgoing(NamedTuple):
 
 def outgoing(delivery: Delivery, envelope: Envelope, source: str) -> Outgoing:
     """Return the message of `delivery` in an envelope; the payload is as it was stored."""
-    payload = delivery._row.payload  # as text: a float or a large number stays what it is
+    payload = delivery._row.payload  # as text, so that floats and large numbers keep their form
     attributes = {} if envelope == "raw" else attributes_of(delivery, source)
     body, content_type = payload, JSON
     if envelope == "structured":

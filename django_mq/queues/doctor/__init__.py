@@ -53,7 +53,7 @@ EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
 #: Errors of statements that these findings explain, if there are any.
 EXPLAINED_ERRORS = (InsufficientPrivilege, UndefinedColumn, UndefinedTable)
 EXPLANATIONS = ("D002", "D004")
-#: What D001 adds if the database does not answer.
+#: Added to D001 if the database does not answer.
 STOPPED = "The remaining checks did not run."
 #: Errors of the database. The driver raises NotImplementedError for a time that it cannot read.
 UNUSABLE = (DatabaseError, InterfaceError, ImproperlyConfigured, NotImplementedError, *LOST)
@@ -81,7 +81,7 @@ def examine(*, using: str | None = None) -> list[Finding]:
                 if number < len(EXAMINATIONS):
                     found[-1] = replace(failed, text=f"{failed.text} {STOPPED}")
                 break
-    # What explains an error may be found after it: rights are looked at after migrations.
+    # The explanation may be found after the error: rights are examined after migrations.
     if any(each.id in EXPLANATIONS for each in found):
         return [each for each in found if each not in explained]
     return found

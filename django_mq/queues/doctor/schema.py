@@ -24,7 +24,7 @@ NARROWER_RIGHTS: dict[type[Model], tuple[str, ...]] = {
     QueueState: ("select", "insert", "update"),
     Schedule: ("select", "insert", "update"),
 }
-#: What to do if no table exists: most often a router refused them all.
+#: The hint if no table exists: usually a router has refused them all.
 NO_TABLES = (
     "If '{0}' is not the alias of the messages, name theirs: --database. If it is, let the"
     " allow_migrate() of each router accept django_mq there, then run manage.py migrate django_mq"

@@ -98,7 +98,7 @@ def vacuum_behind(alias: str) -> Iterator[Finding]:
             yield Finding(
                 id="D009",
                 level="warning",
-                text=f"{table} has {each.dead:,} dead row versions beside {each.live:,} live"
+                text=f"{table} has {each.dead:,} dead row versions and {each.live:,} live"
                 " ones, and has not been vacuumed for"
                 + (" as long as the statistics reach." if each.since is None else " 10 minutes."),
                 hint=f"Run VACUUM {table}; find what blocks autovacuum: D005 to D008, a lock"

@@ -49,7 +49,7 @@ def drip(link: socket.socket) -> None:
         time.sleep(0.2)
 
 
-#: What a server does with a connection that it has accepted.
+#: The odd things that a server may do with an accepted connection.
 ODD: dict[str, Callable[[socket.socket], object]] = {
     "closes": socket.socket.close,
     "resets": reset,
