@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from django_mq.executor import reports
 from django_mq.executor.ended import Ended, Settled
-from django_mq.executor.outage import LOST
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.statements import Statements
@@ -26,6 +25,7 @@ from django_mq.executor.watchdog import Link
 from django_mq.messages import Fence
 from django_mq.signals import log_failure
 from django_mq.store import leases, settle
+from django_mq.store.lost import LOST
 
 logger = logging.getLogger("django_mq")
 

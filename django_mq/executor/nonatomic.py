@@ -18,7 +18,6 @@ from django_mq.executor.calls import tidy_up
 from django_mq.executor.connections import drop_connection, is_idle, is_in_pipeline, roll_back
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.leased_call import LeasedCall, leased_call, split_started
-from django_mq.executor.outage import LOST
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import Session
@@ -28,6 +27,7 @@ from django_mq.executor.tasks import Task
 from django_mq.messages import Fence
 from django_mq.signals import is_observed, log_failure, message_started
 from django_mq.store import leases, settle
+from django_mq.store.lost import LOST
 
 
 class RowLocked(Exception):

@@ -1,4 +1,4 @@
-"""A lost database: the errors that indicate it, and the wait until it is back."""
+"""The wait for a lost database, and its log lines."""
 
 from __future__ import annotations
 
@@ -7,47 +7,15 @@ import threading
 from dataclasses import dataclass
 from time import monotonic
 
-import psycopg
-from django.db.utils import InterfaceError, OperationalError
-
 from django_mq.policy.error_text import one_line
 from django_mq.policy.missing_right import is_missing_right
 from django_mq.signals import error_name
+from django_mq.store.lost import LOST, was_refused
 
 logger = logging.getLogger("django_mq")
 
-#: The errors of an unreachable or lost server, through Django and through the driver. A read-only
-#: server is a standby after a failover.
-LOST = (
-    OperationalError,
-    InterfaceError,
-    psycopg.OperationalError,
-    psycopg.InterfaceError,
-    psycopg.errors.ReadOnlySqlTransaction,
-    psycopg.errors.IdleInTransactionSessionTimeout,
-)
-
-
-def is_lost(error: BaseException) -> bool:
-    """Return whether `error` is one of LOST, also where Django has given it a class of its own.
-
-    Django knows no error of a read-only server: it raises InternalError because of the driver's.
-    """
-    return isinstance(error, LOST) or isinstance(error.__cause__, LOST)
-
-
-#: SQLSTATEs of a reachable server that refuses a statement: it was cancelled, it is in conflict
-#: with another transaction, or the disk is full.
-_REFUSALS = frozenset({"57014", "40001", "40P01", "55P03", "53100"})
-
 #: Seconds between two attempts to reach a lost database: the first wait, and the longest.
 RECONNECT_WAIT, MAX_RECONNECT_WAIT = 0.25, 5.0
-
-
-def was_refused(error: BaseException) -> bool:
-    """Return whether a reachable server refused a statement, so that the database is not lost."""
-    states = (getattr(each, "sqlstate", None) for each in (error, error.__cause__))
-    return not _REFUSALS.isdisjoint(states)
 
 
 def reason_of(error: BaseException) -> str:

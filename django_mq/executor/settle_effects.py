@@ -13,7 +13,6 @@ import psycopg
 
 from django_mq.executor import replies
 from django_mq.executor.ended import DONE, Ended, Settled
-from django_mq.executor.outage import LOST
 from django_mq.executor.replies import EncodedResults
 from django_mq.messages import ClaimedRow
 from django_mq.policy.outcomes import DeadLettered
@@ -21,6 +20,7 @@ from django_mq.signals import log_failure
 from django_mq.store import Cursor, free_unique_ids, kept_results, keys, results
 from django_mq.store.free_unique_ids import EndedMessage
 from django_mq.store.kept_results import KeptResult
+from django_mq.store.lost import LOST
 from django_mq.store.results import Reply
 from django_mq.store.unique_ids import UniqueId
 

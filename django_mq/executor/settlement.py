@@ -23,7 +23,6 @@ from django_mq.executor import history_rules, reports, settle_effects
 from django_mq.executor.calls import is_conflict
 from django_mq.executor.ended import ACKED, Ended, ends_or_lost
 from django_mq.executor.lease_clock import lease_clock
-from django_mq.executor.outage import LOST
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.session import Session
 from django_mq.executor.settle_rows import settle_all
@@ -33,6 +32,7 @@ from django_mq.messages import fence_of
 from django_mq.policy.missing_right import is_missing_right
 from django_mq.store import Cursor, history, open_transaction, settle
 from django_mq.store.history import HandledDelivery
+from django_mq.store.lost import LOST
 from django_mq.store.row_locks import LOCK_WAIT_SECONDS
 
 #: Conflicts of one delivery with other transactions, after which the next counts as a refusal.

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from django_mq.executor import reports, settle_effects
 from django_mq.executor.calls import is_conflict
 from django_mq.executor.ended import Ended, FailureEnd, Settled
-from django_mq.executor.outage import LOST
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.slice_state import Conflicts, RanDeliveries, SettleIncomplete, SliceState
 from django_mq.executor.tasks import decode_again
 from django_mq.policy.missing_right import is_missing_right
+from django_mq.store.lost import LOST
 
 
 @dataclass(slots=True)

@@ -17,12 +17,12 @@ from django_mq.executor.connections import (
     roll_back,
     statement_cursor,
 )
-from django_mq.executor.outage import LOST
 from django_mq.executor.simple_protocol import simple_query
 from django_mq.executor.watchdog import STALL_MARGIN, Link
 from django_mq.store import Cursor
 from django_mq.store import limits as server_limits
 from django_mq.store.limits import Limits
+from django_mq.store.lost import LOST
 
 # Each of our statements has one good plan, by its index, whatever the statistics say; planning a
 # claim each time takes 0.3 of its 2.4 ms. Without the last four settings, the generic plan of a

@@ -14,12 +14,12 @@ from psycopg import sql
 
 from django_mq.conf import get_settings
 from django_mq.executor.connections import plain_connection
-from django_mq.executor.outage import LOST
 from django_mq.executor.statements import RepeatingCursor
 from django_mq.executor.timed_link import TimedLink
 from django_mq.executor.watchdog import STALL_MARGIN, Link
 from django_mq.store import results
 from django_mq.store.limits import Limits, set_for_session
+from django_mq.store.lost import LOST
 from django_mq.store.results import ReplyState
 from django_mq.store.session_facts import is_pooled
 

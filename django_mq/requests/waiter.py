@@ -17,8 +17,9 @@ from time import monotonic
 
 from django.core import mail
 
-from django_mq.executor.outage import LOST, log_wait, was_refused
+from django_mq.executor.outage import log_wait
 from django_mq.requests.connection import ServerLink, SleepBreaker
+from django_mq.store.lost import LOST, was_refused
 from django_mq.store.results import ReplyState
 
 #: Seconds between two queries for one reply: first and maximum. With LISTEN, always the maximum.

@@ -14,7 +14,6 @@ from django.db import connections, transaction
 
 from django_mq.conf import get_settings
 from django_mq.exceptions import BroadcastBusy
-from django_mq.executor.outage import LOST
 from django_mq.handlers.cron import UnknownZone, can_read_cron, times_of
 from django_mq.messages import Message, Receipt
 from django_mq.outbox.send import send
@@ -23,6 +22,7 @@ from django_mq.policy.due_times import GRACE, DueTimes, due
 from django_mq.policy.error_text import describe, one_line
 from django_mq.store import Cursor
 from django_mq.store import schedules as store
+from django_mq.store.lost import LOST
 from django_mq.store.schedules import ScheduleRow
 
 logger = logging.getLogger("django_mq")

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import psycopg
 
 from django_mq.conf import Settings
-from django_mq.executor.outage import LOST
 from django_mq.executor.statements import within_transaction
 from django_mq.signals import announce_queue, error_name, log_failure, queue_deep
 from django_mq.store import (
@@ -27,6 +26,7 @@ from django_mq.store import (
     put_aside,
 )
 from django_mq.store.limits import Limits
+from django_mq.store.lost import LOST
 from django_mq.store.unique_ids import UniqueId
 from django_mq.worker import expiring, retention, vacuum
 from django_mq.worker.retention import PIECE_ROWS

@@ -12,12 +12,13 @@ from functools import partial
 from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.ended import Ended
 from django_mq.executor.local_queue import LocalQueue
-from django_mq.executor.outage import LOST, Outage
+from django_mq.executor.outage import Outage
 from django_mq.executor.statements import Statements, skip_refused_rows
 from django_mq.executor.tasks import Line, Task
 from django_mq.messages import LONG_AGO, ClaimedRow, Delivery, Fence
 from django_mq.signals import log_failure
 from django_mq.store import Cursor, settle
+from django_mq.store.lost import LOST
 from django_mq.worker.queue_backoff import BackoffLevels
 from django_mq.worker.quota import Quota
 from django_mq.worker.resolver import Resolver, line_of, settle_held

@@ -12,11 +12,11 @@ import psycopg
 from django_mq.conf import Settings
 from django_mq.executor import reports, settle_effects
 from django_mq.executor.ended import Ended, Settled
-from django_mq.executor.outage import LOST
 from django_mq.executor.statements import within_transaction
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.signals import error_name, log_failure
 from django_mq.store import Cursor, expiry, notify
+from django_mq.store.lost import LOST
 
 logger = logging.getLogger("django_mq")
 

@@ -20,13 +20,14 @@ from psycopg.errors import LockNotAvailable
 from django_mq.executor import handler_counts
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.local_queue import LocalQueue
-from django_mq.executor.outage import LOST, RECONNECT_WAIT, reason_of
+from django_mq.executor.outage import RECONNECT_WAIT, reason_of
 from django_mq.executor.statements import Statements, skip_refused_rows
 from django_mq.executor.watchdog import Link
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.signals import traced
 from django_mq.store import Cursor, figures, leases, queue_backoff
 from django_mq.store.limits import STATEMENT_SECONDS, Limits
+from django_mq.store.lost import LOST
 
 logger = logging.getLogger("django_mq")
 

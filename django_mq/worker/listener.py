@@ -13,10 +13,11 @@ import psycopg
 from django.db import connections
 
 from django_mq.executor.connections import CONNECT_SECONDS
-from django_mq.executor.outage import LOST, MAX_RECONNECT_WAIT, RECONNECT_WAIT
+from django_mq.executor.outage import MAX_RECONNECT_WAIT, RECONNECT_WAIT
 from django_mq.executor.watchdog import Link
 from django_mq.store import commands, notify
 from django_mq.store.limits import Limits, set_for_session
+from django_mq.store.lost import LOST
 from django_mq.store.session_facts import is_pooled, notify_arrives
 from django_mq.worker.wakeup import Wakeup
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 
 from django_mq.conf import Settings
-from django_mq.executor.outage import LOST
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link
 from django_mq.store import Cursor
+from django_mq.store.lost import LOST
 from django_mq.worker import chores
 from django_mq.worker.wakeable_thread import STOP_SECONDS, WakeableThread
 

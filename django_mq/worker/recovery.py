@@ -12,7 +12,7 @@ import psycopg
 
 from django_mq.executor import reports, settle_effects
 from django_mq.executor.ended import Ended, failed_row, failure_end
-from django_mq.executor.outage import LOST, Outage
+from django_mq.executor.outage import Outage
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link
 from django_mq.messages import ClaimedRow, Delivery, Fence
@@ -22,6 +22,7 @@ from django_mq.policy.stack import Frame
 from django_mq.signals import log_failure
 from django_mq.store import leases, notify, ordered_queues, queue_backoff, recover, settle
 from django_mq.store.limits import Limits
+from django_mq.store.lost import LOST
 from django_mq.worker.releasing import release_all_except
 
 #: Seconds between two attempts: the backends of a dead process hold its locks for a moment.

@@ -8,9 +8,9 @@ from typing import Any
 
 import psycopg
 
-from django_mq.executor.outage import LOST
 from django_mq.executor.statements import skip_refused_rows
 from django_mq.store import Cursor, recover, settle
+from django_mq.store.lost import LOST
 
 
 def release_all_except(

@@ -13,7 +13,6 @@ from django_mq import handlers
 from django_mq.conf import Settings
 from django_mq.executor import reports
 from django_mq.executor.ended import Ended, Settled
-from django_mq.executor.outage import LOST
 from django_mq.executor.settle_rows import settle_all
 from django_mq.executor.statements import within_transaction
 from django_mq.executor.tasks import Line, Task
@@ -25,6 +24,7 @@ from django_mq.policy.stored_json import excess, max_brackets
 from django_mq.signals import log_failure
 from django_mq.store import Cursor, keys, settle
 from django_mq.store import routing as store_routing
+from django_mq.store.lost import LOST
 
 #: Returns the fields on which the handler of a row depends.
 _kind_of = attrgetter("handler", "queue", "type", "schema_version")

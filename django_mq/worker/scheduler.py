@@ -12,13 +12,13 @@ from random import random
 from time import monotonic
 
 from django_mq.conf import Settings
-from django_mq.executor.outage import LOST
 from django_mq.executor.watchdog import Link
 from django_mq.handlers import all_schedules
 from django_mq.handlers.cron import can_read_cron
 from django_mq.schedules.declaring import REDECLARE_INTERVAL, declare_all, keep_declared, retire
 from django_mq.schedules.firing import fire_due
 from django_mq.store import Cursor, schedules
+from django_mq.store.lost import LOST
 from django_mq.worker.wakeable_thread import WakeableThread
 
 logger = logging.getLogger("django_mq")

@@ -10,9 +10,9 @@ import pytest
 
 from django_mq import handler
 from django_mq.executor.lease_clock import lease_clock
-from django_mq.executor.outage import LOST
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.models import QueuedMessage
+from django_mq.store.lost import LOST
 from django_mq.worker import Worker, unstarted
 from django_mq.worker.parts import Parts
 from django_mq.worker.run import Run

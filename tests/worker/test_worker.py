@@ -12,12 +12,12 @@ import pytest
 from django.db import connection, transaction
 
 from django_mq import RetryPolicy, broadcast, fixed, handler
-from django_mq.executor.outage import LOST
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, WorkerHeartbeat
 from django_mq.store import claim
 from django_mq.store.claim import Lane
+from django_mq.store.lost import LOST
 from django_mq.worker import DeadWorker, Worker
 from django_mq.worker.parts import Parts
 from django_mq.worker.run import Run

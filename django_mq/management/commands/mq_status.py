@@ -16,7 +16,6 @@ from django.utils.timezone import now
 from django_mq import handlers, queues
 from django_mq.conf import alias_of, get_settings
 from django_mq.conf.local_time import local_text
-from django_mq.executor.outage import LOST
 from django_mq.management.arguments import duration, wrong_arguments
 from django_mq.management.base import OperatorCommand, add_queue
 from django_mq.management.output import as_json, heads_table, span, table, workers_table
@@ -26,6 +25,7 @@ from django_mq.policy.durations import precise_span
 from django_mq.policy.histogram import Durations
 from django_mq.queues.doctor import Finding
 from django_mq.queues.doctor.links import pooler
+from django_mq.store.lost import LOST
 
 HOLDERS = "These keep vacuum from removing dead rows, which slows down claims:"
 HOLDER_HEADERS = ("what", "which", "login", "application", "state", "since")

@@ -19,10 +19,10 @@ from psycopg.errors import (
 )
 
 from django_mq.conf import alias_of
-from django_mq.executor.outage import LOST, was_refused
 from django_mq.policy.error_text import one_line
 from django_mq.queues.doctor import links, schedules, schema, subscriptions, upkeep
 from django_mq.queues.doctor.findings import Finding
+from django_mq.store.lost import LOST, was_refused
 
 __all__ = ["Finding", "examine"]
 

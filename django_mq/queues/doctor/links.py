@@ -8,12 +8,13 @@ from django.db import connections
 
 from django_mq.checks.pooler import POOLED, POOLED_HINT
 from django_mq.conf import get_settings, is_postgresql
-from django_mq.executor.outage import LOST, reason_of
+from django_mq.executor.outage import reason_of
 from django_mq.handlers import all_handlers, timeout_of
 from django_mq.queues.doctor.findings import Finding, session
 from django_mq.queues.fleet import workers
 from django_mq.store import session_facts
 from django_mq.store.driver import may_prepare
+from django_mq.store.lost import LOST
 
 #: Seconds that a NOTIFY may take.
 RING_SECONDS = 3.0
