@@ -14,8 +14,8 @@ from tests.admin.conftest import boss, login  # noqa: F401
 from tests.admin.pages import text, url
 from tests.admin.test_permissions import addresses, rows  # noqa: F401
 from tests.management.conftest import run_json
+from tests.outbox.schedules.conftest import put
 from tests.rows import add
-from tests.schedules.conftest import put
 
 pytestmark = [pytest.mark.django_db, pytest.mark.thorough]
 

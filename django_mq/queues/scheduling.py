@@ -19,11 +19,11 @@ from django_mq.conf import alias_of, get_settings
 from django_mq.handlers.cron import in_words, times_of
 from django_mq.messages import Receipt
 from django_mq.models import Schedule
+from django_mq.outbox.schedules.firing import fire_now
 from django_mq.policy.due_times import GRACE
 from django_mq.policy.names import check_name
 from django_mq.queues.arguments import whole_number
 from django_mq.queues.transactions import writing
-from django_mq.schedules.firing import fire_now
 from django_mq.store import Cursor
 from django_mq.store import schedules as store
 from django_mq.store.schedules import ScheduleRow

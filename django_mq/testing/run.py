@@ -19,11 +19,11 @@ from django_mq.handlers import all_handlers, allowed_queues
 from django_mq.handlers.nearest import similar
 from django_mq.outbox import backlog
 from django_mq.outbox.blocks import in_own_atomic
+from django_mq.outbox.schedules.declaring import declare_all
+from django_mq.outbox.schedules.firing import fire_until
 from django_mq.outbox.send import queue_connection
 from django_mq.policy.names import check_name
 from django_mq.requests.pending import test_runners
-from django_mq.schedules.declaring import declare_all
-from django_mq.schedules.firing import fire_until
 from django_mq.store import Cursor, schedules
 from django_mq.store import testing as store
 from django_mq.values import When, checked_when

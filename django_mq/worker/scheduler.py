@@ -15,8 +15,13 @@ from django_mq.conf import Settings
 from django_mq.executor.watchdog import Link
 from django_mq.handlers import all_schedules
 from django_mq.handlers.cron import can_read_cron
-from django_mq.schedules.declaring import REDECLARE_INTERVAL, declare_all, keep_declared, retire
-from django_mq.schedules.firing import fire_due
+from django_mq.outbox.schedules.declaring import (
+    REDECLARE_INTERVAL,
+    declare_all,
+    keep_declared,
+    retire,
+)
+from django_mq.outbox.schedules.firing import fire_due
 from django_mq.store import Cursor, schedules
 from django_mq.store.lost import LOST
 from django_mq.worker.wakeable_thread import WakeableThread

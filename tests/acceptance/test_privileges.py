@@ -19,7 +19,7 @@ from django_mq import cancel, periodic, request
 from django_mq.conf import get_settings
 from django_mq.handlers import isolated
 from django_mq.models import QueuedMessage, Schedule
-from django_mq.schedules.declaring import declare_all, keep_declared, retire
+from django_mq.outbox.schedules.declaring import declare_all, keep_declared, retire
 from django_mq.store import results
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue, database_url

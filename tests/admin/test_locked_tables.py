@@ -15,8 +15,8 @@ from django_mq.admin import QueueStateAdmin
 from tests.admin.pages import LIST, MODELS, fail, text, url
 from tests.admin.test_history import keep
 from tests.database import second_connection
+from tests.outbox.schedules.conftest import put
 from tests.rows import add, beat, decide
-from tests.schedules.conftest import put
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -15,7 +15,7 @@ from django_mq import handler
 from django_mq.models import QueuedMessage, Schedule
 from tests.admin.pages import text, told, url
 from tests.database import second_connection, until_any_blocked
-from tests.schedules.conftest import put
+from tests.outbox.schedules.conftest import put
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
 

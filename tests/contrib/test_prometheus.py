@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from django_mq.contrib import prometheus
 from django_mq.contrib.prometheus import QueueCollector, metrics
 from django_mq.store.limits import Limits
+from tests.outbox.schedules.conftest import put
 from tests.rows import add, beat, decide, insert_all
-from tests.schedules.conftest import put
 from tests.test_docs import ROOT, snippets
 
 pytestmark = pytest.mark.django_db

@@ -33,10 +33,10 @@ from django_mq.store.limits import Limits
 from django_mq.store.session_facts import LoginLimits
 from django_mq.store.vacuum import Versions
 from tests.database import second_connection
+from tests.outbox.schedules.conftest import put
 from tests.queues.pooler import Pooler
 from tests.roles import acting_as, documented, make_role, skip_unless_able
 from tests.rows import add, beat, decide
-from tests.schedules.conftest import put
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
 

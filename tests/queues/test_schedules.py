@@ -14,7 +14,7 @@ from django.test import override_settings
 from django_mq import InvalidName, InvalidOption, RoutingError, handler, queues
 from django_mq.models import QueuedMessage, Schedule
 from tests.database import second_connection
-from tests.schedules.conftest import HOUR, put
+from tests.outbox.schedules.conftest import HOUR, put
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
 

@@ -22,8 +22,8 @@ from django_mq.store.limits import Limits
 from django_mq.worker import Worker
 from django_mq.worker.scheduler import Scheduler
 from tests.database import second_connection
+from tests.outbox.schedules.conftest import HOUR, put, times
 from tests.rows import add
-from tests.schedules.conftest import HOUR, put, times
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Running
 

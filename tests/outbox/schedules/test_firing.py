@@ -14,11 +14,11 @@ from django.test import override_settings
 
 from django_mq import broadcast, handler
 from django_mq.models import QueuedMessage, Schedule
-from django_mq.schedules import firing
-from django_mq.schedules.firing import MAX_PER_TRANSACTION, fire_due, fire_now
+from django_mq.outbox.schedules import firing
+from django_mq.outbox.schedules.firing import MAX_PER_TRANSACTION, fire_due, fire_now
 from django_mq.store import schedules as store
 from tests.database import second_connection
-from tests.schedules.conftest import HOUR, block, messages, put, times, turn
+from tests.outbox.schedules.conftest import HOUR, block, messages, put, times, turn
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -394,7 +394,7 @@ def test_where_cronsim_is_missing_only_intervals_are_broadcast(monkeypatch):
     """Another worker has it: schedules with cron expressions stay due for that worker."""
     put("a-cron", cron="0 6 * * *", due=-3)
     put("b-hourly", due=-2)
-    monkeypatch.setattr("django_mq.schedules.firing.can_read_cron", lambda: False)
+    monkeypatch.setattr("django_mq.outbox.schedules.firing.can_read_cron", lambda: False)
     assert turn() == 1
     cron = Schedule.objects.get(name="a-cron")
     assert cron.next_at < cron.created_at

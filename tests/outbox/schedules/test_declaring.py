@@ -14,10 +14,10 @@ from django_mq import periodic
 from django_mq.conf import get_settings
 from django_mq.handlers import isolated
 from django_mq.models import Schedule
-from django_mq.schedules.declaring import declare_all, keep_declared, retire
+from django_mq.outbox.schedules.declaring import declare_all, keep_declared, retire
 from django_mq.store import schedules as store
 from tests.database import second_connection
-from tests.schedules.conftest import block, put, turn
+from tests.outbox.schedules.conftest import block, put, turn
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 
 from django_mq import handlers
 from django_mq.models import QueuedMessage, Schedule
-from django_mq.schedules.firing import fire_due
+from django_mq.outbox.schedules.firing import fire_due
 from django_mq.store import schedules as store
 
 HOUR = timedelta(hours=1)
