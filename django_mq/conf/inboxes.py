@@ -1,4 +1,4 @@
-"""Inboxes: what `DJANGO_MQ["INBOXES"]` says of each place from which messages come in."""
+"""Inboxes: the entries of `DJANGO_MQ["INBOXES"]`, read and checked."""
 # ruff: noqa: RUF009  (`option` is `dataclasses.field`)
 
 from __future__ import annotations
@@ -105,5 +105,5 @@ KINDS: Mapping[str, type[Inbox]] = {
 
 
 def read_inboxes(raw: Mapping[Any, Any], errors: list[SettingError]) -> Mapping[str, Inbox]:
-    """Return the inboxes in the value of INBOXES, by name; append what is wrong to `errors`."""
+    """Return the inboxes in the value of INBOXES, by name; append the errors to `errors`."""
     return MappingProxyType(read_all("INBOXES", KINDS, ("url", "source"), raw, errors))

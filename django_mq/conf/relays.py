@@ -1,4 +1,4 @@
-"""Destinations of relays: what `DJANGO_MQ["RELAYS"]` says of each broker, read and checked."""
+"""Destinations of relays: the entries of `DJANGO_MQ["RELAYS"]`, read and checked."""
 # ruff: noqa: RUF009  (`option` is `dataclasses.field`)
 
 from __future__ import annotations
@@ -105,5 +105,5 @@ KINDS: Mapping[str, type[Destination]] = {
 def read_destinations(
     raw: Mapping[Any, Any], errors: list[SettingError]
 ) -> Mapping[str, Destination]:
-    """Return the destinations in the value of RELAYS, by name; append what is wrong to `errors`."""
+    """Return the destinations in the value of RELAYS, by name; append the errors to `errors`."""
     return MappingProxyType(read_all("RELAYS", KINDS, ("url",), raw, errors))

@@ -58,6 +58,9 @@ class HorizonHolder:
 
 
 def horizon(cursor: Cursor, *, older_than: float, limit: int) -> list[HorizonHolder]:
-    """Return what has kept vacuum back for `older_than` seconds, and slots; the oldest first."""
+    """Return the holders that have kept vacuum back for `older_than` seconds, the oldest first.
+
+    Slots are returned whatever their age.
+    """
     cursor.execute(HORIZON, {"older_than": older_than, "limit": limit})
     return [HorizonHolder(*row) for row in cursor.fetchall()]

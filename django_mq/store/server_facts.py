@@ -144,9 +144,9 @@ select s.slot_name, pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint
 
 
 def idle_slots(cursor: Cursor, *, kept: int, limit: int) -> list[tuple[str, int]]:
-    """Return the inactive replication slots that keep at least `kept` bytes of WAL, and how many.
+    """Return the inactive replication slots that keep at least `kept` bytes of WAL.
 
-    The largest come first.
+    Each comes with the bytes that it keeps; the largest come first.
     """
     cursor.execute(IDLE_SLOTS, {"kept": kept, "limit": limit})
     return [(name, size) for name, size in cursor.fetchall()]
