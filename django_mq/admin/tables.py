@@ -41,7 +41,7 @@ class TableAdmin(ReadOnlyAdmin):
         with connections[self.alias].cursor() as cursor:
             return table_extent.estimated_rows(cursor, self.opts.db_table)
 
-    def search_looks(self, term: str) -> bool:
+    def search_scans(self, term: str) -> bool:
         """Return whether no index serves a search for `term`."""
         text = term.strip()
         is_id = text.startswith("#") and id_of(text[1:]) is not None
@@ -77,6 +77,6 @@ class TableAdmin(ReadOnlyAdmin):
         if "\x00" in term:
             return queryset.none(), False
         wanted = Q(pk__in=self.found_by_index(request, term))
-        if self.search_looks(term):
-            wanted |= window_of(request).looked_at & self.text_condition(request, term)
+        if self.search_scans(term):
+            wanted |= window_of(request).scanned & self.text_condition(request, term)
         return queryset.filter(wanted), False

@@ -1,4 +1,4 @@
-"""Lists of tables with millions of rows: each page looks at a bounded part, and names that part.
+"""Lists of tables with millions of rows: each page scans a bounded part, and names that part.
 
 A page shows at most `MAX_COUNT` rows of a window, and links to the next window. Where no index
 serves a filter or a search, the window ends after `MAX_SCANNED_ROWS` rows, whether or not they
@@ -30,11 +30,11 @@ AFTER_PARAMETER = "after"
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The rows that a list examines, by primary key."""
+    """The rows that a list shows or scans, by primary key."""
 
     #: The row before the window's first one; None for the beginning of the list.
     after: int | None = None
-    #: The last row that is examined, matching or not; None for all rows.
+    #: The last row that is scanned, matching or not; None for all rows.
     last: int | None = None
     #: A part of the table that contains every match.
     bounds: Q = field(default_factory=Q)
@@ -48,8 +48,8 @@ class Window:
         return Q(pk__gt=self.after) if self.ascending else Q(pk__lt=self.after)
 
     @property
-    def looked_at(self) -> Q:
-        """The rows that conditions without an index may read."""
+    def scanned(self) -> Q:
+        """The rows to which conditions without an index are applied."""
         if self.last is None:
             return self.bounds
         end = Q(pk__lte=self.last) if self.ascending else Q(pk__gte=self.last)
@@ -78,7 +78,7 @@ class WindowChangeList(BoundedChangeList):
     has_windows = True
 
     def get_filters(self, request: HttpRequest) -> Any:
-        """Return the filters; decide which rows to examine, before any condition is applied."""
+        """Return the filters; decide which rows to scan, before any condition is applied."""
         # An action asks for the rows a second time.
         if AFTER_PARAMETER in self.params:
             self.after = id_of(self.params.pop(AFTER_PARAMETER))
@@ -89,8 +89,7 @@ class WindowChangeList(BoundedChangeList):
             return found
         order = [str(each) for each in self.get_ordering(request, self.root_queryset)]
         self.window = Window(self.after, ascending=not order[0].startswith("-"))
-        self.looks = self._looks(request, found[0], found[2])
-        if self.looks:
+        if self._must_scan(request, found[0], found[2]):
             self.window = self._bounded(request, found[0], found[2])
         request.mq_window = self.window  # type: ignore[attr-defined]  # for the search
         return found
@@ -100,7 +99,7 @@ class WindowChangeList(BoundedChangeList):
         found: QuerySet[Any] = super().get_queryset(request, exclude_parameters)
         found = found.filter(self.window.beyond)
         # A search also finds rows by index: it applies the window only to the other conditions.
-        return found if self.query else found.filter(self.window.looked_at)
+        return found if self.query else found.filter(self.window.scanned)
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
@@ -109,8 +108,8 @@ class WindowChangeList(BoundedChangeList):
             self.next_after = self.paginator.ids[MAX_COUNT - 1]
         else:
             self.next_after = self.window.last
-        # Whether rows were examined rather than found by index: the page must say so.
-        self.searched = (
+        # If the list ended before all rows were scanned, the page must say so.
+        self.scanned_rows = (
             MAX_SCANNED_ROWS if self.result_count <= MAX_COUNT and self.window.last else 0
         )
         self.depth = self._depth(request)
@@ -122,9 +121,9 @@ class WindowChangeList(BoundedChangeList):
         return str(super().get_query_string(new_params, remove))
 
     @property
-    def searched_text(self) -> str:
-        """The number of examined rows, as text."""
-        return f"{self.searched:,}"
+    def scanned_rows_text(self) -> str:
+        """The number of scanned rows, as text."""
+        return f"{self.scanned_rows:,}"
 
     @property
     def next_url(self) -> str:
@@ -148,11 +147,13 @@ class WindowChangeList(BoundedChangeList):
         estimate = self.model_admin.estimated_rows()
         return Estimate(estimate) if estimate and estimate > MAX_COUNT else count
 
-    def _looks(self, request: HttpRequest, specs: Iterable[Any], others: dict[str, Any]) -> bool:
+    def _must_scan(
+        self, request: HttpRequest, specs: Iterable[Any], others: dict[str, Any]
+    ) -> bool:
         """Return whether any condition of this list has no index."""
         admin = self.model_admin
         return (
-            (bool(self.query) and admin.search_looks(self.query))
+            (bool(self.query) and admin.search_scans(self.query))
             or any(spec.used_parameters and not _is_indexed(spec) for spec in specs)
             or any(name.removesuffix("__exact") not in admin.indexed_lookups for name in others)
             or (admin.get_queues(request) is not None and not admin.queue_is_indexed)
@@ -161,7 +162,7 @@ class WindowChangeList(BoundedChangeList):
     def _bounded(
         self, request: HttpRequest, specs: Iterable[Any], others: dict[str, Any]
     ) -> Window:
-        """Return the window with the last row to look at."""
+        """Return the window with the last row to scan."""
         rows = self.model_admin.indexed_rows(request).filter(self.window.beyond)
         used = [spec for spec in specs if spec.used_parameters]
         for spec in used:

@@ -1,4 +1,4 @@
-"""Lists of large tables: the rows that a page looks at, and the start of the next page."""
+"""Lists of large tables: the rows that a page scans, and the start of the next page."""
 
 from __future__ import annotations
 
