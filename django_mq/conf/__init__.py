@@ -149,6 +149,10 @@ class Settings:
         """Return the options of a queue, listed or not."""
         return self.queues.get(name, self.unlisted)
 
+    def in_line(self, queue: str, key: str | None) -> bool:
+        """Return whether a message of `queue` with this order key is in a line."""
+        return key is not None or self.queue(queue).ordered
+
     def listen_alias(self, alias: str) -> str | None:
         """Return the alias on which to LISTEN for messages in `alias`; None: poll."""
         return {"notify": alias, "poll": None}.get(self.wakeup, self.wakeup)

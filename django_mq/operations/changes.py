@@ -1,50 +1,55 @@
 """The changes that operators make to messages, in the caller's transaction.
 
-Each returns the ids that it changed: messages in flight, or locked by another session, stay. If a
-message may now run, the workers are rung after the commit.
+Messages in flight, or locked by another session, stay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from django.db.backends.utils import CursorWrapper
 
 from django_mq.conf import get_settings
-from django_mq.outbox import notify
 from django_mq.store import free_unique_ids
 from django_mq.store import operators as store
 
-Change = Callable[[CursorWrapper, Sequence[int]], list[int]]
+
+class Done(NamedTuple):
+    """The `ids` that were changed. The caller rings the workers if a message may now run."""
+
+    ids: list[int]
+    may_run: bool
+
+
+Change = Callable[[CursorWrapper, Sequence[int]], Done]
 
 
 def remove(
     cursor: CursorWrapper, ids: Sequence[int], *, waiting: bool, dead: bool, reason: str
-) -> list[int]:
+) -> Done:
     """Delete waiting messages, dead ones or both; messages behind them proceed."""
     removed = store.remove(cursor, ids=ids, waiting=waiting, dead=dead, reason=reason)
     store.free_followers(cursor, removed)
     free_unique_ids.end_removed(cursor, removed)
-    notify.ring_for_next(cursor.db, get_settings(), removed)
-    return [row.id for row in removed]
+    settings = get_settings()
+    return Done(
+        [row.id for row in removed], any(settings.in_line(row.queue, row.key) for row in removed)
+    )
 
 
-def requeue(cursor: CursorWrapper, ids: Sequence[int], *, attempts: int = 1) -> list[int]:
+def requeue(cursor: CursorWrapper, ids: Sequence[int], *, attempts: int = 1) -> Done:
     """Give dead letters at least `attempts` more attempts."""
     unique = free_unique_ids.reacquire(cursor, ids=ids)
-    return _made_due(cursor, store.requeue(cursor, ids=ids, attempts=attempts, unique=unique))
+    made_due = store.requeue(cursor, ids=ids, attempts=attempts, unique=unique)
+    return Done(made_due, bool(made_due))
 
 
-def run_now(cursor: CursorWrapper, ids: Sequence[int]) -> list[int]:
+def run_now(cursor: CursorWrapper, ids: Sequence[int]) -> Done:
     """Make messages due that wait for a time."""
-    return _made_due(cursor, store.run_now(cursor, ids=ids))
-
-
-def _made_due(cursor: CursorWrapper, ids: list[int]) -> list[int]:
-    if ids:
-        notify.ring_after_commit(cursor.db)
-    return ids
+    made_due = store.run_now(cursor, ids=ids)
+    return Done(made_due, bool(made_due))
 
 
 #: By the name of the action.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from django.db import DatabaseError
 from django.db.backends.utils import CursorWrapper
 
-from django_mq.operations.changes import CHANGES
+from django_mq.operations.changes import CHANGES, Done
 from django_mq.operations.heads import dead_heads
 from django_mq.operations.log_entries import log_end
 from django_mq.policy.error_text import one_line
@@ -25,7 +25,7 @@ CHUNK = 1000
 
 
 class OperationStep(NamedTuple):
-    """The result of a step: the changed messages, and whether they may run now."""
+    """The number of `changed` messages. The caller rings the workers if one may now run."""
 
     changed: int
     may_run: bool
@@ -60,15 +60,16 @@ def take_step(cursor: CursorWrapper) -> OperationStep | None:
             cursor, wanted, action=row.action, after=row.after_id, last=row.last_id, limit=CHUNK
         )
         ids = dead_heads(cursor, found.ids, row.id) if wanted.heads else found.ids
-        done = len(CHANGES[row.action](cursor, ids)) if ids else 0
+        done = CHANGES[row.action](cursor, ids) if ids else Done([], may_run=False)
     except DatabaseError as error:
         raise StepRefused(row.id, error) from error
-    skipped = len(ids) - done
+    changed = len(done.ids)
+    skipped = len(ids) - changed
     if found.after is None:
-        end(cursor, row, "done", done=done, skipped=skipped)
+        end(cursor, row, "done", done=changed, skipped=skipped)
     else:
-        store.advance(cursor, row.id, after=found.after, done=done, skipped=skipped)
-    return OperationStep(done, may_run=row.action in ("requeue", "run_now"))
+        store.advance(cursor, row.id, after=found.after, done=changed, skipped=skipped)
+    return OperationStep(changed, done.may_run)
 
 
 def fail_step(cursor: CursorWrapper, id: int, error: DatabaseError) -> None:

@@ -48,11 +48,8 @@ def ring_after_commit(connection: BaseDatabaseWrapper) -> None:
 def ring_for_next(
     connection: BaseDatabaseWrapper, settings: Settings, removed: Iterable[Removed]
 ) -> None:
-    """Ring like `ring_after_commit()` if any of `removed` left a line: its next may run now.
-
-    A line is an order key of a handler, or an ordered queue.
-    """
-    if any(row.key is not None or settings.queue(row.queue).ordered for row in removed):
+    """Ring like `ring_after_commit()` if any of `removed` left a line: its next may run now."""
+    if any(settings.in_line(row.queue, row.key) for row in removed):
         ring_after_commit(connection)
 
 

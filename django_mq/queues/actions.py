@@ -22,7 +22,7 @@ from django_mq.operations.changes import CHANGES, Change
 from django_mq.policy.column_bounds import MAX_BIGINT
 from django_mq.policy.names import check_key
 from django_mq.queues.arguments import check_fingerprint, check_names, flag, seconds, whole_number
-from django_mq.queues.transactions import reading, writing
+from django_mq.queues.transactions import reading, wake, writing
 from django_mq.store import select_messages as selection
 from django_mq.store.select_messages import Among, Selection
 from django_mq.values import short_repr
@@ -194,7 +194,9 @@ def _change(event: str, change: Change, ids: Sequence[int], alias: str) -> Chang
         chunk = ids[start : start + CHUNK]
         try:
             with writing(alias) as cursor:
-                done = set(change(cursor, chunk))
+                done = change(cursor, chunk)
+                if done.may_run:
+                    wake(alias)
         except BaseException as error:
             if isinstance(error, OperationalError) and isinstance(
                 error.__cause__, LockNotAvailable
@@ -204,7 +206,8 @@ def _change(event: str, change: Change, ids: Sequence[int], alias: str) -> Chang
                 left = Changed(tuple(changed), len(ids) - len(changed))
                 log_changed(event, left, " before it was interrupted")
             raise
-        changed += [id for id in chunk if id in done]
+        ids_done = set(done.ids)
+        changed += [id for id in chunk if id in ids_done]
     result = Changed(tuple(changed), len(ids) - len(changed))
     log_changed(event, result)
     return result

@@ -109,7 +109,7 @@ def _prune_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
                 )
             ):
                 operators.free_followers(cursor, removed)
-                if settings.queue(name).ordered or any(row.key is not None for row in removed):
+                if any(settings.in_line(name, row.key) for row in removed):
                     notify.ring(cursor)
                 return name if len(removed) < PIECE_ROWS else before
             before = name

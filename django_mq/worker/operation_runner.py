@@ -14,6 +14,7 @@ import psycopg
 from django_mq.executor.watchdog import Link
 from django_mq.operations.changes import CHANGES
 from django_mq.operations.steps import OperationStep, StepRefused, fail_step, take_step
+from django_mq.outbox import notify
 from django_mq.store import Cursor, operations
 from django_mq.worker.wakeable_thread import WakeableThread
 
@@ -33,7 +34,7 @@ TRANSIENT_ERRORS = (
 class OperationRunner(WakeableThread):
     """Takes steps of operations while there are any.
 
-    `on_freed()` is called, on this thread, when messages became due.
+    `on_freed()` is called, on this thread, when a message may run because of a step.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class OperationRunner(WakeableThread):
         """Take steps until no operation is open, or other workers hold all open operations."""
         with self.connected():
             while not self._ended.is_set() and (step := self._step()):
-                if step.may_run and step.changed:
+                if step.may_run:
                     self._on_freed()
                 self._ended.wait(STEP_PAUSE)
 
@@ -75,7 +76,10 @@ class OperationRunner(WakeableThread):
         """Take a step; if the database refuses it permanently, the operation fails."""
         try:
             with self.block() as cursor:
-                return take_step(cursor)
+                step = take_step(cursor)
+                if step is not None and step.may_run:
+                    notify.ring_after_commit(cursor.db)
+                return step
         except StepRefused as refused:
             if isinstance(refused.error.__cause__, TRANSIENT_ERRORS) or not self.is_connected():
                 raise refused.error from None

@@ -129,7 +129,7 @@ def test_a_step_rings_for_what_may_run_now(monkeypatch, action, columns, rings):
     with listening() as bell:
         queues.operate(action, everything=True)
         bell.heard()
-        run_all()
+        turn()
         assert bell.heard() == rings
 
 
