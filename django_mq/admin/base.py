@@ -13,7 +13,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import BadRequest
-from django.db.models import Model, Q, QuerySet, TextField
+from django.db.models import Model, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.http.response import HttpResponseBase
@@ -35,6 +35,7 @@ from django_mq.admin.bounds import (
     reporting_timeouts,
 )
 from django_mq.admin.scope import QueueScopeMixin
+from django_mq.admin.searching import ExactSearchMixin
 from django_mq.admin.texts import link
 from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage
@@ -68,7 +69,7 @@ def ids_of(texts: Sequence[str]) -> list[int]:
     return ids
 
 
-class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
+class ReadOnlyAdmin(QueueScopeMixin, ExactSearchMixin, StockAdmin):
     """A page on which nothing can be added, changed or deleted."""
 
     actions_on_bottom = False
@@ -83,9 +84,6 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
     #: Columns by whose exact value the URL may filter. The stock admin would answer
     #: `?payload__password__startswith=a`, which reveals a payload letter by letter.
     exact_lookups: tuple[str, ...] = ()
-    #: Columns whose values a search compares with its text, and with its number.
-    searched_texts: tuple[str, ...] = ()
-    searched_ids: tuple[str, ...] = ("pk",)
 
     class Media:
         css = {"all": ("django_mq/admin.css",)}
@@ -99,22 +97,6 @@ class ReadOnlyAdmin(QueueScopeMixin, StockAdmin):
         """Return the rows that the user may see, each with `now`, the database's time."""
         rows = super().get_queryset(request).using(self.alias)
         return self.scoped(request, rows.annotate(now=Now()))
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        """Find rows by the exact values of the searched columns."""
-        term = search_term.strip()
-        if not term:
-            return queryset, False
-        wanted = Q(pk__in=())
-        if "\x00" not in term:
-            for column in self.searched_texts:
-                wanted |= Q(**{column: term})
-        if (id := id_of(term.removeprefix("#"))) is not None:
-            for column in self.searched_ids:
-                wanted |= Q(**{column: id})
-        return queryset.filter(wanted), False
 
     def stored_json(self, row: Model, column: str) -> str:
         """Return a JSON column as text, since the driver cannot decode every stored document."""

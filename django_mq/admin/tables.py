@@ -49,34 +49,15 @@ class TableAdmin(ReadOnlyAdmin):
 
     def found_by_index(self, request: HttpRequest, term: str) -> list[int]:
         """Return the keys of the rows that an index finds for `term`, the newest first."""
-        id = id_of(term.removeprefix("#"))
-        if id is None:
-            return []
         if self.searched_ids == ("pk",):
-            return [id]
-        wanted = Q()
-        for column in self.searched_ids:
-            wanted |= Q(**{column: id})
-        keys = self.get_queryset(request).filter(wanted).values_list("pk", flat=True)
-        return list(keys.order_by("-pk")[: MAX_COUNT + 1])
+            id = id_of(term.removeprefix("#"))
+            return [] if id is None else [id]
+        found = self.get_queryset(request).filter(self.id_condition(term))
+        return list(found.values_list("pk", flat=True).order_by("-pk")[: MAX_COUNT + 1])
 
-    def text_condition(self, request: HttpRequest, term: str) -> Q:
-        """Return the condition of a search that no index serves."""
-        wanted = Q(pk__in=())
-        for column in self.searched_texts:
-            wanted |= Q(**{column: term})
-        return wanted
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        """Find rows by index, and by their texts among the rows of the window."""
-        term = search_term.strip()
-        if not term:
-            return queryset, False
-        if "\x00" in term:
-            return queryset.none(), False
+    def search_condition(self, request: HttpRequest, term: str) -> Q:
+        """Return the condition on ids, and on texts among the rows of the window."""
         wanted = Q(pk__in=self.found_by_index(request, term))
         if self.search_scans(term):
             wanted |= window_of(request).scanned & self.text_condition(request, term)
-        return queryset.filter(wanted), False
+        return wanted
