@@ -152,7 +152,8 @@ class Snooze(Exception):
     def __init__(self, after: When, backoff: bool = False, reason: str = "") -> None:
         self.after = checked_when(after)
         self.backoff = bool(backoff)
-        self.reason = str(reason)
+        if reason:  # a subclass may have a property instead
+            self.reason = str(reason)
         super().__init__(after)
 
     def __str__(self) -> str:

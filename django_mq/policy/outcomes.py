@@ -116,8 +116,7 @@ def decide(
     stack: Sequence[Frame] = ()
     try:
         if isinstance(error, Snooze):
-            reason = one_line(f"Snooze: {error.reason}") if error.reason else ""
-            return Snoozed(*_cut(checked_when(error.after)), bool(error.backoff), reason)
+            return Snoozed(*_cut(checked_when(error.after)), bool(error.backoff), _reason(error))
         if isinstance(error, Reject):
             return DeadLettered(one_line(error.reason) or "rejected", describe(error))
         if isinstance(error, UnexpectedPayload):
@@ -137,6 +136,15 @@ def decide(
     if isinstance(after, float):
         after = max(after, min_wait)
     return Retried(after, failure, backoff, warning, min_wait)
+
+
+def _reason(error: Snooze) -> str:
+    """Return the reason of a snooze as one line; empty if it has none, or none with a text."""
+    try:
+        text = str(error.reason or "").strip()
+        return one_line(f"Snooze: {text}") if text else ""
+    except Exception:
+        return ""
 
 
 def _policy_delay(policy: RetryPolicy, attempt: int, random: Random) -> tuple[float, str]:

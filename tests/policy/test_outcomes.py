@@ -50,7 +50,6 @@ def decided(error: BaseException, **changes: Any) -> Outcome:
         (Retry(timedelta(minutes=1), backoff=True), 60.0, True),
         (Retry(MOMENT), MOMENT, False),
     ],
-    ids=repr,
 )
 def test_failed_attempt_is_retried(
     error: BaseException, after: float | datetime, backoff: bool
@@ -141,6 +140,36 @@ def test_snooze_uses_no_attempt(attempt: int) -> None:
     assert decided(Snooze(60, reason="no\nroute\0"), attempt=attempt) == Snoozed(
         60.0, reason="Snooze: no route\ufffd"
     )
+
+
+class Unprintable:
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class Closed(Snooze):
+    """A project's own class, with a reason that `Snooze` did not set."""
+
+    reason = property(lambda self: self.found)  # type: ignore[assignment]
+
+    def __init__(self, found: Any) -> None:
+        self.found = found
+        super().__init__(60)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Snooze(60, reason=" \n"), ""),
+        (Snooze(60, reason=None), ""),  # type: ignore[arg-type]
+        (Closed("the bank is closed"), "Snooze: the bank is closed"),
+        (Closed(503), "Snooze: 503"),
+        (Closed(None), ""),
+        (Closed(Unprintable()), ""),
+    ],
+)
+def test_a_snooze_is_one_whatever_its_reason(error: Snooze, reason: str) -> None:
+    assert decided(error) == Snoozed(60.0, reason=reason)
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), Retry(0), TimedOut("x"), WorkerLost("x")])
