@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib import import_module
 from io import StringIO
@@ -30,6 +30,7 @@ from django_mq.queues.doctor.findings import own_tables
 from django_mq.queues.transactions import reading
 from django_mq.store import server_facts, session_facts
 from django_mq.store.limits import Limits
+from django_mq.store.oldest_snapshot import HorizonHolder
 from django_mq.store.session_facts import LoginLimits
 from django_mq.store.vacuum import Versions
 from tests.database import second_connection
@@ -352,11 +353,17 @@ class TestOldSnapshots:
             if other.execute("show max_prepared_transactions").fetchone() == ("0",):
                 pytest.skip("the server prepares no transactions")
             other.execute("begin; create temporary sequence s; drop sequence s")
-            other.execute("select txid_current(); prepare transaction 'mq-doctor'")
+            other.execute("select txid_current(); prepare transaction 'mq''doctor'")
             try:
-                assert any("ROLLBACK PREPARED 'mq-doctor'" in text for text in found("D006"))
+                assert any("ROLLBACK PREPARED 'mq''doctor'" in text for text in found("D006"))
             finally:
-                other.execute("rollback prepared 'mq-doctor'")
+                other.execute("rollback prepared 'mq''doctor'")
+
+    def test_d006_quotes_the_name_of_the_transaction(self) -> None:
+        """The client that prepares it chooses any text; operators copy the command."""
+        since = datetime(2026, 1, 1, tzinfo=UTC)
+        holder = HorizonHolder("prepared transaction", "it's {0}", "ada", "", "", since)
+        assert upkeep.hint_for(holder).endswith("ROLLBACK PREPARED 'it''s {0}'.")
 
     def test_d007_a_slot(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(upkeep, "RETAINED_WAL_BYTES", 0)

@@ -39,8 +39,14 @@ def snapshots(alias: str) -> Iterator[Finding]:
     with short_cursor(alias) as cursor:
         found = oldest_snapshot.horizon(cursor, older_than=OLD_SNAPSHOT_SECONDS, limit=MAX_HOLDERS)
     for each in found:
-        id, hint = HINTS[each.kind]
-        yield Finding(id=id, level="warning", text=_held_by(each), hint=hint.format(each.name))
+        id, _ = HINTS[each.kind]
+        yield Finding(id=id, level="warning", text=_held_by(each), hint=hint_for(each))
+
+
+def hint_for(holder: HorizonHolder) -> str:
+    """Return what to do about a holder; its name is part of a literal in the statement."""
+    _, hint = HINTS[holder.kind]
+    return hint.format(holder.name.replace("'", "''"))
 
 
 def slots(alias: str) -> Iterator[Finding]:
