@@ -12,6 +12,7 @@ from django.forms.fields import InvalidJSONInput
 
 from django_mq.exceptions import MQError
 from django_mq.policy.column_bounds import MAX_NAME
+from django_mq.policy.encoding import MAX_DIGITS
 
 T = TypeVar("T")
 
@@ -28,8 +29,11 @@ def _decoded(decode: Callable[[], T]) -> T:
     """Return the document that `decode()` reads; any failure becomes an error of the field."""
     try:
         return decode()
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise ValidationError(f"This is not JSON: {error}.") from error
+    except ValueError as error:  # Python's own text advises a change of the interpreter's limit
+        text = f"This JSON has an integer of more than {MAX_DIGITS:,} digits."
+        raise ValidationError(text) from error
     except RecursionError as error:
         raise ValidationError("This JSON is nested too deeply.") from error
 

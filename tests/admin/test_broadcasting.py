@@ -132,7 +132,7 @@ def test_a_duplicate_is_not_stored(boss):
         ("payload", "NaN", "not JSON compliant"),
         ("payload", "[" * 100_000, "nested too deeply"),
         ("payload", "[" * 70 + "]" * 70, "deep"),
-        ("payload", "9" * 5000, "not JSON"),
+        ("payload", "9" * 5000, "an integer of more than 4,300 digits"),
         ("metadata", "[]", "dict"),
         ("metadata", '{"mq.hops": 1}', "reserved"),
         ("key", "k" * 200, "at most 128"),
