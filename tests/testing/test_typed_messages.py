@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import transaction
 
 from django_mq import (
@@ -572,6 +572,18 @@ def test_mq_types() -> None:
     found = json.loads(out.getvalue())[1]
     assert (found["type"], found["handlers"]) == ("shop.orders.placed", ["audit"])
     assert found["schema"]["$defs"]["Placed"]["required"] == ["order_id"]
+
+
+def test_mq_types_names_a_class_that_cannot_be_stored() -> None:
+    """As a program the system check reports it; call_command() runs none."""
+
+    @message("shop.files")
+    @dataclass
+    class File:
+        content: bytes
+
+    with pytest.raises(CommandError, match=r"shop\.files cannot be stored: .*content"):
+        call_command("mq_types", stdout=StringIO())
 
 
 def test_mq_types_without_any() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from django_mq import handlers
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json, table
-from django_mq.messages.classes import message_classes
+from django_mq.messages.classes import MessageClass, message_classes
+from django_mq.messages.codecs import Unsupported
 from django_mq.policy.routing import Pattern
 
 
@@ -32,7 +33,7 @@ class Command(OperatorCommand):
                     for handler in handlers.all_handlers()
                     if any(Pattern(pattern).matches(each.type) for pattern in handler.patterns)
                 ],
-                "schema": each.codec.schema(),
+                "schema": _schema(each),
             }
             for each in message_classes()
         ]
@@ -51,3 +52,12 @@ class Command(OperatorCommand):
                 for each in found
             ]
             self.stdout.write(table(("type", "version", "class", "handlers"), rows))
+
+
+def _schema(known: MessageClass) -> dict[str, Any]:
+    """Return the JSON Schema of a class; raises CommandError for E012, which no check has found."""
+    try:
+        return known.codec.schema()
+    except Unsupported as error:
+        text = f"the message class of {known.type} cannot be stored: {error}"
+        raise CommandError(text) from error
