@@ -194,7 +194,9 @@ select 0 as ordinal, m.handler, m.queue, m.priority, m.payload::text, m.metadata
                                  or starts_with(m.dead_reason, 'held for too long')
                                then '{UNANSWERED}' else '' end) end,
        m.dead_reason, split_part(m.claimed_by, ':', 1),
-       extract(epoch from m.leased_until)::float8, {_STARTED}
+       extract(epoch from m.leased_until)::float8, {_STARTED},
+       case when m.attempts = 0 and m.dead_at is null and m.held_since is null then
+            extract(epoch from m.processable_after)::float8 end
   from django_mq_queuedmessage m
   left join django_mq_result r on r.message_id = m.id
  where m.id = %(id)s and starts_with(m.type, '{TASKS}') and m.wants_result
@@ -202,7 +204,7 @@ union all
 select 1, r.handler, r.queue, r.priority, r.payload::text, r.metadata::text,
        extract(epoch from r.enqueued_at)::float8, r.attempts::text, jsonb_array_length(r.attempts),
        extract(epoch from r.created_at)::float8, r.value::text, r.error_class, r.error_text,
-       null, null, null
+       null, null, null, null
   from django_mq_result r
  where r.message_id = %(id)s and r.payload is not null
  order by ordinal
@@ -216,6 +218,7 @@ class StoredTask(NamedTuple):
     Times are seconds since 1970. `stored`: its message is still in its queue. `ended` is None while
     the task waits or runs. For a claimed message, `worker` and `leased_until` describe the claim
     (else None), and `started` is when the attempt began: None until the worker's next heartbeat.
+    `due`: when the first attempt may start; None from then on, and while the task is held.
     `error_class` is empty unless the result is a failure: then it is the class of the last error,
     or `results.UNANSWERED` with the reason in `error_text`.
     """
@@ -236,6 +239,7 @@ class StoredTask(NamedTuple):
     worker: str | None
     leased_until: float | None
     started: float | None
+    due: float | None
 
 
 def find(cursor: Cursor, id: int) -> StoredTask | None:

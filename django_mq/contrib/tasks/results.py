@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -124,7 +124,7 @@ def stored(task: Task[..., Any], id: int, found: StoredTask) -> TaskResult[..., 
         failed = found.stored or found.error_class
         status = TaskResultStatus.FAILED if failed else TaskResultStatus.SUCCESSFUL
     result = _result(
-        _as_enqueued(task, found.queue, found.priority, stored_options(_read(found.metadata))),
+        _as_enqueued(task, found.queue, found.priority, _options_of(found)),
         id,
         status,
         arguments=arguments,
@@ -135,6 +135,14 @@ def stored(task: Task[..., Any], id: int, found: StoredTask) -> TaskResult[..., 
     if status == TaskResultStatus.SUCCESSFUL:
         object.__setattr__(result, "_return_value", _read(found.value or "null"))
     return result
+
+
+def _options_of(found: StoredTask) -> StoredOptions:
+    """Return the options of a stored task; a duplicate or an operator may have moved its time."""
+    options = stored_options(_read(found.metadata))
+    if found.due is None or (options.run_after is None and found.due <= found.enqueued):
+        return options
+    return replace(options, run_after=datetime.fromtimestamp(found.due, UTC))
 
 
 def sender_of(result: TaskResult[..., Any], registered: Task[..., Any]) -> type:

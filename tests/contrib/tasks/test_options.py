@@ -17,6 +17,7 @@ from django_mq import (
     RetryPolicy,
     fixed,
     handlers,
+    queues,
 )
 from django_mq.contrib.tasks import MessageTask
 from django_mq.contrib.tasks.compat import InvalidTask, Task, TaskResultStatus, task_enqueued
@@ -222,7 +223,23 @@ def test_a_duplicate_may_move_the_due_time() -> None:
         again = task.enqueue(2)
         assert again.id == first.id
         assert task.get_result(first.id).args == args
+        assert (again.task.run_after, task.get_result(first.id).task.run_after) == (later, later)
         assert drain() == 0
+
+
+def test_the_result_of_a_waiting_task_says_when_it_is_due() -> None:
+    """An update changes the content, not the due time; an operator may move that, too."""
+    soon, later = jobs.in_an_hour(), jobs.in_an_hour() + timedelta(hours=1)
+    task = jobs.note.using(unique_id="one", on_duplicate="update")
+    first = task.using(run_after=soon).enqueue(1)
+    again = task.using(run_after=later).enqueue(2)
+    assert (again.id, again.args, again.task.run_after) == (first.id, [2], soon)
+    queues.edit(int(first.id), due=later)
+    assert task.get_result(first.id).task.run_after == later
+    queues.run_now(int(first.id))
+    run_after = task.get_result(first.id).task.run_after
+    assert run_after is not None
+    assert run_after < soon
 
 
 def test_in_a_quiet_time_there_is_no_result_to_answer_with(heard: list[str]) -> None:
