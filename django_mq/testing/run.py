@@ -22,11 +22,12 @@ from django_mq.outbox.blocks import in_own_atomic
 from django_mq.outbox.schedules.declaring import declare_all
 from django_mq.outbox.schedules.firing import fire_until
 from django_mq.outbox.send import queue_connection
+from django_mq.policy.column_bounds import MAX_SPAN_SECONDS
 from django_mq.policy.names import check_name
 from django_mq.requests.pending import test_runners
 from django_mq.store import Cursor, schedules
 from django_mq.store import testing as store
-from django_mq.values import When, checked_when
+from django_mq.values import When, checked_when, short_repr
 from django_mq.worker.inline_run import InlineFailure, InlineRun, add_note
 
 #: How to treat the errors that handlers raise.
@@ -202,6 +203,10 @@ def due(queue: str | None = None, *, until: When | None = None, using: str | Non
         with connection.cursor() as cursor:
             return store.make_due(cursor, queue=queue)
     when = checked_when(until)
+    if not isinstance(when, datetime) and when > MAX_SPAN_SECONDS:
+        raise ValueError(
+            f"{short_repr(until)} is not a valid wait: give at most a century, in seconds"
+        )
 
     @contextmanager
     def block() -> Iterator[Cursor]:

@@ -80,6 +80,6 @@ class DueUntilTest(TestCase):
         assert [each.metadata["mq.schedule"] for each in broadcasts] == ["hourly"]
 
     def test_a_time_that_cannot_be(self) -> None:
-        for wrong in (-1, datetime(2026, 1, 1), "tomorrow"):
+        for wrong in (-1, datetime(2026, 1, 1), "tomorrow", 10**30, timedelta.max):
             with pytest.raises(ValueError, match="seconds"):
                 due(until=wrong)  # type: ignore[arg-type]
