@@ -229,6 +229,11 @@ def alias_of(using: str | None = None) -> str:
     return alias or router.db_for_write(apps.get_model("django_mq", "QueuedMessage"))
 
 
+def command_on(alias: str, command: str) -> str:
+    """Return a command with the option that it needs for the messages of `alias`, if any."""
+    return command if alias == alias_of(None) else f"{command} --database {alias}"
+
+
 def is_postgresql(alias: str) -> bool:
     """Return whether `alias` exists, its backend can be loaded, and it is PostgreSQL."""
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_mq.conf import alias_of
+from django_mq.conf import alias_of, command_on
 from django_mq.management.arguments import message_id, wrong_arguments
 from django_mq.models import QueuedMessage
 from django_mq.queues import Changed
@@ -80,10 +80,11 @@ def notes_on_others(
     *first, last = wanted
     either = f"{', '.join(first)} or {last}" if first else last
     others = sorted(set(ids).difference(found.ids))[:NOTED]
-    rows = QueuedMessage.objects.using(alias_of(database)).with_state().only("pk")
+    alias = alias_of(database)
+    rows = QueuedMessage.objects.using(alias).with_state().only("pk")
     states = {each.pk: each.state for each in rows.filter(pk__in=others)}
     for id in others:
         state = states.get(id)
         if state not in wanted:
             what = f"{state}, not {either}" if state else "not stored"
-            yield f"message {id} is {what}: see mq_why {id}"
+            yield f"message {id} is {what}: see {command_on(alias, f'mq_why {id}')}"

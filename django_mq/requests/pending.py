@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
-from django_mq.conf import alias_of
+from django_mq.conf import alias_of, command_on
 from django_mq.exceptions import (
     CannotWait,
     RemoteError,
@@ -188,9 +188,10 @@ class PendingReply:
                 " answering():` block of django_mq.testing, or call drain() before result()"
             )
         else:
+            why = command_on(self._alias, f"mq_why {self.id}")
             text = (
-                f"no reply to {what} within {seconds:g} s; it may still come, and"
-                f" `manage.py mq_why {self.id}` says what the message is waiting for"
+                f"no reply to {what} within {seconds:g} s; it may still come, and `manage.py {why}`"
+                " says what the message is waiting for"
             )
         return ReplyTimeout(text, self.id)
 

@@ -36,6 +36,11 @@ class TestRequeue:
         run("mq_requeue", "--id", add(dead=-1).pk)
         assert capsys.readouterr().err == ""
 
+    def test_the_note_names_a_database_that_is_not_the_usual_one(self, capsys, settings):
+        settings.DJANGO_MQ = {"DATABASE": "elsewhere"}
+        run("mq_requeue", "--id", 10**9, "--database", "default")
+        assert capsys.readouterr().err.endswith("see mq_why 1000000000 --database default\n")
+
     def test_json_counts_those_that_are_skipped(self):
         assert run_json("mq_requeue", "--id", add().pk, 10**9)["skipped"] == 2
 

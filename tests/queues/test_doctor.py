@@ -672,6 +672,44 @@ class TestQueuesAndTypes:
         assert found("D024") == []
 
 
+class TestAnotherDatabase:
+    """Ids and names of one database mean something else in another one."""
+
+    @pytest.fixture(autouse=True)
+    def _messages_are_elsewhere(self, settings: Any, alias: Alias) -> None:
+        settings.DJANGO_MQ = {"DATABASE": alias("elsewhere")}
+
+    def hints(self, id: str) -> list[str]:
+        return [each.hint for each in examine(using="default") if each.id == id]
+
+    def test_the_commands_name_it(self) -> None:
+        add("mail", key="k", handler="h")
+        assert "mq_worker --database default." in self.hints("D020")[0]
+        beat(queues=["other"])
+        assert "mq_worker --queue mail --database default." in self.hints("D013")[0]
+        put("full", due=600, last_error="BroadcastBusy: no room")
+        put("ended", due=None, last_error="InvalidOption: tz")
+        ended, full = self.hints("D019")
+        assert "mq_schedule run full --database default broadcasts" in full
+        assert "mq_schedule enable ended --database default." in ended
+
+    def test_the_commands_that_are_copied_from_it_change_this_one(self) -> None:
+        beat()
+        add(held=-9, type="shop.lost")
+        (hint,) = self.hints("D014")
+        assert re.search(r"mq_why \d+ --database default gives", hint)
+        command = hint.rpartition("manage.py ")[2].removesuffix(".")
+        call_command(*command.split(), "--yes", stdout=StringIO())
+        assert self.hints("D014") == []
+        first = add(key="k", handler="h", dead=-5)
+        add(key="k", handler="h", blocked_by=first.pk)
+        (hint,) = self.hints("D024")
+        (command,) = re.findall(r"mq_purge .*?(?= drops)", hint)
+        assert f"mq_requeue --id {first.pk} --database default runs" in hint
+        call_command(*command.split(), "--yes", stdout=StringIO())
+        assert self.hints("D024") == []
+
+
 class TestSchedules:
     #: A month, and a delay that reads the same for half an hour of testing.
     MONTH = timedelta(days=30)

@@ -104,6 +104,16 @@ def late_async(*args: Any, **options: Any) -> None:
         async_to_sync(aask)(*args, timeout=0, **options)
 
 
+def test_a_late_reply_says_how_to_look_for_its_message(
+    transactional_db: None, settings: Any
+) -> None:
+    for database, option in ((None, ""), ("elsewhere", " --database default")):
+        settings.DJANGO_MQ = {"DATABASE": database}
+        with pytest.raises(ReplyTimeout) as caught:
+            ask("test.echo", timeout=0, using="default")
+        assert f"`manage.py mq_why {caught.value.id}{option}` says" in str(caught.value)
+
+
 @pytest.mark.parametrize("send", [request, late, async_to_sync(arequest), late_async])
 def test_each_option_reaches_the_message(send: Any) -> None:
     send("test.echo", 1, **OPTIONS)

@@ -7,6 +7,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq import queues
+from django_mq.conf import alias_of, command_on
 from django_mq.management.base import OperatorCommand, add_queue_options
 from django_mq.management.output import as_json
 
@@ -50,8 +51,9 @@ class Command(OperatorCommand):
 
     def _note_what_is_left(self, queue: str, database: str | None, *, backoff: bool) -> None:
         """Tell the operator if the other of pause and backoff still stops the queue."""
+        command = command_on(alias_of(database), f"mq_resume {queue}")
         if backoff:
             if queues.resume(queue, dry_run=True, using=database):
-                self.note([f"the queue is paused: mq_resume {queue} ends that"])
+                self.note([f"the queue is paused: {command} ends that"])
         elif queues.end_backoff(queue, dry_run=True, using=database):
-            self.note([f"the queue is backing off: mq_resume {queue} --backoff ends that"])
+            self.note([f"the queue is backing off: {command} --backoff ends that"])

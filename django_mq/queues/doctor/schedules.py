@@ -8,6 +8,7 @@ from itertools import islice
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
+from django_mq.conf import command_on
 from django_mq.conf.local_time import aware
 from django_mq.exceptions import InvalidOption
 from django_mq.handlers.cron import times_of
@@ -76,10 +77,11 @@ def failing_schedules(alias: str) -> Iterator[Finding]:
             id="D019",
             level="error" if late or each.next_at is None else "warning",
             text=text,
-            hint=f"Correct it, then enable it again: manage.py mq_schedule enable {each.name}."
+            hint="Correct it, then enable it again: manage.py"
+            f" {command_on(alias, f'mq_schedule enable {each.name}')}."
             if each.next_at is None
-            else "Correct what the error names; manage.py mq_schedule run"
-            f" {each.name} broadcasts it at once.",
+            else "Correct what the error names; manage.py"
+            f" {command_on(alias, f'mq_schedule run {each.name}')} broadcasts it at once.",
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from django.db.models.functions import Now
 
 from django_mq import handlers
-from django_mq.conf import get_settings
+from django_mq.conf import command_on, get_settings
 from django_mq.handlers.nearest import probable_types
 from django_mq.models import Operation, Schedule
 from django_mq.policy.rounding import counted
@@ -50,7 +50,8 @@ def workerless(alias: str) -> Iterator[Finding]:
             id="D020",
             level="error" if is_due else "warning",
             text=f"No worker is alive, {_listed(work)}.",
-            hint="Start one: manage.py mq_worker. If one should run, its log says why it ended.",
+            hint=f"Start one: manage.py {command_on(alias, 'mq_worker')}. If one should run, its"
+            " log says why it ended.",
         )
 
 
@@ -89,9 +90,9 @@ def unserved(alias: str) -> Iterator[Finding]:
                 level="error" if found.processable else "warning",
                 text=f"{_wait(found.shown('depth'))} in the queue {queue}, and no live worker"
                 f" serves it{' that is not quiet' if quiet else ''}.",
-                hint="Resume one: manage.py mq_workers resume ID."
+                hint=f"Resume one: manage.py {command_on(alias, 'mq_workers resume ID')}."
                 if quiet
-                else f"Start one: manage.py mq_worker --queue {queue}.",
+                else _start_one(alias, queue),
             )
         elif serving and queue in handled:
             yield Finding(
@@ -99,8 +100,12 @@ def unserved(alias: str) -> Iterator[Finding]:
                 level="warning",
                 text=f"The queue {queue} has handlers ({', '.join(sorted(handled[queue])[:3])}),"
                 " and no live worker serves it.",
-                hint=f"Start one: manage.py mq_worker --queue {queue}.",
+                hint=_start_one(alias, queue),
             )
+
+
+def _start_one(alias: str, queue: str) -> str:
+    return f"Start one: manage.py {command_on(alias, f'mq_worker --queue {queue}')}."
 
 
 def unheard(alias: str) -> Iterator[Finding]:
@@ -120,17 +125,17 @@ def unheard(alias: str) -> Iterator[Finding]:
             counted(messages, 0, stopped=stopped),
             f"of type {type}",
             hint=(f"Did you mean {' or '.join(meant)}? " if meant else "")
-            + f"manage.py mq_why {first_id} gives the reason: deploy the handler, give a"
-            " renamed one its former name in aliases=, or let a handler take what the where= of"
-            " others leaves. To drop all waiting messages of the type,"
-            f" held or not: manage.py mq_purge --type {type} --waiting.",
+            + f"manage.py {command_on(alias, f'mq_why {first_id}')} gives the reason: deploy the"
+            " handler, give a renamed one its former name in aliases=, or let a handler take what"
+            " the where= of others leaves. To drop all waiting messages of the type, held or not:"
+            f" manage.py {command_on(alias, f'mq_purge --type {type} --waiting')}.",
         )
     if not types:  # the held messages are in the middle of a long backlog
         yield _held(
             counted(total, 0, stopped=is_capped),
             f"in the queue{'' if len(held) == 1 else 's'} {', '.join(sorted(held)[:3])}",
-            hint="In the admin, filter the messages by the state held; manage.py mq_why ID gives"
-            " the reason for one.",
+            hint="In the admin, filter the messages by the state held; manage.py"
+            f" {command_on(alias, 'mq_why ID')} gives the reason for one.",
         )
 
 
@@ -162,7 +167,8 @@ def stalled(alias: str) -> Iterator[Finding]:
             text=f"{_wait(behind)} in the queue {queue} behind"
             f" {'a dead letter' if n == '1' else f'{n} dead letters'} of"
             f" {'its' if behind == '1' else 'their'} key or ordered queue.",
-            hint=f"manage.py mq_why {first} explains the first. manage.py mq_requeue --id {first}"
-            f" runs it again, mq_purge --id {first} drops it; then the others proceed. If later"
-            " messages make up for a dead one, set the queue's on_dead_head to 'skip'.",
+            hint=f"manage.py {command_on(alias, f'mq_why {first}')} explains the first. manage.py"
+            f" {command_on(alias, f'mq_requeue --id {first}')} runs it again,"
+            f" {command_on(alias, f'mq_purge --id {first}')} drops it; then the others proceed. If"
+            " later messages make up for a dead one, set the queue's on_dead_head to 'skip'.",
         )
