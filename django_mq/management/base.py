@@ -28,7 +28,7 @@ from django_mq.policy.error_text import one_line
 from django_mq.policy.names import check_name
 from django_mq.policy.rounding import message_count
 from django_mq.queues import Changed
-from django_mq.queues.doctor.schema import unapplied_migrations
+from django_mq.queues.doctor.schema import migrate_command, unapplied_migrations
 from django_mq.supervisor.output import discard
 
 #: Other errors of an unusable database. Django reads an alias when it first connects; the driver
@@ -252,7 +252,8 @@ def must_be_migrated(connection: BaseDatabaseWrapper) -> None:
     """Raise CommandError if migrations of django_mq have not been applied."""
     if unapplied_migrations(connection):
         raise CommandError(
-            f"the tables in database {connection.alias!r} are not up to date: run manage.py migrate"
+            f"the tables in database {connection.alias!r} are not up to date:"
+            f" run {migrate_command(connection.alias)}"
         )
 
 
@@ -265,7 +266,7 @@ def missing_migrations(connection: BaseDatabaseWrapper) -> str:
     try:
         must_be_migrated(connection)
     except DatabaseError:
-        return ". Migrations may be missing: run manage.py migrate"
+        return f". Migrations may be missing: run {migrate_command(connection.alias)}"
     return ""
 
 

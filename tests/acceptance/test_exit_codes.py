@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import socket
@@ -105,6 +106,29 @@ def test_operators_without_tables_are_told_to_migrate(empty_database: str, comma
     assert (done.returncode, done.stdout) == (1, "")
     assert "'default' are not up to date: run manage.py migrate" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("mq_status", 1), ("mq_worker --until-empty", 1), ("mq_doctor", 2)]
+)
+def test_they_are_told_to_migrate_that_database(
+    empty_database: str, command: str, code: int
+) -> None:
+    """`migrate` without an option goes on migrating the default one, which is up to date."""
+    done = subprocess.run(
+        [sys.executable, "manage.py", *command.split(), "--database", "elsewhere"],
+        cwd=settings.BASE_DIR,
+        env=os.environ
+        | {
+            "DJANGO_SETTINGS_MODULE": "tests.acceptance.settings",
+            "DATABASE_URL": database_url(),
+            "ACCEPTANCE_ALIASES": json.dumps({"elsewhere": {"NAME": empty_database}}),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code
+    assert "un manage.py migrate --database elsewhere" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from django.apps import apps
-from django.db import connections
+from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
@@ -43,6 +43,15 @@ def unapplied_migrations(connection: BaseDatabaseWrapper) -> list[str]:
     ]
 
 
+def migrate_command(alias: str) -> str:
+    """Return the command that migrates `alias`; Django's own default is not the DATABASE setting.
+
+    >>> migrate_command("default"), migrate_command("other")
+    ('manage.py migrate', 'manage.py migrate --database other')
+    """
+    return "manage.py migrate" + ("" if alias == DEFAULT_DB_ALIAS else f" --database {alias}")
+
+
 def migrations(alias: str) -> Iterator[Finding]:
     """D002: the tables are older than the code, or missing."""
     with short_cursor(alias) as cursor:
@@ -53,7 +62,7 @@ def migrations(alias: str) -> Iterator[Finding]:
             id="D002",
             level="error",
             text=f"Migrations have not been applied: {', '.join(unapplied)}.",
-            hint="Run manage.py migrate.",
+            hint=f"Run {migrate_command(alias)}.",
         )
     elif missing:
         # migrate records a migration also where a router refused its tables.
