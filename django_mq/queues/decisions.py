@@ -40,7 +40,7 @@ def pause(
     check_name(queue, "queue")
     when = None if until is None else checked_when(until)
     at, delay = (when, None) if isinstance(when, datetime) else (None, when)
-    words = f"until {at}" if delay is None else f"for {delay:,.12g} seconds"
+    words = f"until {until}" if delay is None else f"for {delay:,.12g} seconds"
     if delay == 0:
         raise ValueError(
             f"queue {queue} cannot be paused {words}: give a longer time, or pause it without an"

@@ -164,5 +164,10 @@ def _period(
     start = None if since is None else past_moment(alias, since, "since")
     end = None if until is None else past_moment(alias, until, "until")
     if start is not None and end is not None and start > end:
-        raise ValueError(f"since must be before until, but {start} is after {end}")
+        # As they were given, in the caller's time zone; seconds say more as a moment.
+        first, last = (
+            given if isinstance(given, datetime) else at
+            for given, at in ((since, start), (until, end))
+        )
+        raise ValueError(f"since must be before until, but {first} is after {last}")
     return start, end

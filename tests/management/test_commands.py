@@ -160,9 +160,27 @@ def test_none_runs_where_nobody_commits(monkeypatch):
         ("mq_why \u0661", "is not the id of a message"),
         ("mq_stop 0 --yes", "'0' is not the id of a message"),
         ("mq_workers quiet '' --yes", "no live worker has the id '': see mq_workers"),
+        ("mq_workers stop --host '' --yes", "name the workers: by ID, by --host, or --all"),
+        ("mq_workers list --host ''", "name workers after quiet, resume or stop"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_told(command, said):
+    with pytest.raises(CommandError, match=re.escape(said)):
+        run(*shlex.split(command))
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("mq_pause mail --until 2020-01-01", "until 2020-01-01 00:00:00+01:00: that time has"),
+        (
+            "mq_replay --since 2026-02-01 --until 2026-01-01",
+            "2026-02-01 00:00:00+01:00 is after 2026-01-01 00:00:00+01:00",
+        ),
+    ],
+)
+def test_a_time_that_makes_no_sense_is_shown_as_it_was_given(command, said, settings):
+    settings.TIME_ZONE = "Europe/Berlin"
     with pytest.raises(CommandError, match=re.escape(said)):
         run(*shlex.split(command))
 

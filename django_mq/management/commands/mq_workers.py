@@ -66,7 +66,7 @@ class Command(OperatorCommand):
             self.stdout.write(f"{text} mq_workers shows their states.")
 
     def _list(self, known: Sequence[WorkerProcess], options: dict[str, Any]) -> None:
-        if options["ids"] or options["host"] or options["all"]:
+        if options["ids"] or options["host"] is not None or options["all"]:
             raise wrong_arguments(
                 "list shows all workers; name workers after quiet, resume or stop"
             )
@@ -85,7 +85,7 @@ class Command(OperatorCommand):
 def _chosen(alive: Sequence[WorkerProcess], options: dict[str, Any]) -> list[WorkerProcess]:
     """Return the live workers that the options name; raise CommandError if there are none."""
     ids, host, every = options["ids"], options["host"], options["all"]
-    if bool(ids) + (host is not None) + every != 1:
+    if bool(ids) + (host is not None) + every != 1 or host == "":  # "": an unset shell variable
         raise wrong_arguments("name the workers: by ID, by --host, or --all")
     if ids:
         named = [_one(alive, each) for each in ids]
