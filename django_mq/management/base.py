@@ -7,6 +7,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, redirect_stdout
 from difflib import get_close_matches
+from io import TextIOWrapper
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -61,6 +62,8 @@ class OperatorCommand(BaseCommand):
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run the command as a program; a signal ends it without a traceback."""
+        if isinstance(sys.stdout, TextIOWrapper):  # escape what its encoding lacks, as stderr does
+            sys.stdout.reconfigure(errors="backslashreplace")
         with interruptible():
             super().run_from_argv(argv)
 

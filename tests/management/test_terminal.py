@@ -265,6 +265,20 @@ class TestProcesses:
         screens = [each for each in text.split(HOME) if "QUEUE" in each]
         return screens[:2]
 
+    def test_characters_that_the_terminal_lacks_are_escaped(self) -> None:
+        """Keys and error texts may have any, and a terminal that is not UTF-8 has 256 of them."""
+        text = "zażółć \U0001f4a5"
+        FailedAttempt.objects.create(
+            message_id=7, queue="mail", type="t", attempt=1, error_class="E", error_text=text
+        )
+        ended = subprocess.run(
+            [*MANAGE, "mq_errors"],
+            env={**self.environment, "PYTHONIOENCODING": "cp1250"},
+            capture_output=True,
+        )
+        assert (ended.returncode, ended.stderr) == (0, b"")
+        assert "zażółć \\U0001f4a5" in ended.stdout.decode("cp1250")
+
     @pytest.mark.parametrize("columns", [40, 80, 200])
     def test_the_texts_of_errors_fit_the_terminal(self, columns: int) -> None:
         text = "the card was declined by its bank " * 9
