@@ -114,7 +114,7 @@ class OperatorCommand(BaseCommand):
         """
         if yes:
             return True
-        if json or not sys.stdin.isatty():
+        if json or not _at_terminal():
             raise CommandError(f"{question} Pass --yes to confirm.")
         return _typed(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
@@ -147,7 +147,7 @@ class OperatorCommand(BaseCommand):
 
         Raises Declined.
         """
-        if not (yes or json) and sys.stdin.isatty() and not self.confirm(question, yes=False):
+        if not (yes or json) and _at_terminal() and not self.confirm(question, yes=False):
             raise Declined
 
     def must_be_known(
@@ -170,7 +170,7 @@ class OperatorCommand(BaseCommand):
         text = f"queue {one_line(queue)} is not known: no messages, settings or handlers name it."
         if near:
             text += f" Did you mean {' or '.join(near)}?"
-        if yes or json or not sys.stdin.isatty():
+        if yes or json or not _at_terminal():
             raise CommandError(f"{text} Pass --force to change it anyway.")
         if not self.confirm(f"{text} Change it anyway?", yes=False):
             raise CommandError("nothing was changed")
@@ -207,6 +207,10 @@ class OperatorCommand(BaseCommand):
             self.report("", Changed((), found.skipped), **options)
         else:
             self.stdout.write(f"Nothing was {done}{'' if found else self.none_found}.")
+
+
+def _at_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()  # None: a supervisor has closed it
 
 
 def _typed(question: str) -> str:

@@ -265,6 +265,22 @@ class TestProcesses:
         screens = [each for each in text.split(HOME) if "QUEUE" in each]
         return screens[:2]
 
+    def test_without_a_stdin_nobody_is_asked(self) -> None:
+        """Some supervisors close it; the interpreter then has None in its place."""
+        add("mail", dead=-1)
+        for command, code, said in (
+            ("mq_pause mail", 0, "Queue mail is paused until mq_resume"),
+            ("mq_pause unknown", 1, "Pass --force to change it anyway."),
+            ("mq_purge --all", 1, "Pass --yes to confirm."),
+        ):
+            ended = subprocess.run(
+                ["sh", "-c", f"exec {' '.join(MANAGE)} {command} <&-"],
+                env=self.environment,
+                capture_output=True,
+                text=True,
+            )
+            assert (ended.returncode, said in ended.stdout + ended.stderr) == (code, True), ended
+
     def test_characters_that_the_terminal_lacks_are_escaped(self) -> None:
         """Keys and error texts may have any, and a terminal that is not UTF-8 has 256 of them."""
         text = "zażółć \U0001f4a5"
