@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import logging.config
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 from django.db import transaction
+from django.utils import timezone
 
 from django_mq import RetryPolicy, broadcast, handler, queues
 from django_mq.handlers import isolated
@@ -112,6 +115,25 @@ def test_the_fields_of_messages(caplog: pytest.LogCaptureFixture) -> None:
         if (event := vars(record).get("event")) in MESSAGE_EVENTS:
             seen[event] = vars(record).keys() - plain - {"event", "message", "asctime"}
     assert seen == {event: documented[event] for event in MESSAGE_EVENTS}
+
+
+def test_a_record_as_json() -> None:
+    names: dict[str, Any] = {}
+    [code] = [each for each in snippets(DOCS / "reference.md", "python") if "JSONF" in each]
+    exec(code, names)  # noqa: S102
+    record = logging.makeLogRecord(
+        {"name": "django_mq", "levelname": "INFO", "msg": "held: %s", "args": ("7",)}
+    )
+    vars(record).update(event="message_held", message_id=7, until=timezone.now())
+    line = names["JSONFormatter"]().format(record)
+    found = json.loads(line)
+    assert found.keys() == {"time", "level", "message", "event", "message_id", "until"}
+    assert (found["message"], found["message_id"]) == ("held: 7", 7)
+    try:
+        raise ValueError
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    assert "ValueError" in json.loads(names["JSONFormatter"]().format(record))["traceback"]
 
 
 @contextmanager

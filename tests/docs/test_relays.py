@@ -18,7 +18,7 @@ from django_mq.conf.relays import KINDS, Destination
 from django_mq.contrib.relays.consumer import marked
 from django_mq.contrib.relays.incoming import Incoming, message_of
 from django_mq.testing import drain
-from tests.docs.pages import DOCS, story
+from tests.docs.pages import DOCS, passes, story
 
 published: list[Any] = []
 
@@ -27,10 +27,16 @@ def publish(*given: Any, **options: Any) -> None:
     published.append((*given, options))
 
 
+def place_order() -> None:
+    with transaction.atomic():
+        broadcast("shop.orders.placed", {"order_id": 7}, metadata={"partner": True})
+
+
 @pytest.fixture
 def page() -> Iterator[ModuleType]:
     producer = SimpleNamespace(publish=publish)
-    with story("relays.md", handler=handler, Snooze=Snooze, producer=producer) as module:
+    names: dict[str, Any] = {"handler": handler, "Snooze": Snooze, "place_order": place_order}
+    with story("relays.md", producer=producer, **names) as module:
         yield module
 
 
@@ -53,6 +59,11 @@ def test_its_own_relay_publishes(page: ModuleType) -> None:
     assert drain("relay.other") == 1
     [copy] = receipt.copies
     assert published == [("shop.carts.expired", {"n": 1}, {"message_id": str(copy.id)})]
+
+
+@pytest.mark.django_db
+def test_its_test_publishes_nothing(page: ModuleType) -> None:
+    assert passes(page.OrderTest) == 1
 
 
 def test_it_names_every_option() -> None:
