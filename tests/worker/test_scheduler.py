@@ -239,6 +239,26 @@ def test_a_read_only_server_is_reported_by_the_loop_alone(
     assert clock.fired
 
 
+def test_a_declaration_waits_for_a_read_only_server(
+    clock: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As during a failover: the schedule is valid, and newer code still changes its timing."""
+    put("daily", due=3600, every=timedelta(hours=24), source="code", declared_at=Now())
+    periodic("daily", "shop.ping", every=HOUR)
+    clock._declare_at, clock._stored = 0.0, False
+    options = {
+        **connection.settings_dict["OPTIONS"],
+        "options": "-c default_transaction_read_only=on",
+    }
+    with monkeypatch.context() as patch:
+        patch.setitem(connection.settings_dict, "OPTIONS", options)
+        clock.take_turn()
+    assert caplog.text == ""
+    clock._declare_at = 0.0
+    clock.take_turn()
+    assert Schedule.objects.get().every == HOUR
+
+
 def sessions() -> int:
     with second_connection() as other:
         row = other.execute(
@@ -294,7 +314,7 @@ def declare(clock: Any) -> None:
 @pytest.fixture
 def hourly(transactional_db: None) -> None:
     """The process of the test declares it; the stored one is from older code."""
-    put(type="shop.old", due=600, source="code", declared_at=Now())
+    put(type="shop.old", due=600, declared_at=Now())
     periodic("hourly", "shop.ping", every=HOUR)
 
 

@@ -11,6 +11,7 @@ from psycopg.errors import LockNotAvailable
 
 from django_mq.conf import Settings
 from django_mq.exceptions import MQError
+from django_mq.executor.outage import is_lost
 from django_mq.handlers import all_schedules
 from django_mq.handlers.cron import times_of
 from django_mq.handlers.periodic import check_type
@@ -32,8 +33,9 @@ Block = Callable[[], AbstractContextManager[Cursor]]
 def declare_all(block: Block, settings: Settings) -> None:
     """Store the schedules that this process declares, each in a transaction of its own.
 
-    Logs those that cannot run. Raises OperationalError if the database is lost. Also raises it,
-    once the others are stored, if another session has locked the row of a schedule.
+    Logs those that cannot run. Raises OperationalError if the database is lost, InternalError if
+    it is read only. Also raises OperationalError, once the others are stored, if another session
+    has locked the row of a schedule.
     """
     _declare_each(block, _declared().values(), settings)
 
@@ -83,6 +85,8 @@ def _declare_each(block: Block, declared: Iterable[Declaration], settings: Setti
                 raise
             locked = error
         except (MQError, DatabaseError) as error:
+            if is_lost(error):  # a read-only server, which says nothing about the schedule
+                raise
             logger.error(
                 "schedule %s cannot run: %s",
                 each.name,
