@@ -10,9 +10,9 @@ from django_mq.checks.pooler import POOLED, POOLED_HINT
 from django_mq.conf import get_settings, is_postgresql
 from django_mq.executor.outage import reason_of
 from django_mq.handlers import all_handlers, timeout_of
-from django_mq.queues.doctor.findings import Finding, session
+from django_mq.queues.doctor.findings import Finding, session, short_cursor
 from django_mq.queues.fleet import workers
-from django_mq.store import session_facts
+from django_mq.store import server_facts, session_facts
 from django_mq.store.driver import may_prepare
 from django_mq.store.lost import LOST
 
@@ -51,9 +51,13 @@ def listening(alias: str) -> Iterator[Finding]:
     )
     if not is_postgresql(listens_on):
         return  # E002 of the system checks reports it
+    with short_cursor(alias) as cursor:
+        is_standby, _ = server_facts.read_only(cursor)
     try:
         with session(listens_on) as listener, session(alias) as notifier:
-            reached = session_facts.notify_arrives(listener, notifier, seconds=RING_SECONDS)
+            reached = is_standby or session_facts.notify_arrives(  # D022 reports the standby
+                listener, notifier, seconds=RING_SECONDS
+            )
     except LOST as error:
         reached = False
         hint = f"The connection failed: {reason_of(error)}"
