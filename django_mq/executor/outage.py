@@ -10,21 +10,40 @@ from time import monotonic
 from django_mq.policy.error_text import one_line
 from django_mq.policy.missing_right import is_missing_right
 from django_mq.signals import error_name
-from django_mq.store.lost import LOST, was_refused
+from django_mq.store.lost import LOST, is_lost, is_read_only, was_refused
 
 logger = logging.getLogger("django_mq")
 
+#: Parts of the texts, in English, with which a server refuses a connection because it has too many.
+_TOO_MANY = ("too many clients", "too many connections", "connection slots are reserved")
+#: What to do then.
+MORE_CONNECTIONS = (
+    "lower --processes or --threads, or raise max_connections or the CONNECTION LIMIT of the role"
+)
+
 #: Seconds between two attempts to reach a lost database: the first wait, and the longest.
 RECONNECT_WAIT, MAX_RECONNECT_WAIT = 0.25, 5.0
+#: Seconds after its wait in which a thread that has work fails again, if it does.
+RETRY_SECONDS = 2.0
 
 
 def reason_of(error: BaseException) -> str:
     """Return how a log line describes a lost database: in the words of the server or the driver.
 
     The text of any other error may quote a row, so `error_name()` says which it is.
+
+    >>> from psycopg import OperationalError, errors
+    >>> reason_of(errors.ReadOnlySqlTransaction("cannot execute UPDATE"))
+    'the server is read only, as a standby is: cannot execute UPDATE'
+    >>> reason_of(OperationalError("FATAL: sorry, too many clients already")).partition("; ")[2]
+    'lower --processes or --threads, or raise max_connections or the CONNECTION LIMIT of the role'
     """
-    lost = isinstance(error, LOST)
-    return (lost and one_line(str(error), 200)) or error_name(error)
+    text = one_line(str(error), 200) if is_lost(error) else ""
+    if is_read_only(error):
+        return f"the server is read only, as a standby is: {text}"
+    if any(each in text for each in _TOO_MANY):  # libpq passes no SQLSTATE on
+        return f"{text}; {MORE_CONNECTIONS}"
+    return text or error_name(error)
 
 
 def _is_refusal(error: BaseException) -> bool:
@@ -66,7 +85,12 @@ class _Pace:
 
 
 class Outage:
-    """The outage of a process: its threads wait here for a lost database, with one log line."""
+    """The outage of a process: its threads wait here for a lost database, with one log line.
+
+    It is over once a thread that lost the database gets an answer. The answers that other threads
+    get do not count while that thread fails: a server may keep their connections, and refuse it a
+    new one.
+    """
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
@@ -75,6 +99,8 @@ class Outage:
         # Other threads, which do not need the right, go on: their answers must not reset this pace.
         self._right_pace = _Pace()
         self._lost = False
+        # Until when each thread that lost the database will have tried again.
+        self._tries_until: dict[int, float] = {}
 
     def wait(self, error: BaseException, *, logged: bool = False) -> None:
         """Log at most once per wait, then sleep until the next attempt is due or the drain is over.
@@ -84,8 +110,11 @@ class Outage:
         """
         refused = _is_refusal(error)
         with self._lock:
-            wait, says = self._pace_of(error).next(monotonic())
-            self._lost = self._lost or (says and not refused)
+            now = monotonic()
+            wait, says = self._pace_of(error).next(now)
+            if not refused:
+                self._lost = self._lost or says
+                self._tries_until[threading.get_ident()] = now + wait + RETRY_SECONDS
         if says and not logged:  # without the lock: a log handler may block
             log_wait(error, wait)
         self._stop.wait(wait)
@@ -111,10 +140,19 @@ class Outage:
         return self._stop.is_set()
 
     def end(self) -> None:
-        """Note that the database has answered: the next outage begins with a short wait again."""
-        if self._pace.wait != RECONNECT_WAIT:
-            with self._lock:
-                self._pace.wait = RECONNECT_WAIT
-                back, self._lost = self._lost, False
-            if back:
-                logger.info("database is back", extra={"event": "database_back"})
+        """Note that the database has answered this thread.
+
+        If that ends the outage, the next one begins with a short wait again.
+        """
+        if self._pace.wait == RECONNECT_WAIT:
+            return
+        with self._lock:
+            now = monotonic()
+            had_lost = self._tries_until.pop(threading.get_ident(), None) is not None
+            if not had_lost and any(until > now for until in self._tries_until.values()):
+                return
+            self._tries_until.clear()
+            self._pace.wait = RECONNECT_WAIT
+            back, self._lost = self._lost, False
+        if back:
+            logger.info("database is back", extra={"event": "database_back"})

@@ -11,6 +11,7 @@ from django.core.management.base import CommandError
 
 from django_mq.conf import MAX_PROCESSES, Settings
 from django_mq.conf.readers import integer
+from django_mq.executor.outage import MORE_CONNECTIONS
 from django_mq.queues.doctor.links import connections_needed
 from django_mq.store import session_facts
 from django_mq.supervisor.process_slot import MEGABYTE, resident_bytes
@@ -38,21 +39,17 @@ def check_connections(driver: psycopg.Connection[Any], *, processes: int, thread
     allowed = session_facts.login_limits(driver).connections
     if allowed is None:
         return
-    advice = (
-        "lower --processes or --threads, or raise max_connections or the CONNECTION LIMIT of"
-        " the role"
-    )
     if (least := processes * MIN_CONNECTIONS) > allowed:
         raise CommandError(
             f"{processes} processes need at least {least} connections, and this login may have"
-            f" {allowed}: {advice}"
+            f" {allowed}: {MORE_CONNECTIONS}"
         )
     if (most := connections_needed(processes, threads)) > allowed:
         logger.warning(
             "this worker opens up to %d connections, and this login may have %d: %s",
             most,
             allowed,
-            advice,
+            MORE_CONNECTIONS,
             extra={"event": "too_few_connections"},
         )
 

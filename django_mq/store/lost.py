@@ -34,3 +34,9 @@ def was_refused(error: BaseException) -> bool:
     """Return whether a reachable server refused a statement, so that the database is not lost."""
     states = (getattr(each, "sqlstate", None) for each in (error, error.__cause__))
     return not _REFUSALS.isdisjoint(states)
+
+
+def is_read_only(error: BaseException) -> bool:
+    """Return whether the server is read only, as a standby is."""
+    read_only = psycopg.errors.ReadOnlySqlTransaction
+    return isinstance(error, read_only) or isinstance(error.__cause__, read_only)

@@ -91,6 +91,9 @@ CHECK_TABLES = """
 select from django_mq_queuedmessage, django_mq_queuestate, django_mq_schedule where false
 """
 
+# Changes nothing, yet a read-only server refuses it.
+CHECK_WRITES = "update django_mq_queuestate set queue = queue where false"
+
 
 class PolledRow(NamedTuple):
     """One fact about a queue; `kind` says which.
@@ -113,6 +116,11 @@ class PolledRow(NamedTuple):
 def check_tables(cursor: Cursor) -> None:
     """Raise the server's error if the tables are missing, or if this login may not read them."""
     cursor.execute(CHECK_TABLES)
+
+
+def check_writes(cursor: Cursor) -> None:
+    """Raise the server's error if it is read only."""
+    cursor.execute(CHECK_WRITES)
 
 
 def poll(cursor: Cursor) -> list[PolledRow]:

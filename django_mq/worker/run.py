@@ -143,6 +143,8 @@ class Run:
         parts.rounds += 1
         parts.claimers.of_turn.clear()
         cursor, answers = parts.statements.cursor(), parts.statements.link.answers
+        if parts.outage.lost:
+            poll.check_writes(cursor)  # what answers may be a standby
         if parts.wakeup.take_ring():
             parts.fetcher.on_ring()
         urgent = parts.fetcher.urgent

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from django.conf import settings
+from django.db import connection
 
 from tests.acceptance.conftest import database_url
 from tests.acceptance.processes import Worker
@@ -171,6 +172,17 @@ def test_an_unreachable_database_is_one(start: Callable[..., Worker]) -> None:
         assert worker.ends() == 1
     (line,) = worker.said().strip().splitlines()
     assert line.startswith("CommandError: database 'default' cannot be used: ")
+
+
+def test_a_read_only_database_is_one(start: Callable[..., Worker]) -> None:
+    """As an unreachable one: the start fails, and a worker that runs waits for it."""
+    place = {name: str(connection.get_connection_params()[name]) for name in ("host", "port")}
+    options = {**place, "options": "-c default_transaction_read_only=on"}
+    worker = start(database={"OPTIONS": options})
+    assert worker.ends() == 1
+    (line,) = worker.said().strip().splitlines()
+    assert line.startswith("CommandError: database 'default' cannot be used: Transactions of this")
+    assert "default_transaction_read_only is on. Turn it off where it is set" in line
 
 
 @pytest.fixture

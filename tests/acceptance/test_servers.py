@@ -73,6 +73,26 @@ def test_a_server_in_trouble(
 
 
 @pytest.mark.thorough
+def test_a_login_with_too_few_connections(
+    start: Callable[..., Worker], server: Server, witness: Witness
+) -> None:
+    """The threads that have one work. The log says what to do, and does not take it back."""
+    look(server, "create role worker login connection limit 4", rows=False)
+    look(server, "grant all on all tables in schema public to worker", rows=False)
+    names = [f"m{n}" for n in range(3)]
+    send(server, "gate", *names, gate="open")
+    worker = start("--threads", 3, url=url_of(server).replace("postgres@", "worker@"))
+    worker.says("too many connections for role .worker.; lower --proc.*; trying again in 2 s")
+    assert "database is back" not in worker.said()
+    look(server, "alter role worker connection limit -1", rows=False)
+    witness.open("open")
+    worker.until(lambda: done(server) == names, "all are done")
+    worker.says("database is back")
+    worker.tell(signal.SIGTERM)
+    assert worker.ends() == 0
+
+
+@pytest.mark.thorough
 def test_a_failover(start: Callable[..., Worker], server: Server, witness: Witness) -> None:
     """Guarantee 1: with a synchronous standby nothing is lost, and no effect comes twice."""
     with standby_of(server) as standby:
@@ -91,5 +111,24 @@ def test_a_failover(start: Callable[..., Worker], server: Server, witness: Witne
         send(standby, "write", "after")
         worker.until(lambda: len(done(standby)) >= 22, "all are done")
         assert done(standby) == ["after", "during", *[f"m{n:02}" for n in range(20)]]
+        worker.tell(signal.SIGTERM)
+        assert worker.ends() == 0
+
+
+@pytest.mark.thorough
+def test_a_standby(start: Callable[..., Worker], server: Server) -> None:
+    """A worker does not start on a standby. One that runs waits there until it is promoted."""
+    with standby_of(server) as standby:
+        worker = start(url=url_of(standby))
+        assert worker.ends() == 1
+        assert "cannot be used: The server is a standby, which is read only" in worker.said()
+        worker = start(database={"HOST": f"{server.sockets},{standby.sockets}"}, url=url_of(server))
+        worker.has_started(1)
+        server.control("stop", "-m", "immediate")
+        worker.says("database lost .the server is read only, as a standby is: ")
+        standby.control("promote")
+        send(standby, "write", "after")
+        worker.until(lambda: done(standby) == ["after"], "it goes on by itself")
+        assert worker.said().count("database is back") == 1
         worker.tell(signal.SIGTERM)
         assert worker.ends() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -10,6 +11,7 @@ import pytest
 from django.db import connection, connections
 
 from django_mq import RetryPolicy, fixed, handler
+from django_mq.executor.outage import Outage
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
 from django_mq.store import poll as store_poll
@@ -95,6 +97,38 @@ def second_connection_without(proxy: Proxy) -> psycopg.Connection[Any]:
     own = connection.get_connection_params()
     params = {k: v for k, v in own.items() if k in ("dbname", "user", "password")}
     return psycopg.connect(**params, **proxy.address, autocommit=True)
+
+
+def test_an_outage_lasts_while_the_thread_that_met_it_fails(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server keeps the connections of other threads: their answers say nothing of a new one."""
+    now = 100.0
+    monkeypatch.setattr("django_mq.executor.outage.monotonic", lambda: now)
+    caplog.set_level("INFO", logger="django_mq")
+    over = threading.Event()
+    over.set()  # nobody waits
+    outage = Outage(over)
+
+    def elsewhere(call: Callable[..., None], *given: Any) -> None:
+        thread = threading.Thread(target=call, args=given)
+        thread.start()
+        thread.join()
+
+    full = psycopg.OperationalError("FATAL: sorry, too many clients already")
+    outage.wait(full)
+    elsewhere(outage.end)
+    assert outage.lost
+    outage.end()
+    assert not outage.lost
+    now += 60
+    outage.wait(full)
+    now += 60  # its work is done by others
+    elsewhere(outage.end)
+    assert not outage.lost
+    events = [getattr(each, "event", "") for each in caplog.records]
+    assert events == ["database_lost", "database_back"] * 2
+    assert "raise max_connections" in caplog.text
 
 
 def test_a_claim_whose_answer_is_lost_is_given_back(start: Start, said: Said, proxy: Proxy) -> None:

@@ -152,6 +152,7 @@ def test_a_round_without_an_answer_does_not_end_an_outage(
         patch.setattr(parts.fetcher, "fetch", lambda cursor: 1.0)
         patch.setattr(parts.scheduler, "poll", lambda cursor: 1.0)
         patch.setattr(parts.operation_runner, "poll", lambda cursor: 1.0)
+        patch.setattr("django_mq.worker.run.poll.check_writes", lambda cursor: None)
         run._fetch()
     assert "database is back" not in caplog.text
     parts.fetcher.on_freed()
