@@ -43,6 +43,8 @@ class MonitoredPart(IntEnum):
     LISTENER = 2
     #: Moves while the database answers; a worker without it is alive, but not ready.
     DATABASE = 3
+    #: Moves with each stored heartbeat; the same holds for it.
+    HEARTBEAT = 4
 
 
 class Entry(NamedTuple):

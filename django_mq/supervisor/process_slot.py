@@ -32,7 +32,7 @@ RESTART_DELAY, MAX_RESTART_DELAY = 1.0, 60.0
 #: Seconds after which a process counts as working, even if there was nothing to run.
 WORKING_AFTER = 60.0
 MEGABYTE = 1024 * 1024
-#: The names of the parts, for probes.
+#: The names of the parts that a live process has, for probes.
 PART_NAMES = {
     MonitoredPart.LOOP: "loop",
     MonitoredPart.RENEWAL: "renewal of leases",
@@ -217,11 +217,11 @@ class ProcessSlot:
             return [] if self.finished else [f"a worker process is gone ({ended})"]
         if draining or self.recycling or self.leaving:
             return []
-        stalled = (each for each in self.scoreboard.stalled() if each is not MonitoredPart.DATABASE)
+        stalled = (each for each in self.scoreboard.stalled() if each in PART_NAMES)
         return [f"worker process {self.pid}: the {PART_NAMES[each]} is stalled" for each in stalled]
 
     def not_ready(self) -> list[str]:
-        """Return why a live slot is not ready: its database has not answered, or not recently.
+        """Return why a live slot is not ready: its database has not answered, or refuses something.
 
         A stalled loop, which `not_live()` names, does not ask the database.
         """
@@ -231,6 +231,8 @@ class ProcessSlot:
         if MonitoredPart.DATABASE in stalled:
             why = "the database does not answer, or refuses statements"
             return [f"worker process {self.pid}: {why}"]
+        if MonitoredPart.HEARTBEAT in stalled:
+            return [f"worker process {self.pid}: the database refuses its heartbeats"]
         has_begun = self.scoreboard.progresses(MonitoredPart.DATABASE)
         return [] if has_begun else [f"worker process {self.pid}: it has not used the tables yet"]
 

@@ -31,7 +31,7 @@ from django_mq.store.lost import LOST
 
 logger = logging.getLogger("django_mq")
 
-#: Seconds between two heartbeats.
+#: The longest time between two heartbeats, in seconds.
 HEARTBEAT_SECONDS = 10.0
 #: The minimum number of seconds between two heartbeats, however often one is requested.
 MIN_HEARTBEAT_SECONDS = 0.5
@@ -77,8 +77,13 @@ class LeaseKeeper(threading.Thread):
         self._lease_of = lease_of
         #: Seconds between two renewals.
         self.renew_interval = shortest_lease / 3
+        #: Seconds between two heartbeats, at least one per renewal: the heartbeat keeps messages
+        #: whose rows handlers have locked.
+        self.beat_interval = min(self.renew_interval, HEARTBEAT_SECONDS)
         #: How many steps have ended, whether or not they succeeded: a sign that the thread moves.
         self.steps = 0
+        #: How many heartbeats were stored.
+        self.beats = 0
         self._max_retry_wait = min(MAX_RETRY_WAIT, shortest_lease / 6)
         self._heartbeat = heartbeat
         self._on_heartbeat = on_heartbeat
@@ -122,9 +127,7 @@ class LeaseKeeper(threading.Thread):
         due = {self._renew: 0.0, self._write_heartbeat: 0.0, self._write_figures: 0.0}
         every = {
             self._renew: self.renew_interval,
-            # At least as often as a renewal: the heartbeat keeps messages whose rows handlers have
-            # locked.
-            self._write_heartbeat: min(self.renew_interval, HEARTBEAT_SECONDS),
+            self._write_heartbeat: self.beat_interval,
             self._write_figures: HEARTBEAT_SECONDS,
         }
         wait = RECONNECT_WAIT
@@ -209,6 +212,7 @@ class LeaseKeeper(threading.Thread):
                 leases.reopen_commands(cursor, worker=self._worker, received=self._received)
             self._in_doubt = True
             reply = leases.record_heartbeat(cursor, worker=self._worker, **columns, timings=timings)
+        self.beats += 1
         self._in_doubt = False
         self._received += [each.id for each in reply.commands]
         if counted:

@@ -234,13 +234,12 @@ class Parts:
         alias = self._worker.alias
         self.listener: Listener | None = None
         if (listens_on := self._settings.listen_alias(alias)) is not None:
-            self.listener = Listener(
+            self.listener = listener = Listener(
                 listens_on,
                 self.wakeup,
                 link=(hearing := self._link()),
                 on_command=self.lease_keeper.request_heartbeat,
             )
-            listener = self.listener
             self.liveness.follow(
                 MonitoredPart.LISTENER, PING_INTERVAL, lambda: (listener.turns, hearing.progress())
             )
@@ -251,6 +250,7 @@ class Parts:
             keeper.renew_interval,
             lambda: (keeper.steps, self.renewal_link.progress()),
         )
+        self.liveness.follow(MonitoredPart.HEARTBEAT, keeper.beat_interval, lambda: keeper.beats)
         self.liveness.follow_turns(lambda: self.turns)
 
     def _link(self, *, drains: bool = True) -> Link:

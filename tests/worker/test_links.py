@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -16,7 +17,7 @@ from django_mq.executor import watchdog as watchdog_module
 from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
 from django_mq.executor.watchdog import TICK, Link
 from django_mq.messages import Delivery
-from django_mq.models import FailedAttempt
+from django_mq.models import FailedAttempt, WorkerHeartbeat
 from django_mq.supervisor.process_slot import ProcessSlot
 from django_mq.worker import liveness
 from django_mq.worker.parts import Parts
@@ -288,6 +289,41 @@ def test_a_loop_that_stands_still_is_seen(
     gate.set()
     until(lambda: MonitoredPart.LOOP not in board.stalled())
     assert running.stop()
+
+
+def test_a_worker_whose_heartbeats_are_refused_is_alive_and_not_ready(
+    start: Start, said: Said, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """Commands do not reach it, and to the fleet it is gone."""
+    monkeypatch.setattr(liveness, "MIN_STALL_SECONDS", 1.0)
+    settings.DJANGO_MQ = {"LEASE": 1.0}
+    board = Scoreboard(200)
+    slot = ProcessSlot(board, pid=1)
+    running = start(scoreboard=board)
+    until(lambda: WorkerHeartbeat.objects.exists())
+    assert slot.not_ready() == []
+    with refused_heartbeats():
+        until(slot.not_ready)
+        assert slot.not_ready() == ["worker process 1: the database refuses its heartbeats"]
+        assert slot.not_live(draining=False) == []
+    until(lambda: slot.not_ready() == [])
+    assert running.stop()
+
+
+@contextmanager
+def refused_heartbeats() -> Iterator[None]:
+    """A trigger of the project refuses them."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "create function refuse() returns trigger language plpgsql"
+            " as $$ begin raise 'no'; end $$;"
+            "create trigger refuse before insert or update on django_mq_workerheartbeat"
+            " for each row execute function refuse()"
+        )
+        try:
+            yield
+        finally:
+            cursor.execute("drop function refuse cascade")
 
 
 def test_what_has_not_begun_does_not_stand_still() -> None:
