@@ -13,6 +13,9 @@ from nats.errors import Error as NatsError
 from nats.errors import NoServersError, SecureConnWantedError
 
 LOST = (NatsError, OSError, asyncio.TimeoutError)
+#: Seconds in which a client whose connection failed may close it; links wait a second longer than
+#: the `timeout` of a connection.
+CLOSE_SECONDS = 0.5
 
 
 class NoStream(LookupError):
@@ -66,8 +69,10 @@ async def connect(
             **login_of(parts),
         )
     except BaseException as error:
+        # It keeps the socket of a server that it does not like; it waits in vain for the end of a
+        # connection whose certificate is wrong.
         with suppress(*LOST):
-            await client.close()  # it keeps the socket of a server that it does not like
+            await asyncio.wait_for(client.close(), CLOSE_SECONDS)
         if isinstance(error, NoServersError) and latest:
             raise latest[0] from None
         raise

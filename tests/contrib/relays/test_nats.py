@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +16,10 @@ from nats.errors import SecureConnWantedError
 from django_mq.conf import get_settings
 from django_mq.contrib.relays import nats_inbox, relay
 from django_mq.contrib.relays.consumer import Consumer
-from django_mq.contrib.relays.links import BrokerAway, Source, open_source
+from django_mq.contrib.relays.links import BrokerAway, Source, open_link, open_source
 from django_mq.contrib.relays.nats_inbox import NatsSource
 from django_mq.models import FailedAttempt, QueuedMessage
-from tests.contrib.relays.brokers import NatsServer
+from tests.contrib.relays.brokers import NatsServer, program
 from tests.contrib.relays.conftest import deliver
 from tests.contrib.relays.test_kinds import relay_events, send
 from tests.rows import the_message
@@ -184,6 +186,53 @@ def test_tls_sends_no_login_to_a_server_without(settings: Any) -> None:
             open_source("crm", get_settings().inboxes["crm"])
         serving.join(60)
     assert heard == []
+
+
+class NatsWithTLS(NatsServer):
+    """A server with a certificate of its own, for which no public authority vouches."""
+
+    @property
+    def url(self) -> str:
+        return f"tls://127.0.0.1:{self.port}"
+
+    @property
+    def certificate(self) -> Path:
+        return self.directory / "certificate"
+
+    def command(self) -> tuple[list[str], dict[str, str]]:
+        key = self.directory / "key"
+        made = "req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -days 2"
+        name = ["-addext", "subjectAltName=IP:127.0.0.1"]
+        out = ["-keyout", str(key), "-out", str(self.certificate)]
+        subprocess.run([program("openssl"), *made.split(), *name, *out], check=True)
+        command, environment = super().command()
+        given = ["--tls", "--tlscert", str(self.certificate), "--tlskey", str(key)]
+        return [*command, *given], environment
+
+
+def test_a_certificate_of_an_authority_of_your_own(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody vouches for it: an outage, which says so. SSL_CERT_FILE names the authority."""
+    server = NatsWithTLS()
+    inbox = {"kind": "nats", "url": server.url, "source": "s", "timeout": 5}
+    settings.DJANGO_MQ = {
+        "INBOXES": {"crm": inbox},
+        "RELAYS": {"events": {"kind": "nats", "url": server.url}},
+    }
+    used = get_settings()
+    try:
+        server.start()
+        with pytest.raises(BrokerAway, match="CERTIFICATE_VERIFY_FAILED"):
+            open_source("crm", used.inboxes["crm"])
+        with pytest.raises(BrokerAway, match="CERTIFICATE_VERIFY_FAILED"):
+            open_link(used.relays["events"])
+        monkeypatch.setenv("SSL_CERT_FILE", str(server.certificate))
+        open_link(used.relays["events"]).close()
+        with pytest.raises(BrokerAway, match="no JetStream stream has the subject s"):
+            open_source("crm", used.inboxes["crm"])
+    finally:
+        server.close()
 
 
 def test_a_list_of_servers(server: NatsWithUsers, inbox: Callable[..., Source]) -> None:
