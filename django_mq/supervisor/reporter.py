@@ -62,7 +62,7 @@ class Reporter:
             )
 
     def stopping(self) -> None:
-        """Tell systemd that the worker drains."""
+        """Tell systemd that the worker drains, or has ended by itself."""
         if self._service is not None:
             self._service.stopping()
 

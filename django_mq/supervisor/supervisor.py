@@ -80,6 +80,8 @@ class Supervisor:
                     self._wait()
                     self._step()
                     self._reporter.report(self._slots, draining=self._deadline is not None)
+                if self._deadline is None:
+                    self._reporter.stopping()
                 self._settle_the_rest()
             finally:
                 self._kill_all()

@@ -70,7 +70,7 @@ class Commands:
             store_commands.answer(statements.cursor(), answers)
         except Exception as error:
             text = "could not carry out a command for worker %s"
-            log_failure("command_failed", error, text, self.worker)
+            log_failure("command_failed", error, text, self.worker, worker=self.worker)
         finally:
             statements.close()
 

@@ -128,7 +128,7 @@ class Recovery:
             return False
         except Exception as error:
             text = "could not settle what worker %s held: it runs again when its leases lapse"
-            log_failure("recovery_failed", error, text, dead.worker)
+            log_failure("recovery_failed", error, text, dead.worker, worker=dead.worker)
             self._statements.close()
             return True
 
@@ -173,7 +173,10 @@ class Recovery:
                 text = (
                     "could not charge message %s of worker %s: it runs again when its lease lapses"
                 )
-                log_failure("recovery_failed", error, text, fences[0].id, dead.worker)
+                id, worker = fences[0].id, dead.worker
+                log_failure(
+                    "recovery_failed", error, text, id, worker, worker=worker, message_id=id
+                )
                 return []
         charged = (self._charge(dead, [fence], error_of) for fence in fences)
         return [each for ended in charged for each in ended]

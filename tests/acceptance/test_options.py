@@ -6,12 +6,14 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker
+from tests.supervisor.test_service import heard, unit
 
 
 def names(count: int) -> list[str]:
@@ -84,11 +86,13 @@ def test_max_messages_counts_over_processes_that_died(
     assert 8 <= queue.done().total() <= 10
 
 
-def test_max_seconds(start: Callable[..., Worker], queue: Queue) -> None:
-    """The worker ends by itself, after all messages that came before are done."""
+def test_max_seconds(start: Callable[..., Worker], queue: Queue, tmp_path: Path) -> None:
+    """The worker ends by itself, after all messages that came before are done; systemd is told."""
     queue.send("write", "a")
-    worker = start("--max-seconds", 1.5)
-    assert worker.ends(30) == 0
+    with unit(str(tmp_path / "notify")) as link:
+        worker = start("--max-seconds", 1.5, NOTIFY_SOCKET=str(tmp_path / "notify"))
+        assert worker.ends(30) == 0
+        assert heard(link) == [b"READY=1", b"STOPPING=1"]
     assert queue.done() == {"a": 1}
 
 
