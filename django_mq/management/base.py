@@ -29,7 +29,12 @@ from django_mq.policy.error_text import one_line
 from django_mq.policy.names import check_name
 from django_mq.policy.rounding import message_count
 from django_mq.queues import Changed
-from django_mq.queues.doctor.schema import migrate_command, read_only, unapplied_migrations
+from django_mq.queues.doctor.schema import (
+    formats,
+    migrate_command,
+    read_only,
+    unapplied_migrations,
+)
 from django_mq.supervisor.output import discard
 
 #: Other errors of an unusable database. Django reads an alias when it first connects; the driver
@@ -264,9 +269,12 @@ def must_be_migrated(connection: BaseDatabaseWrapper) -> None:
         )
 
 
-def must_be_writable(alias: str) -> None:
-    """Raise CommandError if the server is a standby, or the transactions of the login read only."""
-    for finding in read_only(alias):
+def must_be_usable(alias: str) -> None:
+    """Raise CommandError if the server is read only, or the login has a setting that breaks values.
+
+    A worker would run handlers, and record no failed attempt or a wrong time.
+    """
+    for finding in (*formats(alias), *read_only(alias)):
         raise CommandError(f"database {alias!r} cannot be used: {finding.text} {finding.hint}")
 
 

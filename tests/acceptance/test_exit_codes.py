@@ -174,15 +174,24 @@ def test_an_unreachable_database_is_one(start: Callable[..., Worker]) -> None:
     assert line.startswith("CommandError: database 'default' cannot be used: ")
 
 
-def test_a_read_only_database_is_one(start: Callable[..., Worker]) -> None:
-    """As an unreachable one: the start fails, and a worker that runs waits for it."""
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("default_transaction_read_only=on", "Transactions of this login are read only: default_"),
+        ("array_nulls=off", "array_nulls of this login is off: "),
+        ("DateStyle=German", "The DateStyle of this login is 'German, DMY': "),
+    ],
+)
+def test_a_setting_with_which_no_worker_can_work_is_one(
+    start: Callable[..., Worker], setting: str, words: str
+) -> None:
+    """As an unreachable server: the start fails, and a worker that runs waits for it."""
     place = {name: str(connection.get_connection_params()[name]) for name in ("host", "port")}
-    options = {**place, "options": "-c default_transaction_read_only=on"}
-    worker = start(database={"OPTIONS": options})
+    worker = start(database={"OPTIONS": {**place, "options": f"-c {setting}"}})
     assert worker.ends() == 1
     (line,) = worker.said().strip().splitlines()
-    assert line.startswith("CommandError: database 'default' cannot be used: Transactions of this")
-    assert "default_transaction_read_only is on. Turn it off where it is set" in line
+    assert line.startswith(f"CommandError: database 'default' cannot be used: {words}")
+    assert " where it is set: for the role, the database or the server, or in OPTIONS" in line
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from django_mq.management.base import (
     chosen_database,
     missing_role,
     must_be_migrated,
-    must_be_writable,
+    must_be_usable,
 )
 from django_mq.management.capacity import check_connections, check_max_rss, process_count
 from django_mq.management.logs import configure_logging
@@ -182,8 +182,8 @@ class Command(BaseCommand):
         alias = worker.alias
         try:
             with plain_connection_as(alias) as connection:
+                must_be_usable(alias)
                 must_be_migrated(connection)
-                must_be_writable(alias)
                 driver = connection.connection
                 with connection.wrap_database_errors:
                     if not is_pooled(driver):
