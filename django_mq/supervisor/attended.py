@@ -88,6 +88,8 @@ class _Attendant(threading.Thread):
         while True:
             ready, _ = wait_ready(self._descriptors(), seconds=self._wait())
             if self._end in ready:
+                if self._service is not None and self._until is None:
+                    self._service.stopping()
                 return
             self._obey(self._signals.read())
             if self._health is not None and self._health.fileno() in ready:

@@ -14,7 +14,7 @@ import pytest
 from django_mq.supervisor.attended import attended
 from django_mq.supervisor.health import Endpoint
 from django_mq.supervisor.service import Service
-from tests.supervisor.test_service import unit
+from tests.supervisor.test_service import heard, unit
 from tests.waiting import until
 
 
@@ -77,6 +77,15 @@ def test_a_unit_is_told_without_a_client(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             until(lambda: link.recv(100) == b"STOPPING=1")
             assert work.stopped.is_set()
+
+
+def test_a_unit_is_told_of_work_that_ends_by_itself(tmp_path: Path) -> None:
+    """As with `--until-empty`, or after an error."""
+    address = str(tmp_path / "notify")
+    with unit(address) as link:
+        with attended(Work(), seconds=60, service=Service(address)):
+            assert link.recv(100) == b"READY=1"
+        assert heard(link) == [b"STOPPING=1"]
 
 
 def test_without_probes_and_signals_it_only_ends() -> None:
