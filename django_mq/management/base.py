@@ -1,27 +1,30 @@
-"""The base of the operator commands: database choice, error texts and confirmation."""
+"""The base of the operator commands: error texts, confirmation and reports."""
 
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, redirect_stdout
 from difflib import get_close_matches
 from io import TextIOWrapper
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError, InterfaceError, connections
-from django.db.backends.base.base import BaseDatabaseWrapper
-from psycopg.errors import InsufficientPrivilege, UndefinedColumn, UndefinedTable
+from django.db import DatabaseError, connections
+from psycopg.errors import UndefinedColumn, UndefinedTable
 
 from django_mq import handlers, queues
-from django_mq.conf import alias_of
 from django_mq.exceptions import MQError
 from django_mq.executor.connections import without_pool
 from django_mq.handlers.nearest import has_subscriber, nearest_handlers, nearest_types
 from django_mq.management.arguments import wrong_arguments
+from django_mq.management.databases import (
+    UNUSABLE,
+    add_database,
+    chosen_database,
+    missing_migrations,
+    missing_role,
+)
 from django_mq.management.interruption import interruptible
 from django_mq.management.output import as_json
 from django_mq.management.serving import unknown_queue_warning
@@ -29,17 +32,7 @@ from django_mq.policy.error_text import one_line
 from django_mq.policy.names import check_name
 from django_mq.policy.rounding import message_count
 from django_mq.queues import Changed
-from django_mq.queues.doctor.schema import (
-    formats,
-    migrate_command,
-    read_only,
-    unapplied_migrations,
-)
 from django_mq.supervisor.output import discard
-
-#: Other errors of an unusable database. Django reads an alias when it first connects; the driver
-#: raises NotImplementedError for times in a DateStyle other than ISO.
-UNUSABLE = (InterfaceError, ImproperlyConfigured, NotImplementedError)
 
 
 class Declined(Exception):
@@ -230,74 +223,6 @@ def _typed(question: str) -> str:
         except EOFError:
             sys.stdout.write("\n")
             return ""
-
-
-def chosen_database(alias: str | None) -> str:
-    """Return the alias of the messages' database; `alias` is the option, if given.
-
-    Raises CommandError if the alias does not exist, is not PostgreSQL, or has no autocommit: with
-    exit code 2 if the option names it, with 1 if the configuration chose it.
-    """
-    code = 1 if alias is None else 2
-    alias = alias_of(None) if alias is None else alias
-    if alias not in connections:
-        text = f"DATABASES has no {one_line(alias)!r}; choose one of {', '.join(connections)}"
-        raise CommandError(text, returncode=code)
-    connection = connections[alias]
-    if connection.vendor != "postgresql":
-        text = f"database {alias!r} is {connection.display_name}; django_mq needs PostgreSQL"
-        raise CommandError(text, returncode=code)
-    if not connection.settings_dict["AUTOCOMMIT"]:
-        text = f"AUTOCOMMIT is off for database {alias!r}: nothing would be committed"
-        raise CommandError(text, returncode=code)
-    return alias
-
-
-def missing_role(error: BaseException, role: str) -> str:
-    """Return the sentence that names `role` if the login may not do what it tried; else ""."""
-    if isinstance(error.__cause__, InsufficientPrivilege):
-        return f". The login needs the role {role}: see 'Database roles' in the documentation"
-    return ""
-
-
-def must_be_migrated(connection: BaseDatabaseWrapper) -> None:
-    """Raise CommandError if migrations of django_mq have not been applied."""
-    if unapplied_migrations(connection):
-        raise CommandError(
-            f"the tables in database {connection.alias!r} are not up to date:"
-            f" run {migrate_command(connection.alias)}"
-        )
-
-
-def must_be_usable(alias: str) -> None:
-    """Raise CommandError if the server is read only, or the login has a setting that breaks values.
-
-    A worker would run handlers, and record no failed attempt or a wrong time.
-    """
-    for finding in (*formats(alias), *read_only(alias)):
-        raise CommandError(f"database {alias!r} cannot be used: {finding.text} {finding.hint}")
-
-
-def missing_migrations(connection: BaseDatabaseWrapper) -> str:
-    """Raise CommandError if migrations have not been applied.
-
-    Returns a hint at missing migrations if the login may not look, like most roles in
-    docs/roles.md; else "".
-    """
-    try:
-        must_be_migrated(connection)
-    except DatabaseError:
-        return f". Migrations may be missing: run {migrate_command(connection.alias)}"
-    return ""
-
-
-def add_database(parser: ArgumentParser) -> None:
-    """Add the option that names the database of the messages."""
-    parser.add_argument(
-        "--database",
-        metavar="ALIAS",
-        help="database of the messages (default: the setting DATABASE, or the router's choice)",
-    )
 
 
 def add_queue(parser: CommandParser) -> None:

@@ -11,7 +11,7 @@ from django.db import connections
 from django_mq.conf import get_settings
 from django_mq.contrib.relays.consumer import READ_SECONDS, Consumer
 from django_mq.management.arguments import port_and_address
-from django_mq.management.base import add_database, chosen_database
+from django_mq.management.databases import add_database, chosen_database
 from django_mq.management.logs import configure_logging
 from django_mq.management.ports import endpoint
 from django_mq.supervisor.attended import attended

@@ -22,7 +22,8 @@ from django_mq.executor.connections import plain_connection_as
 from django_mq.executor.deadline import Deadline
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.management.arguments import port_and_address, positive, seconds, wrong_arguments
-from django_mq.management.base import (
+from django_mq.management.capacity import check_connections, check_max_rss, process_count
+from django_mq.management.databases import (
     UNUSABLE,
     add_database,
     chosen_database,
@@ -30,7 +31,6 @@ from django_mq.management.base import (
     must_be_migrated,
     must_be_usable,
 )
-from django_mq.management.capacity import check_connections, check_max_rss, process_count
 from django_mq.management.logs import configure_logging
 from django_mq.management.ports import endpoint
 from django_mq.management.reloading import is_reloaded, run_reloading

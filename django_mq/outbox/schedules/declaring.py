@@ -11,7 +11,6 @@ from psycopg.errors import LockNotAvailable
 
 from django_mq.conf import Settings
 from django_mq.exceptions import MQError
-from django_mq.executor.outage import is_lost
 from django_mq.handlers import all_schedules
 from django_mq.handlers.cron import times_of
 from django_mq.handlers.periodic import check_type
@@ -19,6 +18,7 @@ from django_mq.handlers.registry import Declaration
 from django_mq.policy.error_text import one_line
 from django_mq.store import Cursor
 from django_mq.store import schedules as store
+from django_mq.store.lost import is_lost
 
 logger = logging.getLogger("django_mq")
 
