@@ -87,8 +87,6 @@ class Supervisor:
                 self._kill_all()
         return self._code
 
-    # ---- one turn
-
     def _wait(self) -> None:
         readers = [self._signals.fileno()]
         readers += [slot.link.fileno() for slot in self._slots if slot.link is not None]
@@ -141,8 +139,6 @@ class Supervisor:
         self._deadline = Deadline(self._drain_seconds + DRAIN_GRACE_SECONDS)
         for slot in self._slots:
             slot.signal(signal.SIGTERM)
-
-    # ---- processes
 
     def _start(self, slot: ProcessSlot, *, last: bool = False) -> None:
         """Start a process, or try again later if the system refuses to fork."""
