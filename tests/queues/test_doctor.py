@@ -536,7 +536,7 @@ def test_a_worker_names_a_date_style_that_the_driver_cannot_read(
 ) -> None:
     options = {**connection.settings_dict["OPTIONS"], "options": "-c DateStyle=German"}
     monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
-    with pytest.raises(CommandError, match="can't parse timestamptz with DateStyle 'German"):
+    with pytest.raises(CommandError, match="The DateStyle of this login is 'German"):
         call_command("mq_worker", "--until-empty")
 
 
