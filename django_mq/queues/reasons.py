@@ -35,7 +35,8 @@ class Why:
 
     `state` is one of MessageState, or "gone". `text` holds only names, times and numbers; `error`
     comes from a handler and may be as private as the payload. `behind` is the id of the first
-    message of its key, or of its ordered queue, if this message waits for it.
+    message of its key, or of its ordered queue, if this message waits for it. If it waits only for
+    that message, `error` is the error of that message.
     """
 
     id: int
@@ -76,8 +77,10 @@ def explain(
     case = _Case(message, using, late)
     case.position, case.first = position, first
     text, error = _REASONS[message.state](case)
-    if message.state in _OWN_CONDITION and (line := _behind(case)):
-        text += f". Then it {line}"
+    if message.state in _OWN_CONDITION:
+        line, of_first = _behind(case)
+        text += f". Then it {line}" if line else ""
+        error = error or of_first
     text = f"Message {message.pk} ({message.type}, queue {message.queue}) {text}."
     behind = position.waits_for if position else None
     return Why(message.pk, message.state.value, text, error, behind)
@@ -137,9 +140,12 @@ Reason = tuple[str, str]
 
 
 def _dead(case: _Case) -> Reason:
-    message, reason = case.message, case.message.dead_reason
-    text = f"{death(message)}. {remedy(message, case.alias)}"
-    return text, message.last_error if reason in OWN_REASONS else reason
+    message = case.message
+    return f"{death(message)}. {remedy(message, case.alias)}", _error_of_dead(message)
+
+
+def _error_of_dead(message: QueuedMessage) -> str:
+    return message.last_error if message.dead_reason in OWN_REASONS else message.dead_reason
 
 
 def _running(case: _Case) -> Reason:
@@ -163,8 +169,9 @@ def _leased(case: _Case) -> Reason:
 
 
 def _blocked(case: _Case) -> Reason:
-    if line := _behind(case):
-        return line, ""
+    line, error = _behind(case)
+    if line:
+        return line, error
     before = case.message.blocked_by
     return (
         f"is now the first of its key {case.message.key}: message {before}, which blocked it, is"
@@ -173,25 +180,26 @@ def _blocked(case: _Case) -> Reason:
     )
 
 
-def _behind(case: _Case) -> str:
+def _behind(case: _Case) -> Reason:
     """Describe the message that this one waits behind; empty if it waits behind none."""
     position = case.position
     if position is None or position.waits_for is None:
-        return ""
+        return "", ""
     first = case.first or _read(position.waits_for, case.alias)
     whose = "its ordered queue" if case.ordered else f"its key {case.message.key}"
     if first is None:  # acked in the meantime
-        return f"waited behind message {position.waits_for} of {whose}, which is now gone"
+        return f"waited behind message {position.waits_for} of {whose}, which is now gone", ""
     if first.state == MessageState.DEAD:
         reason = f"{death(first)}. {remedy_of_head(first, case.alias)}"
+        error = _error_of_dead(first)
     else:
         ahead = _Case(first, case.alias, case.late)
         ahead.position = None  # nothing is ahead of the first message
-        reason = _REASONS[first.state](ahead)[0]
+        reason, error = _REASONS[first.state](ahead)
     if position.ahead > 1:
         n = shown_count(position.ahead)
-        return f"waits behind {n} others of {whose}; the first, message {first.pk}, {reason}"
-    return f"waits behind message {first.pk} of {whose}, which {reason}"
+        return f"waits behind {n} others of {whose}; the first, message {first.pk}, {reason}", error
+    return f"waits behind message {first.pk} of {whose}, which {reason}", error
 
 
 def _held(case: _Case) -> Reason:
@@ -224,7 +232,7 @@ def _paused(case: _Case) -> Reason:
     return (
         f"waits because its queue is backing off until {local_text(queue.backoff_until)}"
         f" (level {queue.backoff_level})",
-        "",
+        case.message.last_error,
     )
 
 
@@ -256,8 +264,9 @@ def _processable(case: _Case) -> Reason:
             f"is due: the lease of worker {worker_of(message.claimed_by)} lapsed at"
             f" {local_text(message.leased_until)}"
         )
-    if waits := _behind(case) or case.lock():
-        return f"{text}, but {waits}", message.last_error
+    line, of_first = _behind(case)
+    if waits := line or case.lock():
+        return f"{text}, but {waits}", message.last_error or of_first
     if message.leased_until is not None:
         text += ", and the next worker that polls takes it over"
     return f"{text}, {in_line(message, case.workers(), case.alias)}", message.last_error

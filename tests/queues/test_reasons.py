@@ -160,6 +160,16 @@ def test_paused():
     why(message, "paused", f"is backing off until {shown(state.backoff_until)} (level 4)")
 
 
+def test_its_last_error_is_the_reason_for_a_backoff():
+    decide(backoff=60, backoff_level=4)
+    message = add(last_error="Snooze: the bank is closed")
+    answer = why(message, "paused", "is backing off until")
+    assert answer.error == "Snooze: the bank is closed"
+    assert "closed" not in answer.text
+    QueueState.objects.update(paused_at=Now(), paused_until=None)
+    assert why(message, "paused", "is paused until it is resumed").error == ""
+
+
 def test_a_probe_of_its_queue():
     """NSQ-7: the wait is over, and one message tests whether the others may run."""
     beat()

@@ -59,7 +59,42 @@ def test_what_its_head_waits_for(columns, text, parked):
     state = "blocked" if parked else "processable"
     answer = why(message, state, f"waits behind message {head.pk} of its key k, which", text)
     assert answer.behind == head.pk
-    assert (answer.error, "4111" in answer.text) == ("", False)
+    assert "4111" not in answer.text
+
+
+FAILED = {"after": 60, "attempts": 2, "last_error": "ValueError: card 4111"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "error"),
+    [
+        ({"after": 60, "last_error": "Snooze: card 4111"}, "Snooze: card 4111"),
+        (FAILED, "ValueError: card 4111"),
+        (FAILED | {"dead": -5, "dead_reason": "exhausted"}, "ValueError: card 4111"),
+        (FAILED | {"dead": -5, "dead_reason": "card 4111 refused"}, "card 4111 refused"),
+    ],
+)
+@pytest.mark.parametrize("parked", [True, False])
+def test_the_error_of_its_head_is_the_reason(columns, error, parked):
+    """S08: with the reason of the head, but not in the text that everybody may read."""
+    beat()
+    head = add(key="k", **columns)
+    answer = queues.why(add(key="k", blocked_by=head.pk if parked else None).pk)
+    assert (answer.error, "4111" in answer.text) == (error, False)
+
+
+def test_its_own_error_goes_before_that_of_its_head():
+    add(key="k", **FAILED)
+    assert queues.why(add(key="k", after=60).pk).error == "ValueError: card 4111"
+    own = add(key="k", after=60, last_error="Snooze: the bank is closed")
+    assert queues.why(own.pk).error == "Snooze: the bank is closed"
+
+
+def test_the_error_of_a_head_whose_queue_backs_off():
+    decide(backoff=60, backoff_level=4)
+    head = add(key="k", last_error="Snooze: the bank is closed")
+    answer = why(add(key="k"), "paused", f"Then it waits behind message {head.pk} of its key k")
+    assert answer.error == "Snooze: the bank is closed"
 
 
 def test_parked_behind_one_that_is_gone():
