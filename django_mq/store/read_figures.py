@@ -90,6 +90,44 @@ def calls(cursor: Cursor, *, since: float) -> dict[str, HandlerCalls]:
     return {row[0]: HandlerCalls._make(row) for row in cursor.fetchall()}
 
 
+class Unsuccessful(NamedTuple):
+    """A handler that acked nothing in a queue, and how many attempts ended there."""
+
+    queue: str
+    handler: str
+    attempts: int
+
+
+# Figures do not count snoozes, but these ran. An attempt that failed because its process died did
+# not leave the time that it ran.
+UNSUCCESSFUL = """
+with part as (
+    select f.queue, f.handler, f.failed, f.ran,
+           sum(f.acked) over (partition by f.queue, f.handler) as acked
+      from django_mq_minutefigures f
+     where f.minute >= statement_timestamp() - make_interval(secs => %(since)s)
+       and f.minute <= statement_timestamp()
+)
+select part.queue, part.handler,
+       sum(greatest(part.failed,
+                    (select coalesce(sum(ran.count::numeric), 0)
+                       from jsonb_each_text(part.ran) as ran (bucket, count))))::bigint as attempts
+  from part
+ where part.acked = 0
+ group by part.queue, part.handler
+ order by attempts desc, part.queue, part.handler
+"""
+
+
+def unsuccessful(cursor: Cursor, *, since: float) -> list[Unsuccessful]:
+    """Return the handlers without an ack in the last `since` seconds, most attempts first.
+
+    `since` is at most an hour: older minutes may have been added up.
+    """
+    cursor.execute(UNSUCCESSFUL, {"since": since})
+    return [Unsuccessful._make(row) for row in cursor.fetchall()]
+
+
 class Flow(NamedTuple):
     """The flow of a queue since the window began: messages that left it, and that came in."""
 

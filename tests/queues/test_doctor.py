@@ -22,8 +22,11 @@ from django.core.management import CommandError, call_command
 from django.db import connection, connections
 from django.db.migrations.recorder import MigrationRecorder
 from django.test import override_settings
+from django.utils import timezone
 
 from django_mq import handler, queues
+from django_mq.conf.local_time import local_text
+from django_mq.models import MinuteFigures
 from django_mq.queues import doctor
 from django_mq.queues.doctor import Finding, examine, links, schedules, schema, upkeep
 from django_mq.queues.doctor.findings import own_tables
@@ -87,7 +90,11 @@ class TestTheCommand:
     def test_nothing_is_wrong(self) -> None:
         beat()
         add()
-        assert run_doctor() == (0, "Nothing is wrong.\n")
+        text = (
+            "No problem of the installation found. mq_errors and mq_status show what the handlers"
+            " do.\n"
+        )
+        assert run_doctor() == (0, text)
         assert json.loads(run_doctor("--json")[1]) == {"findings": []}
 
     def test_the_exit_code_is_that_of_the_worst(self) -> None:
@@ -102,7 +109,7 @@ class TestTheCommand:
         assert run_doctor("--ignore", "d003", "--ignore", "D020")[0] == 0
 
     def test_an_id_that_no_finding_has_is_an_error(self) -> None:
-        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D024") as raised:
+        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D026") as raised:
             run_doctor("--ignore", "d099", "--ignore", "D013", "--ignore", "x")
         assert raised.value.returncode == 2
 
@@ -674,6 +681,72 @@ class TestQueuesAndTypes:
         assert found("D024") == []
 
 
+class TestOutages:
+    def test_d025_a_queue_that_backs_off(self) -> None:
+        beat()
+        state = decide(backoff=60, backoff_level=5)
+        decide("empty", backoff=60, backoff_level=5)
+        decide("paused", backoff=60, backoff_level=5, paused=-1)
+        add("paused")
+        add(dead=-5)
+        assert found("D025") == []  # only an ack lowers the level, so that of an empty queue stays
+        add()
+        add(after=60)
+        (finding,) = [each for each in examine() if each.id == "D025"]
+        until = local_text(state.backoff_until)
+        assert finding.level == "warning"
+        assert finding.text == (
+            f"The queue mail backs off until {until} (level 5), and 2 messages wait in it."
+        )
+        commands = re.findall(r"mq_errors \S+ \S+|mq_resume \S+ --backoff", finding.hint)
+        assert [command.split()[0] for command in commands] == ["mq_errors", "mq_resume"]
+        assert "mq_why ID" in finding.hint
+        for command in commands:
+            call_command(*command.split(), stdout=StringIO())
+        assert found("D025") == []
+
+    def test_d025_one_that_probes(self) -> None:
+        beat()
+        decide(backoff=-1, backoff_level=2)
+        add()
+        (text,) = found("D025")
+        assert text.startswith(
+            "The queue mail backs off and probes (level 2), and 1 message waits in it."
+        )
+
+    def test_d026_a_handler_that_acks_nothing(self) -> None:
+        """The figures of snoozes are only the times that the handler ran."""
+        figures_of("relay", ran={"40": 8})
+        figures_of("relay", ago=5, worker="v", ran={"40": 1, "67": 2})
+        figures_of("relay", ago=30, ran={"40": 900})
+        assert found("D026") == []
+        figures_of("relay", ago=2, failed=1, retried=1, ran={"40": 1})
+        (finding,) = [each for each in examine() if each.id == "D026"]
+        assert (finding.level, finding.text) == (
+            "warning",
+            "The handler relay in the queue mail acked nothing in the last 10 minutes: 12 attempts"
+            " failed or were snoozed.",
+        )
+        command = re.findall(r"mq_errors \S+ \S+", finding.hint)[0]
+        call_command(*command.split(), stdout=StringIO())
+        figures_of("relay", ago=3, acked=1)
+        assert found("D026") == []
+
+    def test_d026_attempts_that_left_no_time(self) -> None:
+        """A killed worker's attempts fail, and nobody knows how long they ran."""
+        figures_of("h", failed=200, dead=200)
+        figures_of("", failed=200, dead=200)  # without a handler known here: D014 reports it
+        (text,) = found("D026")
+        assert text.startswith("The handler h in the queue mail acked nothing")
+        assert "200 attempts failed" in text
+
+
+def figures_of(handler: str, ago: int = 0, worker: str = "w", **given: Any) -> None:
+    """Store the figures of a minute, `ago` minutes before this one."""
+    at = timezone.now().replace(second=0, microsecond=0) - timedelta(minutes=ago)
+    MinuteFigures.objects.create(minute=at, worker=worker, queue="mail", handler=handler, **given)
+
+
 class TestAnotherDatabase:
     """Ids and names of one database mean something else in another one."""
 
@@ -691,6 +764,9 @@ class TestAnotherDatabase:
         assert "mq_worker --queue mail --database default." in self.hints("D013")[0]
         put("full", due=600, last_error="BroadcastBusy: no room")
         put("ended", due=None, last_error="InvalidOption: tz")
+        decide("other", backoff=60, backoff_level=5)
+        add("other")
+        assert "mq_resume other --backoff --database default" in self.hints("D025")[0]
         ended, full = self.hints("D019")
         assert "mq_schedule run full --database default broadcasts" in full
         assert "mq_schedule enable ended --database default." in ended
@@ -777,7 +853,7 @@ class TestSchedules:
         assert self.told() == []
         beat(seen=-60)
         put("off", enabled=False, due=None)
-        assert run_doctor() == (0, "Nothing is wrong.\n")
+        assert run_doctor()[0] == 0
         put("later", due=600)
         assert self.told() == [
             ("D020", "warning", "No worker is alive, and 1 schedule is enabled.")

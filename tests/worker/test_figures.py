@@ -6,11 +6,13 @@ import threading
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.db.models import Sum
 
-from django_mq import Reject, RetryPolicy, fixed, handler
+from django_mq import Reject, RetryPolicy, Snooze, fixed, handler
 from django_mq.messages import Delivery
 from django_mq.models import MinuteFigures
+from django_mq.store import read_figures
 from django_mq.worker import lease_keeper as keeping
 from tests.database import second_connection
 from tests.rows import add
@@ -46,6 +48,26 @@ def test_a_worker_that_ends_has_stored_everything(start: Start) -> None:
     ran = [sum(each.ran.values()) for each in MinuteFigures.objects.filter(queue="mail")]
     waited = [sum(each.waited.values()) for each in MinuteFigures.objects.filter(queue="mail")]
     assert (sum(ran), sum(waited)) == (5, 4)
+
+
+def test_a_handler_that_only_snoozes_or_fails_is_found(start: Start) -> None:
+    """The column of snoozes is missing: they are the runs without another outcome."""
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(max_attempts=1))
+    def h(delivery: Delivery) -> None:
+        if delivery.payload:
+            raise ValueError("no")
+        raise Snooze(600)
+
+    @handler("#", queue="post", name="acks")
+    def acks(delivery: Delivery) -> None: ...
+
+    for payload in ({}, {}, {"fail": True}):
+        add(handler="h", payload=payload)
+    add("post", handler="acks")
+    assert start(until_empty=True, queues=["mail", "post"]).join()
+    with connection.cursor() as cursor:
+        assert read_figures.unsuccessful(cursor, since=600.0) == [("mail", "h", 3)]
 
 
 def test_figures_that_cannot_be_stored_delay_nothing_and_are_stored_later(

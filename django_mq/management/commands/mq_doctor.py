@@ -14,6 +14,9 @@ from django_mq.queues.doctor.findings import IDS
 
 #: The exit code of the worst level found.
 CODES = {"warning": 1, "error": 2}
+NOTHING_FOUND = (
+    "No problem of the installation found. mq_errors and mq_status show what the handlers do."
+)
 
 
 class Command(OperatorCommand):
@@ -51,7 +54,7 @@ class Command(OperatorCommand):
         if json:
             self.stdout.write(as_json({"findings": found}))
         elif not found:
-            self.stdout.write("Nothing is wrong.")
+            self.stdout.write(NOTHING_FOUND)
         for each in () if json else found:
             style = self.style.ERROR if each.level == "error" else self.style.WARNING
             self.stdout.write(f"{style(f'{each.id} {each.level}')}  {one_line(each.text, 1000)}")

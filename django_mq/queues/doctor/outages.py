@@ -1,0 +1,63 @@
+"""Handlers that make no progress, mostly because a service that they need is away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django_mq.conf import command_on
+from django_mq.conf.local_time import local_text
+from django_mq.models import QueueState
+from django_mq.queues.doctor.findings import Finding, short_cursor
+from django_mq.queues.totals import counts_of
+from django_mq.store import read_figures
+from django_mq.store.readers import prepare_to_read
+
+#: The span of D026, and the fewest attempts that it reports: a single message, which makes at most
+#: eleven in that time with the default policy, is no reason for a warning.
+MINUTES, ATTEMPTS = 10, 12
+
+
+def backing_off(alias: str) -> Iterator[Finding]:
+    """D025: a queue backs off, and messages wait in it."""
+    with short_cursor(alias):
+        states = QueueState.objects.using(alias).filter(backoff_level__gt=0)
+        asked = sorted(states.values_list("queue", flat=True))
+    for queue, found in counts_of(asked, using=alias).items():
+        if not found.backoff_level or not found.depth or found.paused:
+            continue
+        until = f"until {local_text(found.backoff_until)}" if found.backoff_until else "and probes"
+        depth = found.shown("depth")
+        work = "1 message waits" if depth == "1" else f"{depth} messages wait"
+        resume = command_on(alias, f"mq_resume {queue} --backoff")
+        yield Finding(
+            id="D025",
+            level="warning",
+            text=f"The queue {queue} backs off {until} (level {found.backoff_level}), and {work}"
+            " in it.",
+            hint=f"{_reasons(alias, queue)} After the repair the queue returns to full rate by"
+            f" itself; manage.py {resume} skips its probes.",
+        )
+
+
+def unsuccessful(alias: str) -> Iterator[Finding]:
+    """D026: a handler has acked nothing lately, and its attempts failed or were snoozed."""
+    with short_cursor(alias) as cursor:
+        prepare_to_read(cursor)
+        found = read_figures.unsuccessful(cursor, since=MINUTES * 60.0)
+    for each in found:
+        if each.handler and each.attempts >= ATTEMPTS:
+            yield Finding(
+                id="D026",
+                level="warning",
+                text=f"The handler {each.handler} in the queue {each.queue} acked nothing in the"
+                f" last {MINUTES} minutes: {each.attempts:,} attempts failed or were snoozed.",
+                hint=f"A service that it needs may be away. {_reasons(alias, each.queue)}",
+            )
+
+
+def _reasons(alias: str, queue: str) -> str:
+    return (
+        f"manage.py {command_on(alias, f'mq_errors --queue {queue}')} lists the errors of failed"
+        f" attempts; {command_on(alias, 'mq_why ID')} shows the last error of a message, also of"
+        f" one that was snoozed ({command_on(alias, f'mq_peek {queue}')} lists the ids)."
+    )
