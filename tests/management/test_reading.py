@@ -120,19 +120,20 @@ class TestStatus:
 
     def test_handlers(self):
         """CAR-42: the figures of all live workers, added up."""
-        beat("a", timings={"mail": tally(acked=1200, retried=2, waited=[0.5], ran=[0.002] * 3)})
+        counts = {"acked": 1200, "retried": 2, "snoozed": 7}
+        beat("a", timings={"mail": tally(**counts, waited=[0.5], ran=[0.002] * 3)})
         beat("b", timings={"mail": tally(acked=34, failed=3, dead=1), "": tally(dead=4)})
         beat("c", timings={"mail": tally(acked=5)}, seen=-90)
         beat("d", timings={"mail": {"acked": "\x1b[2J"}, "\x1b[2J": tally(acked=9)})
         text = run("mq_status")
         assert "\x1b" not in text
         found = rows(text)
-        header = ["HANDLER", "ACKED", "FAILED", "RETRIED", "DEAD", "WAITED", "P50", "P99", "RAN"]
-        assert found["HANDLER"] == [*header, "P50", "P99"]
+        header = ["HANDLER", "ACKED", "FAILED", "RETRIED", "SNOOZED", "DEAD", "WAITED", "P50"]
+        assert found["HANDLER"] == [*header, "P99", "RAN", "P50", "P99"]
         assert found["mail"] == [
-            "mail", "1,234", "3", "2", "1", "500", "ms", "500", "ms", "2", "ms", "2", "ms",
+            "mail", "1,234", "3", "2", "7", "1", "500", "ms", "500", "ms", "2", "ms", "2", "ms",
         ]  # fmt: skip
-        assert found["-"] == ["-", "0", "0", "0", "4", "-", "-", "-", "-"]
+        assert found["-"] == ["-", "0", "0", "0", "0", "4", "-", "-", "-", "-"]
         [none, _, mail] = run_json("mq_status")["handlers"]
         assert (none["handler"], none["dead"], none["ran"]) == ("", 4, None)
         assert (mail["handler"], mail["acked"], mail["ran"]["count"]) == ("mail", 1234, 3)

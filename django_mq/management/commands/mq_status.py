@@ -35,7 +35,7 @@ MIN_INTERVAL, MAX_INTERVAL = 0.1, 86_400.0
 MAX_HEADS = 10
 #: The maximum number of queues named that no worker serves.
 MAX_UNSERVED = 5
-COUNTED_OF_HANDLERS = ("acked", "failed", "retried", "dead")
+COUNTED_OF_HANDLERS = ("acked", "failed", "retried", "snoozed", "dead")
 COUNTED = ("depth", "processable", "in_flight", "delayed", "retrying", "held", "blocked", "dead")
 
 
