@@ -126,6 +126,13 @@ class TestQueues:
         assert "owned by gone until" in page
         assert "no claims until" in page
 
+    @pytest.mark.parametrize("backoff", [60, -5])
+    def test_why_it_backs_off(self, boss, backoff):
+        """A handler that snoozes with `backoff=True` has not failed."""
+        decide("mail", backoff=backoff, backoff_level=3)
+        page = text(boss.get(url("queuestate", "change", "mail")))
+        assert "Its handlers failed or snoozed, so" in page
+
     def test_what_its_handlers_did(self, boss):
         """CAR-42."""
         with handlers.isolated():
