@@ -182,7 +182,8 @@ class OperatorCommand(BaseCommand):
             self.stdout.write(as_json(answer))
             return
         skipped = f", skipped {changed.skipped:,} ({self.skipped})" if changed.skipped else ""
-        self.stdout.write(f"{verb} {message_count(len(changed.ids))}{skipped}.")
+        reason = self.none_found if dry_run and not changed else ""
+        self.stdout.write(f"{verb} {message_count(len(changed.ids))}{skipped}{reason}.")
 
     def change(
         self,

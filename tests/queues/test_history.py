@@ -237,6 +237,16 @@ class TestCommand:
         )
         assert QueuedMessage.objects.count() == 2
 
+    def test_a_dry_run_says_why_there_is_none(self) -> None:
+        told = (
+            "the history has no such message. It keeps what queues and handlers with the option"
+            " history have handled.\n"
+        )
+        assert run("mq_replay", "--type", "t", "--dry-run") == f"Would replay 0 messages: {told}"
+        assert run("mq_replay", "--id", 9, "--dry-run") == (
+            f"Would replay 0 messages, skipped 1 (not in the history, or not selected): {told}"
+        )
+
     def test_ids_that_are_not_in_the_history_are_counted(self) -> None:
         keep(1)
         ids = ("mq_replay", "--id", 1, 99)
