@@ -28,6 +28,8 @@ OPEN = ("waiting", "running")
 class OperationAdmin(ReadOnlyAdmin):
     """Operations, the newest first."""
 
+    change_form_template = "admin/django_mq/operation.html"
+    change_list_template = "admin/django_mq/operation_list.html"
     list_display: Any = ("what", "progress", "condition", "by", "asked")
     list_display_links = ("what",)
     list_filter = ("state", "action")

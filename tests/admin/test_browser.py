@@ -8,7 +8,7 @@ import shutil
 import pytest
 from django.contrib.staticfiles.testing import StaticLiveServerTestCase
 
-from django_mq.models import QueuedMessage, QueueState
+from django_mq.models import Operation, QueuedMessage, QueueState
 from tests.admin.pages import LIST, fail, url
 from tests.rows import add, beat, decide
 
@@ -254,6 +254,26 @@ def test_the_queues_refresh_while_somebody_looks(visit):
     add("appeared")
     page.clock.run_for(6000)
     page.wait_for_selector("text=appeared")
+
+
+@WIDTHS
+def test_operations_refresh_while_somebody_looks(visit, width):
+    """In a list on a phone, the cells of what was read again have their labels, too."""
+    row = Operation.objects.create(
+        action="cancel", filter={}, last_id=9, matched=9, state="running"
+    )
+    for address in (url("operation"), url("operation", "change", row.pk)):
+        page = visit(address, viewport={"width": width, "height": 844})
+        page.clock.install()
+        page.reload()
+        page.select_option("[data-mq-refresh]", "5")
+        Operation.objects.update(done=row.done + 1)
+        row.refresh_from_db()
+        page.clock.run_for(6000)
+        says(page, "#mq-live", f"{row.done} changed of 9")
+        if address == url("operation"):
+            sync_api.expect(page.locator("#mq-live td[data-label=Progress]")).to_have_count(1)
+            sync_api.expect(page.locator("#result_list.mq-cards")).to_have_count(1)
 
 
 @pytest.mark.parametrize("model", ["handledmessage", "operation", "schedule"])

@@ -28,6 +28,7 @@
         const fresh = new DOMParser().parseFromString(text, "text/html").getElementById("mq-live");
         if (fresh) {
             live().replaceWith(fresh);
+            document.dispatchEvent(new Event("mq-refreshed"));
         }
     };
 
