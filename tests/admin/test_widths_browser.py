@@ -57,6 +57,16 @@ def test_the_buttons_of_queues_are_in_sight_beside_large_numbers(visit):  # noqa
     assert page.locator(".mq-wide").evaluate(EXCESS) <= 0
 
 
+def test_the_options_of_a_queue_have_room_on_a_phone(visit):  # noqa: F811
+    """The names of handlers, of 30 characters and more, were broken to a column of 60 pixels."""
+    page = visit(url("queuestate", "change", "mail"), **PHONE)
+    for value in page.locator(".mq-facts td").all():
+        assert value.bounding_box()["width"] > 300
+    page.set_viewport_size(LAPTOP["viewport"])
+    name, value = page.locator(".mq-facts tr").first.locator("th, td").all()
+    assert name.bounding_box()["y"] == value.bounding_box()["y"]
+
+
 @pytest.fixture
 def rows():
     error = "smtplib.SMTPServerDisconnected: no"
