@@ -12,7 +12,7 @@ from django_mq.admin.texts import badge, breakable
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.states import MessageState
 
-#: The maximum numbers of types and handlers in the table; `mq_routes` lists all.
+#: The maximum numbers of types (also of tasks) and of handlers; `mq_routes` lists all.
 MAX_TYPES, MAX_HANDLERS = 200, 40
 
 
@@ -48,5 +48,8 @@ class TopologyAdmin(ReadOnlyAdmin):
             unheard=found.unheard[:MAX_TYPES],
             uncalled=found.uncalled,
             observed=found.observed,
-            more=len(found.types) > MAX_TYPES or len(found.handlers) > MAX_HANDLERS,
+            tasks=found.tasks[:MAX_TYPES],
+            more=len(found.types) > MAX_TYPES
+            or len(found.handlers) > MAX_HANDLERS
+            or len(found.tasks) > MAX_TYPES,
         )

@@ -62,12 +62,14 @@ class Subscriber:
 class Topology:
     """The types and the handlers known in this process, by name.
 
+    `tasks` has the names of the tasks, which subscribe to nothing: only `enqueue()` reaches them.
     `observed` says whether any worker is alive, or has called a handler in the last seven days.
     """
 
     types: tuple[MessageType, ...]
     handlers: tuple[Subscriber, ...]
     observed: bool
+    tasks: tuple[str, ...] = ()
 
     @property
     def unheard(self) -> tuple[MessageType, ...]:
@@ -86,15 +88,16 @@ def topology(*, only: str | Collection[str] | None = None, using: str | None = N
     Types are the plain patterns of handlers, the types that schedules broadcast, and the types of
     the newest 10,000 stored messages, of the newest 10,000 in the history, and of held messages:
     per queue and priority, 1,000 each of those due for longest, due last and due next are examined.
-    `only` limits handlers and messages to one queue or several. The `where` of handlers is ignored.
-    Tasks subscribe to nothing and are left out.
+    `only` limits handlers, tasks and messages to one queue or several. The `where` of handlers is
+    ignored.
     """
     queues, alias, settings = queue_names(only), alias_of(using), get_settings()
-    found = [
+    visible = [
         each
         for each in handlers.all_handlers()
-        if each.patterns and (queues is None or handlers.queue_of(each, settings) in queues)
+        if queues is None or handlers.queue_of(each, settings) in queues
     ]
+    found = [each for each in visible if each.patterns]
     with reading(alias) as cursor:
         prepare_to_read(cursor)
         counted = store.newest(cursor, limit=NEWEST, queues=queues)
@@ -121,7 +124,8 @@ def topology(*, only: str | Collection[str] | None = None, using: str | None = N
         for each in sorted(found, key=attrgetter("name"))
     )
     observed = bool(calls) or any(each.alive for each in workers(using=alias))
-    return Topology(types, subscribers, observed)
+    tasks = tuple(sorted(each.name for each in visible if not each.patterns))
+    return Topology(types, subscribers, observed, tasks)
 
 
 def held_types(cursor: Cursor, *, queues: Sequence[str]) -> dict[str, store.HeldMessages]:

@@ -99,16 +99,15 @@ class Command(OperatorCommand):
         ]
         if rows:
             self.stdout.write(table(("type", "newest messages", "handler", "queues"), rows))
-        tasks = [each.name for each in handlers.all_handlers() if not each.patterns]
         for label, names in (
             ("Handlers that take none of these types", _idle(found)),
             ("Types that no handler here takes", [each.type for each in found.unheard]),
             ("Handlers not called in the last 7 days", [h.name for h in found.uncalled]),
-            ("Tasks, which only enqueue() reaches", tasks),
+            ("Tasks, which only enqueue() reaches", found.tasks),
         ):
             if names:
                 self.stdout.write(f"{label}: {', '.join(names)}")
-        if not (rows or found.handlers or tasks):
+        if not (rows or found.handlers or found.tasks):
             self.stdout.write("No handler is registered, and no message is stored.")
 
 

@@ -10,8 +10,10 @@ from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
 from django.db import transaction
 from django.test import Client
+from django.urls import reverse
 
 from django_mq import fixed, queues
+from django_mq.admin import QueueStateAdmin
 from django_mq.contrib.tasks.compat import TaskResultStatus
 from django_mq.models import QueuedMessage, Result
 from django_mq.testing import assert_broadcast, capture_broadcasts, deliver, drain, due
@@ -73,6 +75,14 @@ def test_arguments_are_private(boss: Client) -> None:
     page = text(client.get(url("result", "change", result.id)))
     assert NOTE in page
     assert "visible" not in page
+
+
+def test_the_page_of_types_and_handlers(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = reverse("admin:django_mq_queuestate_topology")
+    listed = text(boss.get(page)).partition("Tasks, which only enqueue() reaches: ")[2]
+    assert NOTE in listed.split(". ")[0].replace(" ,", ",")
+    monkeypatch.setattr(QueueStateAdmin, "get_queues", lambda self, request: {"elsewhere"})
+    assert NOTE not in text(boss.get(page))
 
 
 # ---- commands and operations
