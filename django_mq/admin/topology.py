@@ -41,6 +41,7 @@ class TopologyAdmin(ReadOnlyAdmin):
                     if may_see_messages
                     else "",
                     [one.name in each.handlers for one in shown],
+                    [one for one in found.handlers if one.name in each.handlers],
                 )
                 for each in found.types[:MAX_TYPES]
             ],

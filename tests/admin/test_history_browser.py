@@ -22,6 +22,7 @@ from tests.admin.test_browser import (
     pytestmark,  # noqa: F401
     says,
     server,  # noqa: F401
+    sync_api,
     visit,  # noqa: F401
 )
 
@@ -114,3 +115,21 @@ def test_no_page_is_wider_than_a_phone(visit, theme):  # noqa: F811
         page.goto(address)
         width = page.evaluate("document.documentElement.scrollWidth")
         assert width <= 390, address
+
+
+def test_names_of_handlers_are_shown_as_they_are_written(visit):  # noqa: F811
+    page = visit(reverse(TOPOLOGY))
+    head = page.locator(".mq-matrix thead th", has_text="audits")
+    assert head.locator(".mq-name").inner_text() == "audits"  # as it would be copied
+    assert head.locator(".mq-under").inner_text() == "queue mail"
+    sync_api.expect(page.locator(".mq-routes")).to_be_hidden()
+
+
+def test_types_are_a_list_on_a_phone(visit):  # noqa: F811
+    """Of a table with a column per handler, only the first column would be in sight."""
+    page = visit(reverse(TOPOLOGY), viewport={"width": 390, "height": 844})
+    sync_api.expect(page.locator(".mq-matrix")).to_be_hidden()
+    route = page.locator(".mq-routes > li", has_text="shop.orders.placed")
+    for line in route.locator("li").all():
+        assert line.bounding_box()["width"] > 250
+    assert route.locator("li").all_inner_texts() == ["audits\nqueue mail", "mails\nqueue mail"]
