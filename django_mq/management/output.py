@@ -15,6 +15,13 @@ from django_mq.queues import Head, WorkerProcess
 
 #: Table cells are cut to this width; names have at most 128 characters.
 MAX_CELL_WIDTH = 200
+#: The headers of columns of counts and ids, which stand on the right. If the values decided that, a
+#: column would change sides while it has only dashes.
+NUMBERS = {
+    "id", "message", "first", "pid", "version", "attempts", "behind", "count", "newest messages",
+    "depth", "processable", "in flight", "delayed", "retrying", "held", "blocked", "dead",
+    "waiting", "running", "acked", "failed", "retried", "snoozed",
+}  # fmt: skip
 WORKER_HEADERS = (
     "worker",
     "host",
@@ -29,7 +36,7 @@ WORKER_HEADERS = (
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return rows in columns under headers, with control characters replaced.
+    """Return rows in columns under headers, `NUMBERS` on the right; control characters replaced.
 
     >>> print(table(("queue", "dead"), [("mail", 12), ("a\\x1b[2Jb", 3)]))
     QUEUE   DEAD
@@ -37,7 +44,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     a\ufffd[2Jb     3
     """
     cells = [[one_line(str(cell), MAX_CELL_WIDTH) for cell in row] for row in rows]
-    right = [all(_is_number(row[n]) for row in cells) for n in range(len(headers))]
+    right = [header in NUMBERS for header in headers]
     lines = [[header.upper() for header in headers], *cells]
     widths = [max(len(line[n]) for line in lines) for n in range(len(headers))]
     return "\n".join(
@@ -86,12 +93,6 @@ def heads_table(heads: Iterable[Head]) -> str:
             for head in heads
         ),
     )
-
-
-def _is_number(cell: str) -> bool:
-    count, _, maximum = cell.partition("/")
-    numbers = count.removeprefix("≈ ").rstrip("+").replace(",", "") + maximum.replace(",", "")
-    return cell == "-" or numbers.isdecimal()
 
 
 def _plain(value: Any) -> Any:

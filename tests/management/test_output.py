@@ -21,6 +21,17 @@ def test_a_number_that_is_missing_leaves_its_column_on_the_right():
     assert output.table(("count",), [("-",), (12,)]) == "COUNT\n    -\n   12"
 
 
+@pytest.mark.parametrize("cells", [["-", "-"], ["1 min 54 s", "-"], ["7", "2026"]])
+def test_a_column_stays_on_its_side_whatever_its_values_are(cells):
+    """`mq_status --watch` shows OLDEST every 2 s, a worker's start the queues without handlers."""
+    rows = [("mail", cell, cell) for cell in cells]
+    lines = output.table(("queue", "oldest", "types"), rows).split("\n")
+    starts = {
+        (line.index(cell), line.rindex(cell)) for line, cell in zip(lines[1:], cells, strict=True)
+    }
+    assert starts == {(lines[0].index("OLDEST"), lines[0].index("TYPES"))}
+
+
 def test_control_characters_are_taken_out():
     """S30: no colours, no cursor, no title, no new lines, no reversed text."""
     text = output.table(("a", "b"), [("\x1b[31mred\x1b]0;title\x07", "x\r\ny\u202ez\x9b2J")])
