@@ -16,6 +16,7 @@ from django_mq.admin import OperationAdmin, QueuedMessageAdmin, actions
 from django_mq.admin.message_filters import MOMENTS, OPTIONAL, filter_of
 from django_mq.models import FailedAttempt, Operation, QueuedMessage
 from django_mq.operations.steps import take_step
+from django_mq.store import error_groups
 from django_mq.store import message_filters as filters
 from tests.admin.conftest import VIEW
 from tests.admin.pages import LIST, act, fail, text, told, url
@@ -265,6 +266,23 @@ def test_errors_in_groups_with_a_sample_and_actions(boss, viewer):
     assert "No failed attempts" not in text(
         boss.get(url("failedattempt", "errors") + "?since=hour")
     )
+
+
+def test_errors_after_the_repair_offer_nothing(boss, monkeypatch):
+    monkeypatch.setattr(error_groups, "MAX_EXAMINED_PER_PAIR", 6)
+    dead = add(dead=-1)
+    for n in range(1, 10):
+        fail(dead, attempt=n)
+    assert "1 of its messages dead, 0 waiting" in text(boss.get(url("failedattempt", "errors")))
+    dead.delete()
+    page = text(boss.get(url("failedattempt", "errors")))
+    assert "none of its messages is dead or waiting" in page
+    assert "…" not in page  # as in "Requeue…"
+    for _ in range(3):
+        add(dead=-1)
+    page = text(boss.get(url("failedattempt", "errors")))
+    assert "none of the messages of its newest attempts is dead or waiting" in page
+    assert "Requeue…" in page
 
 
 def test_errors_have_pages(boss):
