@@ -134,7 +134,9 @@ class OperationAdmin(ReadOnlyAdmin):
 
     @admin.display(description="duration")
     def lasted(self, row: Operation) -> Any:
-        return took(row.started_at, row.ended_at) if row.ended_at else None
+        if row.ended_at is None:
+            return self.get_empty_value_display()
+        return took(row.started_at, row.ended_at)
 
     def _button(self, row: Operation) -> Any:
         """Return the button that cancels the operation, while it can be cancelled."""

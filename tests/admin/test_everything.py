@@ -191,6 +191,13 @@ def test_a_scoped_user_acts_on_their_queues_alone():
     assert (found.path, found.at_path) == (("payload", "a"), "7")
 
 
+def test_an_operation_that_runs_has_no_duration_yet(boss):
+    row = Operation.objects.create(action="cancel", filter={}, last_id=0, state="running")
+    page = text(boss.get(url("operation", "change", row.pk)))
+    assert "Duration: -" in page
+    assert "None" not in page
+
+
 def test_a_scoped_user_sees_operations_on_their_queues_alone(boss):
     class Scoped(OperationAdmin):
         def get_queues(self, request):
