@@ -27,6 +27,7 @@ class TopologyAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         found = queues.topology(only=self.get_queues(request), using=self.alias)
         shown = found.handlers[:MAX_HANDLERS]
+        heard = {name for each in found.types for name in each.handlers}
         may_see_messages = self.may_see_messages(request)
         return self.show_page(
             request,
@@ -45,6 +46,7 @@ class TopologyAdmin(ReadOnlyAdmin):
                 )
                 for each in found.types[:MAX_TYPES]
             ],
+            idle=[each for each in shown if each.name not in heard],
             held=badge(MessageState.HELD),
             unheard=found.unheard[:MAX_TYPES],
             uncalled=found.uncalled,

@@ -133,3 +133,7 @@ def test_types_are_a_list_on_a_phone(visit):  # noqa: F811
     for line in route.locator("li").all():
         assert line.bounding_box()["width"] > 250
     assert route.locator("li").all_inner_texts() == ["audits\nqueue mail", "mails\nqueue mail"]
+    handler("bank.#", queue="mail", name="books")(lambda delivery: None)
+    page.reload()
+    idle = page.locator(".mq-routes > li", has_text="Handlers that take none of these types")
+    assert idle.locator("li").all_inner_texts() == ["books\nqueue mail"]
