@@ -16,12 +16,15 @@ from django_mq.executor.tasks import Task
 from django_mq.executor.thread_connections import clean_up, open_aliases
 from django_mq.messages import Delivery, set_current
 from django_mq.store.history_days import was_attached_meanwhile
+from django_mq.values import short_repr
 
 #: The SQLSTATEs of conflicts with other transactions: the same attempt runs again.
 _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
 
 #: The types of objects whose code has not begun to run: a handler that returns one did nothing.
-UNRUN = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
+_UNRUN = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
+#: What a handler raises to end its attempt: one that returns it would be acked.
+_RAISED = (Retry, Reject, Snooze)
 
 #: Entered around each call of a handler, with its argument: a delivery, or a list of them.
 surroundings: list[Callable[[Any], AbstractContextManager[object]]] = []
@@ -68,8 +71,8 @@ def _call(
                 result = function(argument)
         else:
             result = function(argument)
-        if type(result) in UNRUN:
-            raise not_run(result)
+        if result is not None:
+            check_result(result, argument)
         if argument is not delivery or delivery._row.wants_result:
             result = replies.encoded(result, argument)
         return result, None
@@ -77,8 +80,32 @@ def _call(
         return None, error
 
 
-def not_run(result: Any) -> TypeError:
-    """Return the error of a handler that returned one of UNRUN, which nobody would run."""
+def check_result(result: Any, argument: Any) -> None:
+    """Raise TypeError for a result that shows a mistake: code that nobody runs, or a Reject.
+
+    Most handlers return None; callers test that first, since this runs for each message.
+    """
+    kind = type(result)
+    if kind in _UNRUN:
+        raise _not_run(result)
+    # Only such a list has one result per message.
+    for each in result if kind in (list, tuple) and isinstance(argument, list) else (result,):
+        _refuse_unraised(each)
+
+
+def _refuse_unraised(result: Any) -> None:
+    kind = type(result)  # not isinstance(), which reads the result's own `__class__`
+    if issubclass(kind, _RAISED):
+        shown = short_repr(result)
+    elif issubclass(kind, type) and issubclass(result, _RAISED):
+        shown = result.__name__
+    else:
+        return
+    raise TypeError(f"the handler returned {shown}: raise it instead")
+
+
+def _not_run(result: Any) -> TypeError:
+    """Return the error of a handler that returned an object that nobody would run."""
     if type(result) is CoroutineType:
         result.close()
         return TypeError(

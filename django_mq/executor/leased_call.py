@@ -14,7 +14,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload
 from django_mq.executor import forks, replies, reports
 from django_mq.executor.call_timeout import CallTimeout, Timeout
-from django_mq.executor.calls import UNRUN, not_run, surrounded, surroundings
+from django_mq.executor.calls import check_result, surrounded, surroundings
 from django_mq.executor.ended import ACKED, Ended, FailureEnd, Settled
 from django_mq.executor.leased_delivery import LeasedDelivery
 from django_mq.executor.tasks import Line, Task
@@ -41,8 +41,8 @@ async def result_of(function: Callable[[Any], Any], call: LeasedCall) -> Any:
         return None  # no message of the list can be read
     with forks.ForkBarrier(), surrounded(call.argument) if surroundings else nullcontext():
         result = await function(call.argument)
-    if type(result) in UNRUN:
-        raise not_run(result)
+    if result is not None:
+        check_result(result, call.argument)
     if any(each._row.wants_result for each in call.deliveries):
         result = replies.encoded(result, call.argument)
     return result

@@ -14,7 +14,7 @@ from django.db import transaction
 from django_mq import handlers
 from django_mq.conf import get_settings
 from django_mq.exceptions import InvalidOption
-from django_mq.executor.calls import UNRUN, not_run
+from django_mq.executor.calls import check_result
 from django_mq.executor.leased_call import BatchDelivery
 from django_mq.executor.leased_delivery import LeasedDelivery
 from django_mq.handlers import Handler, queue_of, refusal
@@ -116,18 +116,17 @@ def _run(handler: Handler, delivery: Delivery, argument: Any, alias: str) -> Any
     set_current(delivery, alias)
     if not handler.atomic:
         call = async_to_sync(handler.call) if handler.is_async else handler.call
-        result = _ran(call(argument))
+        result = _checked(call(argument), argument)
         if (answer := getattr(delivery, "answer", None)) is not None:
             raise answer
         return result
     with transaction.atomic(using=alias):
-        return _ran(handler.call(argument))
+        return _checked(handler.call(argument), argument)
 
 
-def _ran(result: Any) -> Any:
-    """Return the result of a handler; raise TypeError, as a worker does, if it did not run."""
-    if type(result) in UNRUN:
-        raise not_run(result)
+def _checked(result: Any, argument: Any) -> Any:
+    """Return the result of a handler; raise TypeError, as a worker does, if it shows a mistake."""
+    check_result(result, argument)
     return result
 
 
