@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, ClassVar, NoReturn, ParamSpec, TypeVar
 
 from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload
 from django_mq.executor import forks, replies, reports
@@ -139,6 +139,8 @@ class BatchDelivery(LeasedDelivery):
     """A delivery in the list of a batch handler outside transactions: answered individually."""
 
     __slots__ = ("_fences", "_note_answer")
+
+    _can_finish: ClassVar[bool] = False
 
     def __init__(
         self,

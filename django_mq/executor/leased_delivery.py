@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from types import CoroutineType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections, transaction
@@ -29,6 +29,9 @@ class LeasedDelivery(Delivery):
     """The delivery that a handler with `atomic=False` gets."""
 
     __slots__ = ("_alias", "_began", "_lease", "_timeout", "finished")
+
+    _is_atomic: ClassVar[bool] = False
+    _can_finish: ClassVar[bool] = True
 
     def __init__(self, row: ClaimedRow, *, alias: str, lease: float, timeout: Timeout) -> None:
         super().__init__(row)

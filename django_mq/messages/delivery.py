@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, ParamSpec, TypeVar
 
 from django_mq.exceptions import UnreadablePayload
 from django_mq.policy.routing import TASKS
@@ -113,6 +113,10 @@ class Delivery(Generic[Payload]):
         "_payload",
         "_row",
     )
+
+    #: Whether the handler runs inside a transaction, and whether it may call `finish()`.
+    _is_atomic: ClassVar[bool] = True
+    _can_finish: ClassVar[bool] = False
 
     _row: ClaimedRow
     _asked_at: float

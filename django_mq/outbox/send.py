@@ -10,29 +10,13 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.conf import alias_of, get_settings
-from django_mq.exceptions import InvalidOption, NotInTransaction
+from django_mq.exceptions import InvalidOption
 from django_mq.handlers import Handler
 from django_mq.messages import BulkReceipt, Message, Receipt
 from django_mq.outbox.blocks import in_own_atomic, in_transaction
 from django_mq.outbox.build import RowBuilder
 from django_mq.outbox.chunk import Chunk
-
-NOT_IN_TRANSACTION = """\
-broadcast() needs an open atomic() block on the database {alias!r}, so that the message commits \
-with your data:
-
-    with transaction.atomic(using={alias!r}):
-        order.save()
-        broadcast("shop.orders.placed", {{"order_id": order.pk}})
-
-A post_save receiver runs after its own save has committed: open the block around the code that \
-saves, or set ATOMIC_REQUESTS. In a receiver of a signal that is not yours, open it around \
-broadcast() alone: if the sender has no transaction, the message commits right after the data, and \
-a process that dies in between leaves the data without its message (see the guide "Signals of code \
-that is not yours"). In a handler with atomic=False, call broadcast() in `with \
-delivery.finish():`. The block that TestCase opens does not count. In async code, put this into a \
-function and await sync_to_async(function)(), or use abroadcast(), which commits by itself. \
-DJANGO_MQ = {{"REQUIRE_ATOMIC": False}} turns this check off."""
+from django_mq.outbox.outside_block import not_in_transaction
 
 
 def send(
@@ -147,5 +131,5 @@ def connection_in_transaction(using: str | None) -> BaseDatabaseWrapper:
     """Return the connection to the queue's database; raise NotInTransaction outside a block."""
     connection = queue_connection(using)
     if get_settings().require_atomic and not in_own_atomic(connection):
-        raise NotInTransaction(NOT_IN_TRANSACTION.format(alias=connection.alias))
+        raise not_in_transaction(connection.alias)
     return connection

@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from django_mq.exceptions import CannotWait
-from django_mq.messages import Message, MessageInstance
+from django_mq.messages import Message, MessageInstance, current_delivery, foreign_alias
 from django_mq.outbox.blocks import in_transaction
 from django_mq.outbox.options import options_of
 from django_mq.outbox.send import queue_connection, send, send_durably
@@ -21,15 +21,13 @@ from django_mq.values import When
 
 ASK_IN_ATOMIC = """\
 ask() inside an atomic() block on the database {alias!r}, or while autocommit is off, would wait \
-for a reply to a message that is not committed yet. Call it before or after the block; or store a \
-request with your data and wait later:
+for a reply to a message that is not committed yet. Call it before or after the block, and in a \
+handler with @handler(atomic=False); or store a request with your data and wait later:
 
     with transaction.atomic(using={alias!r}):
         order.save()
         pending = request("shop.orders.check", {{"order_id": order.pk}})
-    pending.result(timeout=10)
-
-A handler that asks needs @handler(atomic=False)."""
+    pending.result(timeout=10)"""
 
 
 def request(
@@ -164,8 +162,19 @@ def _sent(
         raise TypeError("ask() waits for the reply, so it has no after=: call request()")
     connection = queue_connection(using)
     if in_transaction(connection):
-        raise CannotWait(ASK_IN_ATOMIC.format(alias=connection.alias))
+        raise _in_transaction(connection.alias)
     with transaction.atomic(using=connection.alias):
         pending = request(*args, using=using, **options)
         pending._refuse_own_queue()
     return pending
+
+
+def _in_transaction(alias: str) -> CannotWait:
+    delivery = current_delivery.get()
+    if delivery is not None and delivery._is_atomic and foreign_alias(alias) is None:
+        # Logs and `mq_why` show its first 500 characters.
+        return CannotWait(
+            f"ask() in the handler {delivery.handler}, which is atomic, would wait for a reply to a"
+            " message that is not committed yet: a handler that asks needs @handler(atomic=False)"
+        )
+    return CannotWait(ASK_IN_ATOMIC.format(alias=alias))

@@ -113,9 +113,12 @@ class PendingReply:
     def _refuse(self) -> None:
         """Raise CannotWait if waiting here could not succeed."""
         if self._birth is not None and self._birth.is_open():
+            delivery = current_delivery.get()
+            in_handler = delivery is not None and delivery._is_atomic
             raise CannotWait(
                 f"the transaction of request {self.id} is still open, so no worker can see it:"
                 " wait after its atomic() block"
+                f"{'; a handler that waits needs @handler(atomic=False)' if in_handler else ''}"
             )
         self._refuse_own_queue()
 
