@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from django.db import connections
+
 from django_mq.exceptions import NotInTransaction
 from django_mq.messages import current_delivery, foreign_alias
+from django_mq.outbox.blocks import in_own_atomic
 
 _ANYWHERE = """\
 broadcast() needs an open atomic() block on the database {alias!r}, so that the message commits \
@@ -23,12 +26,20 @@ that is not yours"). The block that TestCase opens does not count. In async code
 function and await sync_to_async(function)(), or use abroadcast(), which commits by itself. \
 DJANGO_MQ = {{"REQUIRE_ATOMIC": False}} turns this check off."""
 
+_ON_ANOTHER = """\
+broadcast() writes to the database {alias!r}, but the open atomic() block is on {names}. To commit \
+the message with your data, pass using={other!r}, if the tables of django_mq are there too; else \
+also open transaction.atomic(using={alias!r}), which commits separately."""
+
 
 def not_in_transaction(alias: str) -> NotInTransaction:
     """Return the error of a broadcast into `alias` while no block is open there.
 
     In a handler the text is short: logs and `mq_why` show its first 500 characters.
     """
+    if open_on := _open_blocks():
+        names = " and ".join(map(repr, open_on))
+        return NotInTransaction(_ON_ANOTHER.format(alias=alias, names=names, other=open_on[0]))
     delivery = current_delivery.get()
     if delivery is None:
         return NotInTransaction(_ANYWHERE.format(alias=alias))
@@ -44,6 +55,15 @@ def not_in_transaction(alias: str) -> NotInTransaction:
         f"broadcast() in the handler {delivery.handler}, which is not atomic:"
         f" {_advice(block, finishes=delivery._can_finish and not is_foreign)}"
     )
+
+
+def _open_blocks() -> list[str]:
+    """Return the aliases on which the caller has a block open."""
+    return [
+        connection.alias
+        for connection in connections.all(initialized_only=True)
+        if in_own_atomic(connection)
+    ]
 
 
 def _advice(block: str, *, finishes: bool) -> str:
