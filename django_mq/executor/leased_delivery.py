@@ -127,9 +127,11 @@ class LeasedDelivery(Delivery):
         return returned[0]
 
     def _lost(self) -> LeaseLost:
+        where = f"message {self.id} in queue {self.queue}, attempt {self.attempt}"
+        if self.finished:
+            return LeaseLost(f"finish() was already called for {where}: it is done")
         return LeaseLost(
-            f"message {self.id} in queue {self.queue}, attempt {self.attempt}: the lease is lost;"
-            " another worker may have the message, or it is done"
+            f"{where}: the lease is lost; another worker may have the message, or it is done"
         )
 
 
