@@ -253,7 +253,7 @@ class AsyncRunner(threading.Thread):
             if issubclass(kind, asyncio.CancelledError | GeneratorExit) and self._cancelling:
                 raise  # ended by the drain, not by the handler itself
             late = issubclass(kind, TimeoutError) and limit.expired()
-            error = self._late_error(tasks, raised) if late else raised
+            error = self._late_error(tasks, raised, perf_counter() - began) if late else raised
             if late:  # its blocking call goes on: the supervisor ends the process if that lasts
                 await self._thread.wait_for_calls(call.deliveries[0])
         error = await own_cancel() or error
@@ -264,10 +264,10 @@ class AsyncRunner(threading.Thread):
         self._thread.tidy_up(call.deliveries[0])
         return call.end(self._context.failure_end, result, error, seconds)
 
-    def _late_error(self, tasks: list[Task], raised: BaseException) -> AttemptEnded:
+    def _late_error(self, tasks: list[Task], raised: BaseException, seconds: float) -> AttemptEnded:
         """Return the error of a call cancelled by its limit, with the place where it waited."""
         stopped = (self._stopped[id] for task in tasks if (id := task.delivery.id) in self._stopped)
-        error = cut_short(next(stopped, None))
+        error = cut_short(next(stopped, None), seconds)
         error.stack = raised_from(raised.__cause__ or raised)
         return error
 

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from django_mq.exceptions import Reject, Retry, Snooze, UnexpectedPayload
 from django_mq.policy.backoff import MAX_WAIT, BackoffFailed, Random, RetryPolicy
+from django_mq.policy.durations import precise_span
 from django_mq.policy.error_text import Failure, describe, one_line
 from django_mq.policy.stack import Frame
 from django_mq.values import checked_when
@@ -40,14 +41,22 @@ class WorkerLost(AttemptEnded):
     """The worker's process died, or was lost, while the handler ran."""
 
 
-def cut_short(by: str | None) -> AttemptEnded:
+def cut_short(by: str | None, ran: float = 0.0) -> AttemptEnded:
     """Return the error of an attempt that was stopped `by` an operator, or (None) at its timeout.
 
-    >>> str(cut_short("ana")), str(cut_short("")), str(cut_short(None))
-    ('stopped by ana', 'stopped by an operator', 'the handler ran past its timeout')
+    `ran`: the seconds that the handler ran, 0 if unknown. They are those of the timeout, unless
+    `extend()` moved it.
+
+    >>> str(cut_short("ana")), str(cut_short(""))
+    ('stopped by ana', 'stopped by an operator')
+    >>> str(cut_short(None, 2.004))
+    'the handler ran for 2 s, past its timeout: @handler(timeout=) sets it, else TIMEOUT'
     """
     if by is None:
-        return TimedOut("the handler ran past its timeout")
+        seconds = f" for {precise_span(ran)}," if ran else ""
+        return TimedOut(
+            f"the handler ran{seconds} past its timeout: @handler(timeout=) sets it, else TIMEOUT"
+        )
     return Stopped(f"stopped by {by or 'an operator'}")
 
 

@@ -188,20 +188,27 @@ class ProcessSlot:
             self.stacks.ask(self.pid, now)
         elif self.stacks.answered(late[0].thread, now):
             self.killed = True
-            fence = late[0].fence
-            stopped = fence in self.stopped
-            logger.log(
-                logging.WARNING if stopped else logging.ERROR,
-                "message %s %s: ending process %s",
-                fence.id,
-                str(cut_short(self.stopped[fence][0])) if stopped else "ran past its timeout",
-                self.pid,
-                extra={
-                    "event": "handler_stopped" if stopped else "handler_timed_out",
-                    "message_id": fence.id,
-                },
-            )
+            self._report_overrun(late[0], now)
             self.signal(signal.SIGKILL)
+
+    def _report_overrun(self, late: Entry, now: float) -> None:
+        # The line of the failed attempt has queue and handler: here they would cost each start.
+        fence, ran = late.fence, now - late.began if late.began else 0.0
+        by, _ = self.stopped.get(fence, (None, 0.0))
+        logger.log(
+            logging.ERROR if by is None else logging.WARNING,
+            "message %s, attempt %s: %s: ending process %s",
+            fence.id,
+            fence.attempt,
+            cut_short(by, ran),
+            self.pid,
+            extra={
+                "event": "handler_timed_out" if by is None else "handler_stopped",
+                "message_id": fence.id,
+                "attempt": fence.attempt,
+                "duration": ran,
+            },
+        )
 
     def _is_late(self, entry: Entry, now: float) -> bool:
         return min(entry.deadline, self.stopped.get(entry.fence, ("", entry.deadline))[1]) <= now

@@ -206,7 +206,7 @@ class Recovery:
 
 
 def _timed_out(dead: DeadWorker, id: int) -> AttemptEnded:
-    error = cut_short(dead.stopped.get(id))
+    error = cut_short(dead.stopped.get(id), dead.ran.get(id, 0.0))
     error.stack = dead.stacks.get(id, ())
     return error
 

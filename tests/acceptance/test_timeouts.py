@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -41,7 +42,9 @@ def test_its_process_is_ended(
     (_, _, ended), (_, _, again) = witness.started("slow")
     assert not is_running(ended)
     assert is_running(again)
-    assert f"message {slow} ran past its timeout" in worker.said()
+    limit = r"the handler ran for .+, past its timeout: @handler\(timeout=\) sets it, else TIMEOUT"
+    assert re.fullmatch(limit, failed.error_text)
+    assert re.search(f"message {slow}, attempt 1: {limit}: ending process {ended}", worker.said())
 
 
 def test_neighbours_in_other_threads_are_refunded(

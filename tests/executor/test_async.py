@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -142,6 +143,8 @@ def test_a_handler_that_catches_the_cancel_and_returns_has_run_past_its_timeout(
     message = add(handler="h")
     assert start(until_empty=True).join()
     assert attempts_of(message) == ["django_mq.policy.outcomes.TimedOut"]
+    text = FailedAttempt.objects.get().error_text
+    assert re.match(r"the handler ran for .+, past its timeout: @handler\(timeout=\)", text)
 
 
 def test_a_timeout_of_the_handlers_own_is_its_error(start: Start) -> None:

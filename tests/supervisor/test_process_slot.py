@@ -104,7 +104,10 @@ def test_the_health_endpoint_names_the_class_of_an_error_without_its_text() -> N
     ids=["frozen", "slow", "late", "gone"],
 )
 def test_a_process_is_ended_once_its_stacks_are_complete(
-    monkeypatch: pytest.MonkeyPatch, dumps: list[str], waits: list[float]
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    dumps: list[str],
+    waits: list[float],
 ) -> None:
     """With the one of the late handler, and when no more of it comes; or after two seconds."""
     now = 1000.0
@@ -117,7 +120,7 @@ def test_a_process_is_ended_once_its_stacks_are_complete(
         os.kill(frozen.pid, signal.SIGSTOP)
         os.waitpid(frozen.pid, os.WUNTRACED)  # else the next signal may end it
         slot.pid = frozen.pid
-        slot.scoreboard.write(0, Fence(7, 1, f"{slot.worker}:1"), now, True)
+        slot.scoreboard.write(0, Fence(7, 1, f"{slot.worker}:1"), now, True, now - 300.0)
         slot.scoreboard.bind_thread(0)
         slot.kill_overrun()
         written = 0
@@ -128,4 +131,7 @@ def test_a_process_is_ended_once_its_stacks_are_complete(
             now += wait
             slot.kill_overrun()
         assert slot.killed
+        [record] = caplog.records
+        assert record.getMessage().startswith("message 7, attempt 1: the handler ran for 5 min")
+        assert (vars(record)["attempt"], int(vars(record)["duration"] // 60)) == (1, 5)
         assert frozen.wait(30) == -signal.SIGKILL
