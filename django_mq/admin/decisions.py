@@ -7,7 +7,6 @@ confirmation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -22,6 +21,7 @@ from django_mq.admin.queue_rows import QueueRowsAdmin
 from django_mq.exceptions import InvalidName
 from django_mq.models import QueueState
 from django_mq.policy.names import check_name
+from django_mq.policy.similar_names import similar
 from django_mq.queues.decisions import MAX_IN_FLIGHT
 
 #: The offered pauses in seconds; the empty one lasts until the queue is resumed.
@@ -125,7 +125,7 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
 
     def _ask(self, request: HttpRequest, queue: str, name: str) -> HttpResponse:
         """Ask whether an unknown queue is meant, and offer the known queues with similar names."""
-        near = get_close_matches(queue, self.seen_queues(request), 3)
+        near = similar(queue, self.seen_queues(request))
         return self.show_page(
             request,
             "unknown_queue",

@@ -12,7 +12,8 @@ from django.core import checks
 from django_mq.checks.registering import TAG, CheckMessages, check
 from django_mq.conf import Settings
 from django_mq.handlers import all_handlers, all_schedules, allowed_queues
-from django_mq.handlers.nearest import probable_types, similar
+from django_mq.handlers.nearest import probable_types
+from django_mq.policy.similar_names import similar
 
 SILENCE_HINT = "If another project uses the name as it is, silence this check."
 

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from difflib import get_close_matches
 from functools import lru_cache
 
 from django_mq.handlers.registry import all_handlers, is_subscribed
 from django_mq.policy.routing import TASKS, plain_types
+from django_mq.policy.similar_names import CUTOFF, similar
 
 logger = logging.getLogger("django_mq")
 
-#: How similar a suggested name must be, from 0 to 1, and how many are suggested.
-CUTOFF, MAX_SUGGESTIONS = 0.7, 3
-#: The same, to tell a typo from another word: shop.orders.placed and shop.orders.paid are at 0.88.
-TYPO = 0.9
+#: How similar a name must be to be a typo, not another word: moved and removed are at 0.83.
+TYPO = 0.85
 #: How many types a process compares with those that it knows, which takes a millisecond each.
 MAX_COMPARED = 256
 _compared: set[str] = set()
 IN_HANDLERS = "handlers are looked for in handlers.py of each installed app"
 OTHERWISE = " (handlers here take it only from other queues or with other metadata)"
 IN_TASKS = "tasks are looked for in tasks.py of each installed app and in OPTIONS['modules']"
-
-
-def similar(name: str, known: Iterable[str], cutoff: float = CUTOFF) -> list[str]:
-    """Return the `known` names that resemble `name`, the most similar first.
-
-    >>> similar("legder", ["ledger", "mail"])
-    ['ledger']
-    """
-    return get_close_matches(name, sorted(known), MAX_SUGGESTIONS, cutoff)
 
 
 def has_subscriber(type: str) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
 from django.apps import apps
@@ -19,6 +18,7 @@ from django_mq.handlers.callables import code_of, layers_of, shown, source_of
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.due_times import CatchUp, Overlap
 from django_mq.policy.routing import TASKS, RoutingTable
+from django_mq.policy.similar_names import similar
 
 if TYPE_CHECKING:
     from django_mq.conf import Settings
@@ -238,7 +238,7 @@ def disallowed(handler: Handler, type: str, queue: str, settings: Settings) -> s
     allowed = allowed_queues(handler, settings)
     if queue in allowed:
         return ""
-    near = get_close_matches(queue, allowed, 1)
+    near = similar(queue, allowed, most=1)
     advice = f" (did you mean {near[0]}?); else" if near else ";"
     return (
         f"{type} cannot go to queue {queue}: its handler {handler.name} allows only"

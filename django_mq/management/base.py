@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, redirect_stdout
-from difflib import get_close_matches
 from io import TextIOWrapper
 from typing import Any
 
@@ -31,6 +30,7 @@ from django_mq.management.serving import unknown_queue_warning
 from django_mq.policy.error_text import one_line
 from django_mq.policy.names import check_name
 from django_mq.policy.rounding import message_count
+from django_mq.policy.similar_names import similar
 from django_mq.queues import Changed
 from django_mq.supervisor.output import discard
 
@@ -164,7 +164,7 @@ class OperatorCommand(BaseCommand):
         """
         if force or queue in (known := queues.names(using=database)):
             return
-        near = get_close_matches(queue, known, 3)
+        near = similar(queue, known)
         text = f"queue {one_line(queue)} is not known: no messages, settings or handlers name it."
         if near:
             text += f" Did you mean {' or '.join(near)}?"

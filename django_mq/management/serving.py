@@ -10,6 +10,7 @@ from django_mq import handlers
 from django_mq.conf import Settings
 from django_mq.management.output import table
 from django_mq.policy.routing import Pattern
+from django_mq.policy.similar_names import similar
 
 #: The maximum number of types shown per handler.
 MAX_PATTERNS = 5
@@ -50,7 +51,9 @@ def unknown_queue_warning(name: str, known: Collection[str]) -> str:
     """
     if name in known:
         return ""
-    return f"no handler here names the queue {name!r}, and it has no messages" + _hint(name, known)
+    return f"no handler here names the queue {name!r}, and it has no messages" + _hint(
+        similar(name, known, most=1)
+    )
 
 
 def unmatched(pattern: str, known: Collection[str]) -> str:
@@ -68,7 +71,8 @@ def unmatched(pattern: str, known: Collection[str]) -> str:
         return unknown_queue_warning(pattern, known)
     if any(map(asked.matches, known)):
         return ""
-    near = _hint(pattern, {each for name in known for each in _patterns_of(name)})
+    patterns = {each for name in known for each in _patterns_of(name)}
+    near = _hint(get_close_matches(pattern, patterns, 1))  # a wildcard is like any other word
     return f"no queue that has handlers here or messages matches {pattern!r}{near}"
 
 
@@ -83,8 +87,7 @@ def separated(options: Iterable[str]) -> str:
     return f"; repeat the option: {words}" if words else ""
 
 
-def _hint(name: str, choices: Iterable[str]) -> str:
-    near = get_close_matches(name, choices, 1)
+def _hint(near: list[str]) -> str:
     return f": did you mean {near[0]!r}?" if near else ""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from difflib import get_close_matches
 from itertools import islice
 
 from django.db import connections
@@ -22,6 +21,7 @@ from django_mq.models import Schedule
 from django_mq.outbox.schedules.firing import fire_now
 from django_mq.policy.due_times import GRACE
 from django_mq.policy.names import check_name
+from django_mq.policy.similar_names import similar
 from django_mq.queues.arguments import whole_number
 from django_mq.queues.transactions import writing
 from django_mq.store import Cursor
@@ -52,7 +52,7 @@ def no_schedule(name: str, known: Iterable[str]) -> str:
     names = list(known)
     # The schedule of a handler has the full path of its function; people remember the end.
     near = [each for each in names if each.endswith(f".{name}")][:3]
-    near = near or get_close_matches(name, names, 3)
+    near = near or similar(name, names)
     advice = (
         f"did you mean {' or '.join(near)}?"
         if near

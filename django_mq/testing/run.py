@@ -16,7 +16,6 @@ from django.db import transaction
 from django_mq.conf import get_settings
 from django_mq.executor.watched_connection import is_watched
 from django_mq.handlers import all_handlers, allowed_queues
-from django_mq.handlers.nearest import similar
 from django_mq.outbox import backlog
 from django_mq.outbox.blocks import in_own_atomic
 from django_mq.outbox.schedules.declaring import declare_all
@@ -24,6 +23,7 @@ from django_mq.outbox.schedules.firing import fire_until
 from django_mq.outbox.send import queue_connection
 from django_mq.policy.column_bounds import MAX_SPAN_SECONDS
 from django_mq.policy.names import check_name
+from django_mq.policy.similar_names import similar
 from django_mq.requests.pending import test_runners
 from django_mq.store import Cursor, schedules
 from django_mq.store import testing as store

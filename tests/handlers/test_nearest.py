@@ -43,6 +43,18 @@ def test_other_types_are_not(caplog: pytest.LogCaptureFixture) -> None:
     assert warnings(caplog, "crm.customer.moved", "shop.orders.paid", "shop.stock.low") == []
 
 
+def test_names_that_only_begin_alike_are_not_suggested() -> None:
+    for last in ("paid", "changed"):
+        handler(f"shop.orders.{last}", name=f"shop.handlers.{last}")(lambda delivery: None)
+    handler("#", name="shop.handlers.s")(lambda delivery: None)
+    nothing = f" ({nearest.IN_HANDLERS})"
+    assert nearest.nearest_types("shop.orders.refunded") == nothing
+    assert nearest.nearest_handlers("shop.handlers.dies") == nothing
+    assert nearest.nearest_handlers("shop.handlers.padi").startswith(
+        " (did you mean shop.handlers.paid? "
+    )
+
+
 def test_few_types_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparing takes time, and types may be made up without end."""
     compared: list[str] = []
