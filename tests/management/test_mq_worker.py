@@ -8,6 +8,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
+from django_mq import handler
+from django_mq.handlers import isolated
 from django_mq.management import capacity
 from django_mq.management.capacity import check_connections
 from django_mq.queues.doctor.links import connections_needed
@@ -62,6 +64,23 @@ def test_queues_are_named_after_one_option_or_several(
             run("mq_worker", *given, "--health-port", port)
     unknown = [each.queue for each in caplog.records if each.event == "unknown_queue"]  # type: ignore[attr-defined]
     assert unknown == ["mail", "shop.*", "other"]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_project_without_any_handler_is_told_where_they_are_looked_for(
+    registered: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with a file that is named handler.py. (Without the port the worker would run.)"""
+    with socket.create_server(("127.0.0.1", 0)) as taken, isolated():
+        if registered:
+            handler("shop.orders.placed", name="h")(lambda delivery: None)
+        with pytest.raises(CommandError, match="cannot be opened"):
+            call_command("mq_worker", health_port=taken.getsockname()[1])
+    said = [each for each in caplog.records if vars(each).get("event") == "no_handlers"]
+    assert [each.getMessage() for each in said] == [
+        "no handler is registered: handlers are looked for in handlers.py of each installed app"
+    ][registered:]
 
 
 class TestMoreThanTheServerGives:

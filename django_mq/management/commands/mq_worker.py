@@ -21,6 +21,8 @@ from django_mq.conf import Settings, get_settings
 from django_mq.executor.connections import plain_connection_as
 from django_mq.executor.deadline import Deadline
 from django_mq.executor.scoreboard import Scoreboard
+from django_mq.handlers import all_handlers
+from django_mq.handlers.nearest import IN_HANDLERS
 from django_mq.management.arguments import port_and_address, positive, seconds, wrong_arguments
 from django_mq.management.capacity import check_connections, check_max_rss, process_count
 from django_mq.management.databases import (
@@ -102,6 +104,9 @@ class Command(BaseCommand):
         known = self._check_database(worker, processes, named=bool(options["queue"]))
         if not _will_start_again(options):
             _warn_of_typos(options["queue"], known)
+            if not all_handlers():
+                text = f"no handler is registered: {IN_HANDLERS}"
+                logger.warning(text, extra={"event": "no_handlers"})
             if options["verbosity"]:
                 self._show(served(worker.queues, settings))
         max_rss = options["max_rss"] or settings.max_rss
