@@ -88,7 +88,7 @@ def check_versions(settings: Settings, databases: Collection[str]) -> CheckMessa
             f"The database {alias!r} cannot be used: {one_line(str(error))}",
             hint=UPGRADE
             if isinstance(error, NotSupportedError)
-            else "Start its server, or correct HOST, PORT, USER and PASSWORD of the alias.",
+            else "Start its server, or correct HOST, PORT, NAME, USER and PASSWORD of the alias.",
             id="django_mq.E003",
         )
         return

@@ -32,6 +32,7 @@ from django_mq.policy.names import check_name
 from django_mq.policy.rounding import message_count
 from django_mq.policy.similar_names import similar
 from django_mq.queues import Changed
+from django_mq.store.lost import LOST, was_refused
 from django_mq.supervisor.output import discard
 
 
@@ -95,6 +96,8 @@ class OperatorCommand(BaseCommand):
             self.stdout.write("Nothing was changed.")
         except (MQError, ValueError, DatabaseError, *UNUSABLE) as error:
             text = one_line(str(error)) or type(error).__name__
+            if isinstance(error, LOST) and not was_refused(error):
+                text = f"database {alias!r} cannot be used: {text}"
             if isinstance(error.__cause__, UndefinedTable | UndefinedColumn):
                 text += missing_migrations(connections[alias])
             text += missing_role(error, self.role)

@@ -161,6 +161,7 @@ def test_operators_without_a_database(url: str, words: str, command: str, code: 
     )
     said = done.stdout + done.stderr
     assert (done.returncode, words in said) == (code, True), said
+    assert "NAME" in words or "database 'default' cannot be" in said.lower()
     assert "Traceback" not in said
 
 

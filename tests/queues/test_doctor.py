@@ -126,11 +126,11 @@ def test_d001_a_server_that_is_away() -> None:
     assert ended.returncode == 2
     (finding,) = json.loads(ended.stdout)["findings"]
     assert finding["id"] == "D001"
-    assert finding["text"].startswith("Could not look at the formats: ")
+    assert finding["text"].startswith("Database 'default' cannot be reached: ")
     assert finding["text"].endswith("The remaining checks did not run.")
     assert "?." not in finding["text"]
     assert ".." not in finding["text"]
-    assert "HOST, PORT" in finding["hint"]
+    assert "HOST, PORT, NAME, USER" in finding["hint"]
 
 
 def test_d001_a_server_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

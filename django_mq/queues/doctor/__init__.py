@@ -71,11 +71,13 @@ def examine(*, using: str | None = None) -> list[Finding]:
     found: list[Finding] = []
     explained: list[Finding] = []
     for number, (subject, examination) in enumerate(EXAMINATIONS, 1):
+        failure = f"Database {alias!r} cannot be reached"
         try:
             with transaction.atomic(using=alias):
+                failure = f"Could not look at {subject}"
                 found.extend(examination(alias))
         except UNUSABLE as error:
-            failed = _check_failed(subject, error)
+            failed = _check_failed(failure, error)
             found.append(failed)
             if isinstance(error.__cause__, EXPLAINED_ERRORS):
                 explained.append(failed)
@@ -89,12 +91,12 @@ def examine(*, using: str | None = None) -> list[Finding]:
     return found
 
 
-def _check_failed(subject: str, error: Exception) -> Finding:
+def _check_failed(failure: str, error: Exception) -> Finding:
     said = one_line(str(error)) or type(error).__name__
     return Finding(
         id="D001",
         level="error",
-        text=f"Could not look at {subject}: {said.rstrip('.?')}.",
+        text=f"{failure}: {said.rstrip('.?')}.",
         hint=_hint_of(error),
     )
 
@@ -110,8 +112,8 @@ def _hint_of(error: Exception) -> str:
         return "The server is busy, or the statement reads too much: run mq_doctor again later."
     if isinstance(error, LOST) and not was_refused(error):
         return (
-            "Check that the server runs and that HOST, PORT, USER and PASSWORD of the alias are"
-            " right."
+            "Check that the server runs and that HOST, PORT, NAME, USER and PASSWORD of the alias"
+            " are right."
         )
     return "Correct what the text names, and run mq_doctor again."
 
