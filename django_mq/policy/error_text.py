@@ -35,6 +35,8 @@ STR_SECONDS = 1.0
 # that change the direction of text, could forge the output of a terminal or a log.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _BREAKS = re.compile(r"\s+")
+# libpq puts this question on a line of its own, after a sentence without a full stop.
+_QUESTION = "\n\tIs the server "
 
 # A class may override these names; the descriptors of the base class read the real values.
 _get_args = BaseException.__dict__["args"].__get__
@@ -118,8 +120,11 @@ def one_line(text: str, limit: int = 500) -> str:
 
     >>> one_line("first\\nsecond\\x1b[2J"), one_line("seventeen letters", 9)
     ('first second\ufffd[2J', 'sevent…')
+    >>> one_line("Connection refused\\n\\tIs the server running on that host")
+    'Connection refused. Is the server running on that host'
     """
-    line = _BREAKS.sub(" ", str.__str__(text).lstrip()[: 4 * limit]).rstrip()
+    text = str.__str__(text).lstrip()[: 4 * limit].replace(_QUESTION, ". Is the server ")
+    line = _BREAKS.sub(" ", text).rstrip()
     return _cut(_UNSAFE.sub("\ufffd", line), limit)
 
 

@@ -135,7 +135,9 @@ def test_they_are_told_to_migrate_that_database(
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        pytest.param("postgresql://nobody@127.0.0.1:1/nothing", "port 1 failed", id="away"),
+        pytest.param(
+            "postgresql://nobody@127.0.0.1:1/nothing", "refused. Is the server", id="away"
+        ),
         pytest.param(
             "postgresql://nobody@127.0.0.1:1/nothing?pool=True",
             "port 1 failed",
