@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django_mq.conf import command_on
 from django_mq.conf.local_time import local_text
 from django_mq.models import QueuedMessage, UniqueKey
 
@@ -30,6 +31,19 @@ def remedy(message: QueuedMessage, alias: str) -> str:
     """Say what to do about a dead message."""
     if taken := _taken(message, alias):
         return f"Discard it: {taken}"
+    if _is_misfit(message):
+        pause, requeue, resume = (
+            command_on(alias, each)
+            for each in (
+                f"mq_pause {message.queue}",
+                f"mq_requeue --id {message.pk}",
+                f"mq_resume {message.queue}",
+            )
+        )
+        return (
+            "Requeued as it is, it would die again. First deploy a handler or an upcast that takes"
+            f" its payload; or run {pause} and {requeue}, edit it, and run {resume}. Or discard it"
+        )
     return "Requeue it to run it again, or discard it"
 
 
@@ -37,7 +51,17 @@ def remedy_of_head(first: QueuedMessage, alias: str) -> str:
     """Say what to do about a dead message that others wait behind."""
     if taken := _taken(first, alias):
         return f"Discard that message so that the others proceed: {taken}"
+    if _is_misfit(first):
+        return (
+            "Deploy a handler or an upcast that takes its payload, and requeue that message, or"
+            " discard it, so that the others proceed"
+        )
     return "Requeue or discard that message so that the others proceed"
+
+
+def _is_misfit(message: QueuedMessage) -> bool:
+    """Return whether a dead message does not fit the message class of its handler."""
+    return message.dead_reason.startswith("InvalidPayload:")
 
 
 def _taken(message: QueuedMessage, alias: str) -> str:

@@ -251,10 +251,29 @@ def test_dead(reason, text, error):
     """S08: the handler's own text is not in the text that everybody may read."""
     message = add(dead=-5, attempts=20, dead_reason=reason, last_error="ValueError: no")
     answer = why(
-        message, "dead", f"has been dead since {shown(message.dead_at)}", text, "Requeue it"
+        message, "dead", f"has been dead since {shown(message.dead_at)}", text, "discard it"
     )
+    assert ("Requeue it to run it again" in answer.text) != reason.startswith("InvalidPayload")
     assert answer.error == error
     assert "4111" not in answer.text
+
+
+def test_a_dead_message_that_does_not_fit_would_die_again():
+    """So something comes before the requeue; others may wait behind it."""
+    dead = add(key="k", dead=-5, dead_reason="InvalidPayload: OrderPlaced: order_id is missing")
+    behind = add(key="k", blocked_by=dead.pk)
+    why(
+        dead,
+        "dead",
+        "it would die again. First deploy a handler or an upcast that takes its payload",
+        f"or run mq_pause mail and mq_requeue --id {dead.pk}, edit it, and run mq_resume mail. Or",
+    )
+    why(
+        behind,
+        "blocked",
+        "Deploy a handler or an upcast that takes its payload, and requeue that message, or discard"
+        " it, so that the others proceed",
+    )
 
 
 def test_gone():
