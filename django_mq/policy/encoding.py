@@ -59,8 +59,7 @@ def encode(
     except _Refused as refused:
         raise refused.error_class(f"{what}{_short(refused.path)} {refused}") from None
     except Exception as error:  # an encoder's default() is user code, and may raise anything
-        where = _short(_culprit(value, _dumps(encoder)))  # type: ignore[arg-type]
-        raise InvalidPayload(f"{what}{where}: {_encoder_error(error)}") from error
+        raise _unencodable(what, value, encoder, error) from error
     if size > max_bytes:
         raise PayloadTooLarge(
             f"{what} is {size:,} bytes of JSON, and at most {max_bytes:,} are allowed:"
@@ -253,17 +252,33 @@ def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
         yield path, value
 
 
-def _culprit(value: object, dumps: Callable[[Any], str]) -> str:
-    """Return the path of the first value that cannot be encoded on its own, else ""."""
+def _unencodable(
+    what: str, value: object, encoder: type[json.JSONEncoder], error: Exception
+) -> InvalidPayload:
+    path, culprit = _culprit(value, _dumps(encoder))  # type: ignore[arg-type]
+    advice = ": send its pk" if _is_model(culprit) else ""
+    return InvalidPayload(f"{what}{_short(path)}: {_encoder_error(error)}{advice}")
+
+
+def _culprit(value: object, dumps: Callable[[Any], str]) -> tuple[str, object]:
+    """Return the first value that cannot be encoded on its own, and its path; else "" and None."""
     try:
         for path, leaf in _leaves(value):
             try:
                 dumps(leaf).encode()
             except Exception:
-                return path
+                return path, leaf
     except Exception:  # the value cannot even be iterated
-        return ""
-    return ""
+        return "", None
+    return "", None
+
+
+def _is_model(value: object) -> bool:
+    """Return whether `value` is an instance of a Django model, which this module cannot import."""
+    try:  # on the value, not its class: request.user is a lazy object
+        return hasattr(value, "_meta") and hasattr(value, "pk")
+    except Exception:  # code of the value
+        return False
 
 
 def _step(key: object) -> str:

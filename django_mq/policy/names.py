@@ -39,6 +39,11 @@ def check_key(value: object, what: str) -> str:
     """
     if isinstance(value, str) and _KEY.fullmatch(value):
         return str.__str__(value)
+    if not isinstance(value, str):
+        raise InvalidName(
+            f"{what} {_quoted(value)} cannot be stored: it must be text; for a number or a UUID,"
+            " use str(...)"
+        )
     raise InvalidName(
         f"{what} {_quoted(value)} cannot be stored: use 1 to {MAX_NAME} characters, none of them a"
         " control character"

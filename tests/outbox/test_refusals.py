@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connection, transaction
+from django.utils.functional import SimpleLazyObject
 
 from django_mq import (
     BroadcastError,
@@ -20,6 +21,7 @@ from django_mq import (
     fixed,
 )
 from django_mq.store.insert import MAX_INSERT_ROWS
+from testproject.shop.models import Product
 from tests.database import second_connection
 from tests.outbox.conftest import now
 from tests.rows import the_message
@@ -224,3 +226,34 @@ def test_what_the_database_itself_refuses_is_djangos_error() -> None:
                     broadcast_many([Message("evil")] * count)
         finally:
             other.execute("alter table django_mq_queuedmessage drop constraint no_evil")
+
+
+class Unreadable:
+    @property
+    def _meta(self) -> None:
+        raise ValueError("no")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Product(), "Object of type Product is not JSON serializable: send its pk"),
+        (SimpleLazyObject(Product), "Object of type Product is not JSON serializable: send its pk"),
+        (Unreadable(), "Object of type Unreadable is not JSON serializable"),
+        (Unencodable(), "Object of type Unencodable is not JSON serializable"),
+    ],
+    ids=["model", "lazy", "unreadable", "other"],
+)
+def test_a_model_in_a_payload_is_answered_with_its_pk(value: object, text: str) -> None:
+    with transaction.atomic(), pytest.raises(InvalidPayload) as caught:
+        broadcast("a.b", {"lines": [{"product": value}]})
+    assert str(caught.value) == f"payload.lines[0].product: {text}"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("given", [{"key": 7}, {"unique_id": 7}])
+def test_a_number_as_key_or_unique_id_is_answered_with_str(given: dict[str, Any]) -> None:
+    says = r"^(key|unique id) of type int cannot be stored: it must be text; .* use str\(\.\.\.\)$"
+    with transaction.atomic(), pytest.raises(InvalidName, match=says):
+        broadcast("a.b", **given)
