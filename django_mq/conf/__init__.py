@@ -216,8 +216,9 @@ def get_settings() -> Settings:
 def alias_of(using: str | None = None) -> str:
     """Return the alias of the messages' database: `using`, else DATABASE, else the router's choice.
 
-    Apps must be ready. Raises InvalidOption if `using` cannot be an alias; Django raises
-    ConnectionDoesNotExist later if there is none of this name.
+    Apps must be ready. Raises InvalidOption if `using` cannot be an alias, and ImproperlyConfigured
+    if django_mq is not installed; Django raises ConnectionDoesNotExist later if there is none of
+    this name.
     """
     if using is not None:
         if not isinstance(using, str) or not using:  # Django itself treats "" as the default
@@ -225,8 +226,15 @@ def alias_of(using: str | None = None) -> str:
                 f"using must be the alias of a database, or None, not {short_repr(using)}"
             )
         return using
-    alias = get_settings().database
-    return alias or router.db_for_write(apps.get_model("django_mq", "QueuedMessage"))
+    if alias := get_settings().database:
+        return alias
+    try:
+        model = apps.get_model("django_mq", "QueuedMessage")
+    except LookupError as error:
+        raise ImproperlyConfigured(
+            'django_mq is not installed: add "django_mq" to INSTALLED_APPS, and run migrate'
+        ) from error
+    return router.db_for_write(model)
 
 
 def command_on(alias: str, command: str) -> str:

@@ -11,7 +11,9 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, transaction
+from django.test import modify_settings
 
 import django_mq
 from django_mq import (
@@ -65,6 +67,13 @@ def test_without_a_block_it_raises_and_stores_nothing(
     assert "post_save" in str(caught.value)
     assert "ATOMIC_REQUESTS" in str(caught.value)
     assert not QueuedMessage.objects.exists()
+
+
+@pytest.mark.django_db
+def test_a_project_that_has_not_installed_the_app_is_told_so() -> None:
+    without = modify_settings(INSTALLED_APPS={"remove": "django_mq"})
+    with without, pytest.raises(ImproperlyConfigured, match='add "django_mq" to INSTALLED_APPS'):
+        broadcast("a.b")
 
 
 @pytest.mark.django_db(transaction=True)
