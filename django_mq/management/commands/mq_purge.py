@@ -49,9 +49,13 @@ class Command(OperatorCommand):
             self.note(notes_on_others(chosen["ids"], found, database))
         elif not found:
             self.warn_of_unknown(database=database, **options)
-        what = "messages, including waiting ones" if chosen["waiting"] else "dead letters"
-        question = f"Remove {message_count(len(found.ids))} ({what}) permanently?"
+        count = len(found.ids)
+        if chosen["waiting"]:
+            question = f"Remove {message_count(count)} permanently, dead or waiting?"
+        else:
+            letters = "dead letter" if count == 1 else "dead letters"
+            question = f"Remove {count:,} {letters} permanently?"
         if chosen["ids"] is None:
-            chosen["limit"] = len(found.ids)  # leave out messages that died since the question
+            chosen["limit"] = count  # leave out messages that died since the question
         act = partial(queues.purge, using=database, **chosen)
         self.change("remove", "removed", question, found, act, **options)
