@@ -14,7 +14,7 @@ from django_mq.conf.readers import integer
 from django_mq.executor.outage import MORE_CONNECTIONS
 from django_mq.queues.doctor.links import connections_needed
 from django_mq.store import session_facts
-from django_mq.supervisor.process_slot import MEGABYTE, resident_bytes
+from django_mq.supervisor.memory import MEGABYTE, resident_bytes
 
 logger = logging.getLogger("django_mq")
 

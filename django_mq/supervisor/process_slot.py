@@ -10,7 +10,6 @@ import secrets
 import signal
 import socket
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import monotonic
 
 from django_mq.executor.scoreboard import Entry, MonitoredPart, Scoreboard
@@ -18,6 +17,7 @@ from django_mq.messages import Fence
 from django_mq.policy.outcomes import cut_short
 from django_mq.policy.stack import running_in
 from django_mq.supervisor.child import FAILED, FIGURES, GAVE_UP, GOODBYE, ORDER, STOP, TOLD, encode
+from django_mq.supervisor.memory import MEGABYTE, resident_bytes
 from django_mq.supervisor.send_buffer import SendBuffer
 from django_mq.supervisor.stack_file import StackFile
 from django_mq.supervisor.worker_figures import WorkerFigures
@@ -31,7 +31,6 @@ logger = logging.getLogger("django_mq")
 RESTART_DELAY, MAX_RESTART_DELAY = 1.0, 60.0
 #: Seconds after which a process counts as working, even if there was nothing to run.
 WORKING_AFTER = 60.0
-MEGABYTE = 1024 * 1024
 #: The names of the parts that a live process has, for probes.
 PART_NAMES = {
     MonitoredPart.LOOP: "loop",
@@ -192,7 +191,7 @@ class ProcessSlot:
             self.signal(signal.SIGKILL)
 
     def _report_overrun(self, late: Entry, now: float) -> None:
-        # The line of the failed attempt has queue and handler: here they would cost each start.
+        # Queue and handler, which the failed attempt's line has, would cost each start here.
         fence, ran = late.fence, now - late.began if late.began else 0.0
         by, _ = self.stopped.get(fence, (None, 0.0))
         logger.log(
@@ -237,11 +236,13 @@ class ProcessSlot:
             return []
         if MonitoredPart.DATABASE in stalled:
             why = "the database does not answer, or refuses statements"
-            return [f"worker process {self.pid}: {why}"]
-        if MonitoredPart.HEARTBEAT in stalled:
-            return [f"worker process {self.pid}: the database refuses its heartbeats"]
-        has_begun = self.scoreboard.progresses(MonitoredPart.DATABASE)
-        return [] if has_begun else [f"worker process {self.pid}: it has not used the tables yet"]
+        elif MonitoredPart.HEARTBEAT in stalled:
+            why = "the database refuses its heartbeats"
+        elif not self.scoreboard.progresses(MonitoredPart.DATABASE):
+            why = "it has not used the tables yet"
+        else:
+            return []
+        return [f"worker process {self.pid}: {why}"]
 
     def recycle_large(self, megabytes: int) -> None:
         """Drain the process, so that it is replaced, if it uses more than `megabytes` of memory."""
@@ -291,12 +292,3 @@ class ProcessSlot:
 
     def _worked(self) -> bool:
         return self.scoreboard.used() or monotonic() - self.started_at >= WORKING_AFTER
-
-
-def resident_bytes(pid: int) -> int:
-    """Return the resident memory of process `pid`; 0 where the system does not provide it."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
