@@ -19,7 +19,7 @@ from django_mq.queues.arguments import (
 )
 from django_mq.queues.transactions import reading
 from django_mq.store import error_groups as store
-from django_mq.store.error_groups import MAX_COUNTED, PairRow, Remaining
+from django_mq.store.error_groups import MAX_COUNTED, PairRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,8 @@ class ErrorGroup:
     `place` is module and function, empty if no traceback shows it. `attempt_id` and `message_id`
     belong to the newest attempt. `dead` and `waiting` count stored messages whose last failure has
     this fingerprint. Only messages of the newest 1,000 attempts per queue are examined; if there
-    are many groups, of the newest 10,000, shared evenly. If there are more attempts, the messages
-    of the queue are examined, up to a third of that number of each kind (dead, waiting, keyed).
-    `is_exact` is false if there are more of these, too, or more than 100,000 attempts in a queue.
+    are many groups, of the newest 10,000, shared evenly. `is_exact` is false if there are more, or
+    more than 100,000 attempts in a queue.
     """
 
     fingerprint: str
@@ -82,15 +81,17 @@ def errors(
         )
         left = store.remaining_messages(cursor, pairs, since=start) if pairs else {}
     pairs.sort(key=attrgetter("fingerprint"))
+    maximum = store.attempts_per_pair(pairs)
     found = [
-        _group(of_group := list(rows), [left[row.fingerprint, row.queue] for row in of_group])
-        for _, rows in groupby(pairs, key=attrgetter("fingerprint"))
+        _group(list(rows), maximum, *left.get(fingerprint, (0, 0)))
+        for fingerprint, rows in groupby(pairs, key=attrgetter("fingerprint"))
     ]
     return sorted(found, key=attrgetter("last"), reverse=True)
 
 
-def _group(pairs: list[PairRow], left: list[Remaining]) -> ErrorGroup:
+def _group(pairs: list[PairRow], maximum: int, dead: int, waiting: int) -> ErrorGroup:
     newest = max(pairs, key=attrgetter("last"))
+    looked_up = all(pair.attempts <= maximum for pair in pairs)
     return ErrorGroup(
         fingerprint=newest.fingerprint,
         error_class=newest.error_class,
@@ -102,8 +103,7 @@ def _group(pairs: list[PairRow], left: list[Remaining]) -> ErrorGroup:
         last=datetime.fromtimestamp(newest.last, UTC),
         attempt_id=newest.attempt,
         message_id=newest.message,
-        dead=sum(each.dead for each in left),
-        waiting=sum(each.waiting for each in left),
-        is_exact=all(each.is_exact for each in left)
-        and all(pair.attempts <= MAX_COUNTED for pair in pairs),
+        dead=dead,
+        waiting=waiting,
+        is_exact=looked_up and all(pair.attempts <= MAX_COUNTED for pair in pairs),
     )

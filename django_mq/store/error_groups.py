@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django_mq.store import Cursor
 from django_mq.store.readers import prepare_to_read
@@ -135,7 +135,7 @@ def groups(
 
 
 REMAINING = f"""
-select pair.fingerprint, pair.queue, count(*) filter (where m.dead_at is not null),
+select pair.fingerprint, count(*) filter (where m.dead_at is not null),
        count(*) filter (where m.dead_at is null and m.leased_until is null)
   from unnest(%(fingerprints)s::text[], %(queues)s::text[]) as pair (fingerprint, queue)
  cross join lateral (
@@ -152,59 +152,8 @@ select pair.fingerprint, pair.queue, count(*) filter (where m.dead_at is not nul
     offset 0
  ) m
  where {failed_last_with("pair.fingerprint")}
- group by pair.fingerprint, pair.queue
+ group by pair.fingerprint
 """
-
-# From the other side: the messages of a queue, of which each branch reads some in the order of an
-# index. No index finds parked messages by queue, so the last branch reads the keyed ones.
-STORED = """
-select pair.fingerprint, pair.queue,
-       count(*) filter (where m.failed and m.kind = 'dead'),
-       count(*) filter (where m.failed and m.kind <> 'dead'),
-       greatest(count(*) filter (where m.kind = 'dead'),
-                count(*) filter (where m.kind = 'waiting'),
-                count(*) filter (where m.kind = 'keyed')) <= %(maximum)s
-  from unnest(%(fingerprints)s::text[], %(queues)s::text[]) as pair (fingerprint, queue)
- cross join lateral (
-    select m.kind,
-           case when m.counts then (
-               select f.fingerprint = pair.fingerprint and f.ended_at >= %(since)s::timestamptz
-                 from django_mq_failedattempt f
-                where f.message_id = m.id
-                order by f.attempt desc, f.id desc
-                limit 1) end as failed
-      from (
-        (select 'dead' as kind, m.id, true as counts
-           from django_mq_queuedmessage m
-          where m.queue = pair.queue and m.dead_at is not null
-          order by m.dead_at
-          limit %(maximum)s + 1)
-         union all
-        (select 'waiting', m.id, m.attempts > 0
-           from django_mq_queuedmessage m
-          where m.queue = pair.queue and m.leased_until is null and m.blocked_by is null
-            and m.dead_at is null
-          order by m.priority desc, m.processable_after
-          limit %(maximum)s + 1)
-         union all
-        (select 'keyed', m.id, m.attempts > 0 and m.blocked_by is not null
-                               and m.leased_until is null and m.dead_at is null
-           from django_mq_queuedmessage m
-          where m.queue = pair.queue and m.key is not null
-          order by m.handler, m.key, m.id
-          limit %(maximum)s + 1)
-      ) m
- ) m
- group by pair.fingerprint, pair.queue
-"""
-
-
-class Remaining(NamedTuple):
-    """How many messages of a pair are dead and how many wait; if not `is_exact`, at least."""
-
-    dead: int
-    waiting: int
-    is_exact: bool
 
 
 def attempts_per_pair(pairs: Sequence[PairRow]) -> int:
@@ -214,40 +163,20 @@ def attempts_per_pair(pairs: Sequence[PairRow]) -> int:
 
 def remaining_messages(
     cursor: Cursor, pairs: Sequence[PairRow], *, since: datetime
-) -> dict[tuple[str, str], Remaining]:
-    """Return how many messages of each fingerprint and queue are dead and how many wait.
+) -> dict[str, tuple[int, int]]:
+    """Return how many messages of each fingerprint are dead and how many wait.
 
     A message has the fingerprint of its last failed attempt. Only the newest `attempts_per_pair()`
-    attempts of each pair are examined; if there are more, also the messages of the queue, and the
-    answer is exact if these are few.
+    attempts of each pair are examined.
     """
     prepare_to_read(cursor)
-    maximum = attempts_per_pair(pairs)
-    long = [pair for pair in pairs if pair.attempts > maximum]
-    found = {(pair.fingerprint, pair.queue): Remaining(0, 0, pair not in long) for pair in pairs}
-    for fingerprint, queue, dead, waiting in _ask(cursor, REMAINING, pairs, since, maximum):
-        key = (fingerprint, queue)
-        found[key] = found[key]._replace(dead=dead, waiting=waiting)
-    if not long:
-        return found
-    # Of each kind of messages a third, so that both sides examine equally many.
-    stored = {pair[:2]: Remaining(0, 0, is_exact=True) for pair in long}
-    for fingerprint, queue, *left in _ask(cursor, STORED, long, since, max(1, maximum // 3)):
-        stored[fingerprint, queue] = Remaining(*left)
-    for pair, other in stored.items():
-        if other.is_exact:
-            found[pair] = other
-    return found
-
-
-def _ask(
-    cursor: Cursor, statement: str, pairs: Sequence[PairRow], since: datetime, maximum: int
-) -> list[tuple[Any, ...]]:
-    parameters = {
-        "since": since,
-        "maximum": maximum,
-        "fingerprints": [pair.fingerprint for pair in pairs],
-        "queues": [pair.queue for pair in pairs],
-    }
-    cursor.execute(statement, parameters)
-    return cursor.fetchall()
+    cursor.execute(
+        REMAINING,
+        {
+            "since": since,
+            "maximum": attempts_per_pair(pairs),
+            "fingerprints": [pair.fingerprint for pair in pairs],
+            "queues": [pair.queue for pair in pairs],
+        },
+    )
+    return {fingerprint: (dead, waiting) for fingerprint, dead, waiting in cursor.fetchall()}

@@ -66,43 +66,6 @@ def test_one_group_by_its_fingerprint():
         queues.errors(fingerprint="no such")
 
 
-def left(**columns):
-    (group,) = queues.errors(**columns)
-    return group.dead, group.waiting, group.is_exact
-
-
-def test_after_the_repair_none_is_left_of_a_long_group(monkeypatch):
-    """Its newest attempts do not tell; the messages of its queue do, if these are few."""
-    monkeypatch.setattr(error_groups, "MAX_EXAMINED_PER_PAIR", 6)
-    done = add(attempts=9)
-    for n in range(1, 10):
-        fail(done, attempt=n, ago=100 - n)
-    done.delete()
-    add(), add(leased=60)
-    assert left() == (0, 0, True)
-    dead, waiting = add(dead=-1), add(attempts=1, after=60)
-    fail(dead, ago=900), fail(waiting, ago=800)
-    assert left() == (1, 1, True)
-    assert left(since=600) == (0, 0, True)
-    fail(waiting, ago=1, attempt=2, handler="other")
-    parked = add(key="k", attempts=1, blocked_by=dead.pk)
-    fail(parked, ago=700)
-    group = min(queues.errors(), key=lambda each: each.handler)
-    assert (group.handler, group.dead, group.waiting, group.is_exact) == ("h", 1, 1, True)
-
-
-@pytest.mark.parametrize("columns", [{"dead": -1}, {"after": -9}, {"key": "k", "leased": 60}])
-def test_it_is_not_known_whether_any_is_left_beside_many_others(monkeypatch, columns):
-    monkeypatch.setattr(error_groups, "MAX_EXAMINED_PER_PAIR", 6)
-    for n in range(1, 10):
-        fail(add(), attempt=n, ago=100 - n)
-    QueuedMessage.objects.all().delete()
-    add(**columns), add(**columns)
-    assert left() == (0, 0, True)
-    add(**columns)
-    assert left() == (0, 0, False)
-
-
 def test_many_groups_share_the_messages_that_are_looked_up(monkeypatch):
     """Fifty groups of 1,000 messages took 0.8 s."""
     monkeypatch.setattr(error_groups, "MAX_EXAMINED", 6)
