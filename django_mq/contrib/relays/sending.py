@@ -88,7 +88,9 @@ class Relay:
                 if error is not None:
                     delivery.fail(error)
                     failed.update([] if message.key is None else [message.key])
-        waiting.clear()  # the rest is behind one of its key that failed: not acked, but released
+        for _, delivery in waiting.values():  # their key failed, perhaps in another queue or line
+            delivery.snooze(0)
+        waiting.clear()
 
     def _snooze(self, unanswered: Iterable[tuple[Outgoing, Delivery]], away: BrokerAway) -> None:
         why = one_line(str(away))

@@ -225,6 +225,21 @@ def test_webhook_nothing_overtakes_a_failed_message_of_its_key(
 
 
 @only(HttpServer)
+def test_webhook_what_is_not_sent_is_not_acked(
+    broker: HttpServer, place: str, relayed: Declare
+) -> None:
+    """A message that was stored for a former name is of another line, even with the same key."""
+    relayed(aliases=["relay.old"])
+    [bad, other] = send(place, 1, 2, key="a")
+    QueuedMessage.objects.filter(pk=bad).update(handler="relay.old")
+    broker.status = {bad: 400}
+    deliver()
+    assert list(failures()) == [int(bad)]
+    if not QueuedMessage.objects.filter(pk=other).exists():
+        assert [each.native_id for each in broker.received(place, 1)] == [other]
+
+
+@only(HttpServer)
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 @pytest.mark.parametrize("after", [None, "600", "0"])
 def test_webhook_a_busy_server_costs_no_attempt(
