@@ -20,7 +20,7 @@ from django_mq.queues.stalled import shown_count
 from django_mq.states import MessageState
 
 #: States whose explanation already includes the last error.
-EXPLAINED = (MessageState.DEAD, MessageState.HELD, MessageState.RETRYING)
+EXPLAINED = (MessageState.DEAD, MessageState.HELD, MessageState.RETRYING, MessageState.DELAYED)
 FIELDS: dict[str | None, tuple[str, ...]] = {
     None: (
         *("type", "queue_link", "handler_name", "priority", "key_link", "in_line", "followers"),

@@ -23,7 +23,7 @@ _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
 
 #: The types of objects whose code has not begun to run: a handler that returns one did nothing.
 _UNRUN = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
-#: What a handler raises to end its attempt: one that returns it would be acked.
+#: The exceptions that end an attempt; a handler must raise them, not return them.
 _RAISED = (Retry, Reject, Snooze)
 
 #: Entered around each call of a handler, with its argument: a delivery, or a list of them.

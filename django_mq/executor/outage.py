@@ -23,7 +23,7 @@ MORE_CONNECTIONS = (
 
 #: Seconds between two attempts to reach a lost database: the first wait, and the longest.
 RECONNECT_WAIT, MAX_RECONNECT_WAIT = 0.25, 5.0
-#: Seconds after its wait in which a thread that has work fails again, if it does.
+#: A thread that still fails does so within this many seconds after its wait.
 RETRY_SECONDS = 2.0
 
 
@@ -148,8 +148,8 @@ class Outage:
             return
         with self._lock:
             now = monotonic()
-            had_lost = self._tries_until.pop(threading.get_ident(), None) is not None
-            if not had_lost and any(until > now for until in self._tries_until.values()):
+            self._tries_until.pop(threading.get_ident(), None)
+            if any(until > now for until in self._tries_until.values()):
                 return
             self._tries_until.clear()
             self._pace.wait = RECONNECT_WAIT

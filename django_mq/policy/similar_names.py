@@ -7,6 +7,8 @@ from difflib import SequenceMatcher
 
 #: How similar a suggested name must be, from 0 to 1, and how many are suggested.
 CUTOFF, MAX_SUGGESTIONS = 0.7, 3
+#: How similar names are with letters of a word in another order, or in other case.
+TYPING_SLIP = 0.95
 
 
 def similar(
@@ -18,6 +20,10 @@ def similar(
     shop.orders.refunded would resemble every type of shop.orders.
 
     >>> similar("shop.order.placed", ["shop.orders.placed", "shop.orders.paid"])
+    ['shop.orders.placed']
+    >>> similar("shop.odrers.placed", ["shop.orders.placed"], cutoff=0.85)
+    ['shop.orders.placed']
+    >>> similar("orders.placed", ["shop.orders.placed"])
     ['shop.orders.placed']
     >>> similar("shop.orders.refunded", ["shop.orders.placed", "shop.orders.paid"])
     []
@@ -31,7 +37,10 @@ def similar(
 def _likeness(name: str, other: str, cutoff: float) -> float:
     """Return how similar the least similar words are, from 0 to 1; 0 for less than `cutoff`."""
     words, others = name.split("."), other.split(".")
-    if len(words) != len(others):  # perhaps a dot is missing, or one too many
+    if len(words) != len(others):  # perhaps a dot is missing, or the first word
+        short, long = sorted((words, others), key=len)
+        if len(short) > 1 and long[1:] == short:
+            return TYPING_SLIP
         return _ratio(*_rests(words, others), cutoff)
     pairs = (pair for pair in zip(words, others, strict=True) if pair[0] != pair[1])
     return min((_ratio(*pair, cutoff) for pair in pairs), default=1.0)
@@ -47,6 +56,8 @@ def _rests(words: list[str], others: list[str]) -> tuple[str, str]:
 
 
 def _ratio(one: str, two: str, cutoff: float) -> float:
+    if one.lower() == two.lower() or sorted(one) == sorted(two):
+        return TYPING_SLIP
     matcher = SequenceMatcher(None, one, two)
     # The quick ones are upper bounds: most names differ more than that.
     if matcher.real_quick_ratio() < cutoff or matcher.quick_ratio() < cutoff:

@@ -266,7 +266,7 @@ def _processable(case: _Case) -> Reason:
         )
     line, of_first = _behind(case)
     if waits := line or case.lock():
-        return f"{text}, but {waits}", message.last_error or of_first
+        return f"{text}, but {waits}", of_first or message.last_error
     if message.leased_until is not None:
         text += ", and the next worker that polls takes it over"
     return f"{text}, {in_line(message, case.workers(), case.alias)}", message.last_error

@@ -144,7 +144,7 @@ class Run:
         parts.claimers.of_turn.clear()
         cursor, answers = parts.statements.cursor(), parts.statements.link.answers
         if parts.outage.lost:
-            poll.check_writes(cursor)  # what answers may be a standby
+            poll.check_writes(cursor)  # a standby answers reads, too
         if parts.wakeup.take_ring():
             parts.fetcher.on_ring()
         urgent = parts.fetcher.urgent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from django_mq.handlers.nearest import TYPO
 from django_mq.policy.similar_names import similar
 
 TYPES = (
@@ -35,11 +36,18 @@ TYPES = (
         ("shop.orders.pla.ced", ["shop.orders.placed"]),
         ("shop.handlers.send_reciept", ["shop.handlers.send_receipt"]),
         ("mial", ["mail"]),
+        ("Shop.orders.paid", ["shop.orders.paid"]),
+        ("orders.paid", ["shop.orders.paid"]),  # without the app
         ("shop.orders.placed", ["shop.orders.placed"]),
     ],
 )
 def test_suggestions(name: str, suggested: list[str]) -> None:
     assert similar(name, TYPES) == suggested
+
+
+@pytest.mark.parametrize("typo", ["shop.odrers.paid", "shop.orders.piad", "SHOP.orders.paid"])
+def test_a_slip_of_the_fingers_is_a_typo(typo: str) -> None:
+    assert similar(typo, TYPES, cutoff=TYPO) == ["shop.orders.paid"]
 
 
 def test_the_most_similar_comes_first_and_few_are_given() -> None:

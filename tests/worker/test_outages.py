@@ -126,8 +126,15 @@ def test_an_outage_lasts_while_the_thread_that_met_it_fails(
     now += 60  # its work is done by others
     elsewhere(outage.end)
     assert not outage.lost
+    outage.wait(full)
+    elsewhere(outage.wait, full)
+    outage.end()
+    assert outage.lost  # one of the two got a connection
+    now += 60
+    outage.end()
+    assert not outage.lost
     events = [getattr(each, "event", "") for each in caplog.records]
-    assert events == ["database_lost", "database_back"] * 2
+    assert events == ["database_lost", "database_back"] * 3
     assert "raise max_connections" in caplog.text
 
 

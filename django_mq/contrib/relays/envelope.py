@@ -96,7 +96,7 @@ def extensions(metadata: Mapping[str, Any]) -> Attributes:
 
 
 def _attribute(value: object) -> str | int | bool:
-    """Return a value as an attribute; larger integers than CloudEvents has become text.
+    """Return a value as an attribute: an integer outside `INTEGERS` becomes text.
 
     >>> _attribute(2**31 - 1), _attribute(2**31), _attribute(-(2**31)), _attribute(-(2**31) - 1)
     (2147483647, '2147483648', -2147483648, '-2147483649')

@@ -69,8 +69,8 @@ async def connect(
             **login_of(parts),
         )
     except BaseException as error:
-        # It keeps the socket of a server that it does not like; it waits in vain for the end of a
-        # connection whose certificate is wrong.
+        # The client keeps the socket of a server that it refuses, and close() hangs after a TLS
+        # handshake that failed.
         with suppress(*LOST):
             await asyncio.wait_for(client.close(), CLOSE_SECONDS)
         if isinstance(error, NoServersError) and latest:
