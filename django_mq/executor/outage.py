@@ -16,7 +16,7 @@ logger = logging.getLogger("django_mq")
 
 #: Parts of the texts, in English, with which a server refuses a connection because it has too many.
 _TOO_MANY = ("too many clients", "too many connections", "connection slots are reserved")
-#: What to do then.
+#: The advice for such a refusal.
 MORE_CONNECTIONS = (
     "lower --processes or --threads, or raise max_connections or the CONNECTION LIMIT of the role"
 )

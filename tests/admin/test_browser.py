@@ -258,7 +258,7 @@ def test_the_queues_refresh_while_somebody_looks(visit):
 
 @WIDTHS
 def test_operations_refresh_while_somebody_looks(visit, width):
-    """In a list on a phone, the cells of what was read again have their labels, too."""
+    """The cells of a list on a phone keep their labels after a refresh."""
     row = Operation.objects.create(
         action="cancel", filter={}, last_id=9, matched=9, state="running"
     )
