@@ -2,7 +2,7 @@
 
 from django.contrib import admin
 
-from .models import Invoice, Order, Product, Report, Statistic
+from .models import Export, Invoice, Order, Product, Report, Statistic
 
 
 @admin.register(Product)
@@ -28,6 +28,11 @@ class InvoiceAdmin(admin.ModelAdmin):
 class ReportAdmin(admin.ModelAdmin):
     list_display = ("scheduled_for", "orders", "turnover", "written_at")
     readonly_fields = ("written_at",)
+
+
+@admin.register(Export)
+class ExportAdmin(admin.ModelAdmin):
+    list_display = ("id", "parts", "done", "cancelled")
 
 
 @admin.register(Statistic)

@@ -64,6 +64,17 @@ class Report(models.Model):
         return f"report of {self.scheduled_for:%Y-%m-%d %H:%M:%S}"
 
 
+class Export(models.Model):
+    """A file of orders that is written in parts; docs/guides/steps.md counts them."""
+
+    parts = models.PositiveIntegerField()
+    done = models.PositiveIntegerField(default=0)
+    cancelled = models.BooleanField(default=False)
+
+    def __str__(self) -> str:
+        return f"export {self.pk}: {self.done} of {self.parts} parts"
+
+
 class Statistic(models.Model):
     """Units of one product sold and cancelled on one day."""
 

@@ -11,7 +11,7 @@ from django.utils.module_loading import import_string
 
 from django_mq.models import QueuedMessage
 from django_mq.testing import assert_broadcast, deliver, drain, due
-from testproject.shop.models import Invoice, Order, Product, Statistic
+from testproject.shop.models import Invoice, Order, Product
 from tests.docs.pages import DOCS, namespace, story
 from tests.test_docs import snippets
 
@@ -60,10 +60,6 @@ def test_celery(order: Order) -> None:
         due()
         assert drain() == 1
         assert calls == [order.pk, order.pk]
-        row = Statistic.objects.create(day="2026-01-01", product=order.product)
-        for _ in range(2):
-            deliver(page.handle_part, {"row": row.pk, "parts": 2})
-        assert_broadcast("shop.parts.all_done", payload={"row": row.pk}, times=1)
 
 
 def test_procrastinate(order: Order) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from time import monotonic
 from types import SimpleNamespace
@@ -14,11 +15,11 @@ from django.core.files.storage import default_storage
 from django.db import transaction
 from django.utils import timezone
 
-from django_mq import Message, broadcast_many
+from django_mq import Message, Reject, broadcast_many, queues
 from django_mq.conf import find_errors
 from django_mq.models import QueuedMessage
 from django_mq.testing import assert_broadcast, drain, due
-from testproject.shop.models import Invoice, Order, Product
+from testproject.shop.models import Export, Invoice, Order, Product
 from tests.docs.pages import passes, story
 
 pytestmark = pytest.mark.django_db
@@ -176,6 +177,83 @@ def test_ordering() -> None:
         payload = {"product_id": product.pk, "left": 5}
         assert_broadcast("shop.stock.changed", payload=payload, times=1)
         assert not find_errors(page.DJANGO_MQ)
+
+
+class TestSteps:
+    @pytest.fixture
+    def written(self) -> list[Any]:
+        return []
+
+    @pytest.fixture
+    def page(self, written: list[Any], settings: Any) -> Iterator[Any]:
+        settings.ADMINS = [("Ada", "ada@example.com")]
+        names = {"write_file": written.append, "export_order": written.append}
+        with story("guides/steps.md", **names) as module:
+            yield module
+
+    def test_one_after_the_other(self, page: Any) -> None:
+        placed = order()
+        tell("shop.orders.placed", order_id=placed.pk)
+        assert drain("invoices") == drain("warehouse") == 1
+        assert Order.objects.get().status == Order.Status.PACKED
+        assert Invoice.objects.get().order_id == placed.pk
+
+    def test_parts_that_are_joined(self, page: Any, written: list[Any]) -> None:
+        export = page.start_export(2026)
+        assert drain("exports") == 12
+        assert [part["month"] for part in written] == list(range(1, 13))
+        assert_broadcast("shop.exports.complete", payload={"export": export.pk}, times=1)
+        due()
+        drain("exports")
+        assert not mail.outbox
+
+    def test_an_export_that_is_cancelled(self, page: Any, written: list[Any]) -> None:
+        page.start_export(2026)
+        Export.objects.update(cancelled=True)
+        assert drain("exports") == 12
+        assert not written
+
+    def test_a_part_that_fails_is_noticed_and_counts_once_it_succeeds(self, page: Any) -> None:
+        def fail(part: dict[str, int]) -> None:
+            if part["month"] == 7:
+                raise Reject("no disk")
+
+        page.write_file = fail
+        page.start_export(2026)
+        drain("exports", errors="keep")
+        assert_broadcast("shop.exports.complete", times=0)
+        due()
+        drain("exports")
+        assert mail.outbox[0].subject.endswith("An export is late")
+        page.write_file = lambda part: None
+        queues.requeue(ids=[QueuedMessage.objects.dead().get().pk])
+        drain("exports")
+        assert_broadcast("shop.exports.complete", times=1)
+
+    def test_parts_that_are_counted_in_lists(self, page: Any, written: list[Any]) -> None:
+        one, two = Export.objects.create(parts=3), Export.objects.create(parts=2)
+        for pk in (one.pk, two.pk, one.pk, two.pk, one.pk):
+            tell("shop.exports.row", export=pk, order_id=7)
+        assert drain("exports") == drain("counts") == len(written) == 5
+        for export in (one, two):
+            assert_broadcast("shop.exports.complete", payload={"export": export.pk}, times=1)
+
+    def test_a_step_that_cannot_go_on(self, page: Any) -> None:
+        fits, too_many = order(quantity=9), order(quantity=10)
+        for placed in (too_many, fits):
+            tell("shop.orders.paid", order_id=placed.pk)
+        assert drain("stock") == 2
+        assert Product.objects.get().stock == 0
+        assert_broadcast("shop.payments.refund", payload={"order_id": too_many.pk}, times=1)
+        assert Order.objects.get(status=Order.Status.CANCELLED) == too_many
+
+    def test_a_decision_cancels_its_deadline(self, page: Any) -> None:
+        first, second = order(), order()
+        page.ask_for_approval(first)
+        page.ask_for_approval(second)
+        page.approve(first)
+        assert_broadcast("shop.approvals.overdue", payload={"order_id": second.pk}, times=1)
+        assert_broadcast("shop.orders.approved", payload={"order_id": first.pk}, times=1)
 
 
 def test_dedupe() -> None:
