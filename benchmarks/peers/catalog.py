@@ -11,7 +11,8 @@ class Peer:
 
     `tables` are emptied before each measurement. In `table`, `due` is true of the jobs that are
     due and not done. `delayed` and `failed` store rows that must not be in the way; they are given
-    `count` and `payload`. `id` is its column of ids. A slow peer gets fewer jobs to drain.
+    `count` and `payload`; a peer of TASK_BACKENDS alone needs none. `id` is its column of ids. A
+    slow peer gets fewer jobs to drain.
     """
 
     name: str
@@ -20,8 +21,8 @@ class Peer:
     tables: str
     table: str
     due: str
-    delayed: str
-    failed: str
+    delayed: str = ""
+    failed: str = ""
     id: str = "id"
     slow: bool = False
 
@@ -189,3 +190,18 @@ PEERS = (
         slow=True,
     ),
 )
+
+#: An id is part of the pickled task.
+HUEY = Peer(
+    name="huey",
+    title="Huey",
+    driver="huey_driver.py",
+    tables="huey_task, huey_kv, huey_schedule, huey_counter",
+    table="huey_task",
+    due="true",
+    id="substring(encode(data, 'escape') from '[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}')",
+    slow=True,
+)
+
+#: Other backends of Django's tasks that keep them in PostgreSQL.
+TASK_BACKENDS = (*(peer for peer in PEERS if peer.name == "django_tasks_db"), HUEY)

@@ -1,6 +1,6 @@
-"""Django's tasks: `enqueue()` and their drain by our backend, against django-tasks-db.
+"""Django's tasks: `enqueue()` and their drain by our backend, against others in PostgreSQL.
 
-Both by the API of Django's tasks alone, with the same task, arguments and business row, and both
+All by the API of Django's tasks alone, with the same task, arguments and business row, and all
 keep a result of each task. CPU is that of the process that enqueues or runs the tasks, and of the
 backends of its connections, for each task: it is the steadier figure on a machine that is busy.
 """
@@ -16,17 +16,17 @@ from django.conf import settings
 from django.db import connection, transaction
 
 from benchmarks import bare
-from benchmarks.database import Database, check, copied
+from benchmarks.database import Database, check
 from benchmarks.footprints import Cost, backend_seconds
 from benchmarks.peers.board import Board
-from benchmarks.peers.catalog import PEERS
+from benchmarks.peers.catalog import TASK_BACKENDS
 from benchmarks.peers.driving import Driven
-from benchmarks.peers.environments import Absent, command
 from benchmarks.peers.ours import OURS
 from benchmarks.report import Row
 from benchmarks.workers import Worker, drained, until_empty, verify
 from benchmarks.workloads import Bench
 from benchmarks.workloads.broadcast import insert_order
+from benchmarks.workloads.peers import installed
 
 ENQUEUE, ENQUEUE_CPU = "tasks, enqueue one per transaction", "tasks, Python's CPU of an enqueue"
 BULK = "tasks, enqueue in one transaction"
@@ -47,46 +47,49 @@ select count(*)
 
 
 def run(bench: Bench) -> list[Row]:
-    """Both in every round, one after the other."""
-    [peer] = [each for each in PEERS if each.name == "django_tasks_db"]
-    try:
-        if not settings.BENCH_TASKS:
-            raise Absent("Django 5.2 needs the extra `tasks`")
-        words = command(peer.name, peer.driver)
-    except Absent as missing:
-        return [Row(workload="peers: tasks", figure=0.0, unit="", note=f"not present: {missing}")]
-    board = Board(peer.title)
+    """All in every round, one after the other."""
+    if not settings.BENCH_TASKS:
+        note = "not present: Django 5.2 needs the extra `tasks`"
+        return [Row(workload="peers: tasks", figure=0.0, unit="", note=note)]
+    board = Board()
     with ExitStack() as stack:
         bench.database.clear()
-        driven = Driven(peer, words, stack.enter_context(copied(bench.database, peer.name[:8])))
-        driven.run("schema")
+        peers, absent = installed(bench, stack, TASK_BACKENDS, "peers: tasks")
         for _ in bench.in_turn("tasks"):
-            _round(bench, board, driven)
-    for title in (OURS, peer.title):
+            _round(bench, board, peers)
+    _say_how_many(bench, board, peers)
+    others = [peer.title for peer in peers]
+    rows: list[Row] = []
+    for what in (ENQUEUE, BULK, DRAIN, TWO):
+        rows += board.rates(what, OURS, others)
+    seen = (SERVER_CPU,) if backend_seconds(bench.database) is not None else ()
+    for what in (ENQUEUE_CPU, DRAIN_CPU, *seen):
+        rows += board.times(what, OURS, others)
+    return [*rows, *absent]
+
+
+def _say_how_many(bench: Bench, board: Board, peers: list[Driven]) -> None:
+    for title in (OURS, *(peer.title for peer in peers)):
         board.note(BULK, title, f"{_few(bench):,} tasks")
     for processes, what in ((1, DRAIN), (2, TWO)):
         board.note(what, OURS, f"{processes * _many(bench):,} tasks")
-        board.note(what, peer.title, f"{processes * _few(bench):,} tasks or {LIMIT:g} s")
-    rows: list[Row] = []
-    for what in (ENQUEUE, BULK, DRAIN, TWO):
-        rows += board.rates(what, OURS, [])
-    seen = (SERVER_CPU,) if backend_seconds(bench.database) is not None else ()
-    for what in (ENQUEUE_CPU, DRAIN_CPU, *seen):
-        rows += board.times(what, OURS, [])
-    return rows
+        for peer in peers:
+            board.note(what, peer.title, f"{processes * _few(bench):,} tasks or {LIMIT:g} s")
 
 
-def _round(bench: Bench, board: Board, theirs: Driven) -> None:
+def _round(bench: Bench, board: Board, peers: list[Driven]) -> None:
     count, warm_up = bench.size(2_000, 150), bench.size(300, 50)
     enqueuing = ENQUEUE, ENQUEUE_CPU
     board.measure(enqueuing, OURS, _of(OURS, _enqueued), bench.database, count, warm_up)
-    board.measure(enqueuing, theirs.title, _of(theirs.title, theirs.enqueue), count, warm_up)
+    for peer in peers:
+        board.measure(enqueuing, peer.title, _of(peer.title, peer.enqueue), count, warm_up)
     board.measure((BULK,), OURS, _stored, bench.database, _few(bench))
     for processes, whats in ((1, (DRAIN, DRAIN_CPU, SERVER_CPU)), (2, (TWO,))):
         ours = _of(OURS, _drained)
         board.measure(whats, OURS, ours, bench.database, processes * _many(bench), processes)
         both = (DRAIN, BULK, DRAIN_CPU, SERVER_CPU) if processes == 1 else whats
-        board.measure(both, theirs.title, _theirs, theirs, _few(bench), processes)
+        for peer in peers:
+            board.measure(both, peer.title, _theirs, peer, _few(bench), processes)
 
 
 def _of(title: str, measure: Callable[..., Cost]) -> Callable[..., dict[str, tuple[float, ...]]]:
