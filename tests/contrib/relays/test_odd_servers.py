@@ -87,6 +87,7 @@ def address_of(odd: str) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=serve, args=(server,), daemon=True).start()
         yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)  # ends the wait of its thread; close() does not
     for link in links:
         link.close()
 
