@@ -8,6 +8,7 @@ from dataclasses import fields
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pika
 import pytest
 from django.db import transaction
 
@@ -18,7 +19,9 @@ from django_mq.conf.relays import KINDS, Destination
 from django_mq.contrib.relays.consumer import marked
 from django_mq.contrib.relays.incoming import Incoming, message_of
 from django_mq.testing import drain
+from tests.contrib.relays.brokers import RabbitServer, running
 from tests.docs.pages import DOCS, passes, story
+from tests.waiting import until
 
 published: list[Any] = []
 
@@ -33,7 +36,8 @@ def place_order() -> None:
 
 
 @pytest.fixture
-def page() -> Iterator[ModuleType]:
+def page(settings: Any) -> Iterator[ModuleType]:
+    settings.DJANGO_MQ = {}
     producer = SimpleNamespace(publish=publish)
     names: dict[str, Any] = {"handler": handler, "Snooze": Snooze, "place_order": place_order}
     with story("relays.md", producer=producer, **names) as module:
@@ -86,11 +90,29 @@ def test_the_page_of_inboxes(capsys: pytest.CaptureFixture[str]) -> None:
         event = {"specversion": "1.0", "id": "5", "source": "/crm", "type": "won", "data": {"n": 1}}
         raw = Incoming(json.dumps(event).encode(), {}, "application/cloudevents+json", None)
         message = message_of(raw, "crm", settings.inboxes["crm"])
-        assert (message.type, message.unique_id) == ("crm.won", "crm:5")
+        assert (message.type, message.unique_id) == ("crm.won", "crm:/crm#5")
         with transaction.atomic(), marked("crm"):
             broadcast("crm.event", message.payload)
         assert drain() == 1
     assert capsys.readouterr().out == "{'n': 1} crm\n"
+
+
+@pytest.mark.django_db
+def test_an_inbox_in_tests(settings: Any) -> None:
+    with story("inboxes.md") as page:
+        settings.DJANGO_MQ = page.DJANGO_MQ
+        assert passes(page.CrmTest) == 1
+
+
+@pytest.mark.thorough
+def test_what_the_page_of_inboxes_declares() -> None:
+    with story("inboxes.md") as page, running(RabbitServer.kind) as broker:
+        for _ in range(2):
+            page.declare_at(broker.url)
+        with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+            channel = connection.channel()
+            channel.basic_publish("shop", "shop.orders.placed", b"{}", mandatory=True)
+            until(lambda: channel.basic_get("crm.events")[2] == b"{}", "the queue has it")
 
 
 def test_the_page_of_inboxes_names_every_option() -> None:

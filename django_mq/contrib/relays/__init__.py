@@ -12,6 +12,7 @@ from django_mq.conf import Settings
 from django_mq.contrib.relays.sending import Relay, unknown_destination
 from django_mq.exceptions import InvalidHandler
 from django_mq.handlers import all_handlers, get, handler
+from django_mq.policy.column_bounds import MAX_INTEGER
 from django_mq.values import short_repr
 
 __all__ = ["relay"]
@@ -50,6 +51,7 @@ def relay(
             f"{own_name} is already a handler: give all patterns to one relay(), or one of them"
             " another name="
         )
+    options.setdefault("schema_version", MAX_INTEGER)  # it passes on what it need not understand
     handler(
         *patterns,
         queue=queue or f"relay.{to}",

@@ -19,6 +19,8 @@ from django_mq.contrib.relays.envelope import Outgoing
 from django_mq.contrib.relays.links import BrokerAway, away_after, named
 from django_mq.contrib.relays.loops import ClientLoop
 
+#: AMQP's reply code for an exchange that does not exist.
+NOT_FOUND = 404
 #: Bytes of a header frame besides the properties; larger ones make the broker hang up.
 HEADER_FRAME = 32
 
@@ -55,14 +57,14 @@ class AmqpLink:
         away: Exception | None = None
         for message in batch:
             answer = answers[message.id]
-            if isinstance(answer, Unconfirmed):
+            if isinstance(answer, Unconfirmed) or _lacks_exchange(answer):
                 away = answer
             elif isinstance(answer, ChannelClosed) and len(batch) > 1:
                 unclear.append(message)
             else:
                 yield message, answer
         if away is not None:
-            raise BrokerAway(str(away))
+            raise BrokerAway(getattr(away, "reply_text", None) or str(away))
         for message in unclear:
             yield from self.send([message])
 
@@ -107,6 +109,11 @@ class AmqpLink:
     def _lost(self, connection: object, error: BaseException) -> None:
         if self._publisher is not None:
             self._publisher.end(error)
+
+
+def _lacks_exchange(answer: Exception | None) -> bool:
+    """Return whether the exchange is missing, which is no message's fault."""
+    return isinstance(answer, ChannelClosed) and answer.reply_code == NOT_FOUND
 
 
 class Publisher:
