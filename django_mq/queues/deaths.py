@@ -31,6 +31,9 @@ def remedy(message: QueuedMessage, alias: str) -> str:
     """Say what to do about a dead message."""
     if taken := _taken(message, alias):
         return f"Discard it: {taken}"
+    if inbox := _refusing_inbox(message):
+        again = command_on(alias, f"mq_consume {inbox} --dead")
+        return f"Correct the settings of the inbox {inbox}, then run {again}; or discard it"
     if _is_misfit(message):
         pause, requeue, resume = (
             command_on(alias, each)
@@ -45,6 +48,14 @@ def remedy(message: QueuedMessage, alias: str) -> str:
             f" its payload; or run {pause} and {requeue}, edit it, and run {resume}. Or discard it"
         )
     return "Requeue it to run it again, or discard it"
+
+
+def _refusing_inbox(message: QueuedMessage) -> str | None:
+    """Return the inbox that could not broadcast the message, if that is why it is dead."""
+    if message.handler or not message.dead_reason.startswith("cannot be broadcast"):
+        return None
+    found = message.metadata.get("mq.inbox") if isinstance(message.metadata, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def remedy_of_head(first: QueuedMessage, alias: str) -> str:

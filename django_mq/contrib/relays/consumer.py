@@ -61,7 +61,7 @@ class Consumer:
         self.name = name
         self.inbox = inbox
         self.alias = alias_of(using)
-        self.stored = 0
+        self.stored = self.duplicates = 0
         self._stop = threading.Event()
         self._source: Source | None = None
         self._wait = FIRST_WAIT
@@ -96,7 +96,7 @@ class Consumer:
                 self._consume(until_empty)
         finally:
             self._close()
-        self._log(logging.INFO, "inbox_stopped", f"stored {self.stored}")
+        self._log(logging.INFO, "inbox_stopped", summary(self))
         return self.stored
 
     def _consume(self, until_empty: bool) -> None:
@@ -138,7 +138,10 @@ class Consumer:
         return False
 
     def store(self, batch: Sequence[Incoming]) -> None:
-        """Store messages in one transaction: those that cannot be decoded as dead letters."""
+        """Store messages in one transaction: those that cannot be decoded as dead letters.
+
+        Messages that came before are dropped, and counted as `duplicates`.
+        """
         good: list[tuple[Incoming, Message]] = []
         bad: list[tuple[Incoming, Undecodable]] = []
         for each in batch:
@@ -147,10 +150,15 @@ class Consumer:
             except Undecodable as error:
                 bad.append((each, error))
         with self._transaction(), marked(self.name):
-            bad += self._broadcast(good)
+            duplicates, refused_ones = self._broadcast(good)
+            bad += refused_ones
             for each, refused in bad:
                 self._bury(each, refused)
-        self.stored += len(batch)
+        self.stored += len(batch) - duplicates
+        self.duplicates += duplicates
+        if duplicates:
+            text = f"messages dropped because they came before: {duplicates}"
+            self._log(logging.INFO, "inbox_duplicates", text)
         if bad:
             text = f"messages stored as dead letters: {len(bad)}"
             self._log(logging.WARNING, "inbox_refused", text)
@@ -172,18 +180,20 @@ class Consumer:
 
     def _broadcast(
         self, good: Sequence[tuple[Incoming, Message]]
-    ) -> list[tuple[Incoming, Undecodable]]:
-        """Broadcast messages; return those that are refused."""
+    ) -> tuple[int, list[tuple[Incoming, Undecodable]]]:
+        """Broadcast messages; return the number of duplicates, and those that are refused."""
         try:
             with transaction.atomic(using=self.alias):
-                broadcast_many([message for _, message in good], using=self.alias)
+                receipts = broadcast_many([message for _, message in good], using=self.alias)
         except BroadcastBusy:
             raise
         except REFUSED as error:
             if len(good) == 1:
-                return [(good[0][0], Undecodable(type(error).__name__, str(error)))]
-            return [refused for each in good for refused in self._broadcast([each])]
-        return []
+                return 0, [(good[0][0], Undecodable(type(error).__name__, str(error)))]
+            each_alone = [self._broadcast([each]) for each in good]
+            refused = [found for _, several in each_alone for found in several]
+            return sum(duplicates for duplicates, _ in each_alone), refused
+        return sum(not receipt for receipt in receipts), []
 
     def _bury(self, raw: Incoming, refused: Undecodable) -> None:
         """Store a message as a dead letter, with its raw body."""
@@ -222,6 +232,19 @@ class Consumer:
         logger.log(
             level, "inbox %s: %s", self.name, text, extra={"event": event, "inbox": self.name}
         )
+
+
+def summary(consumer: Consumer) -> str:
+    """Return how many messages a consumer has stored, and dropped.
+
+    >>> from types import SimpleNamespace
+    >>> summary(SimpleNamespace(stored=1, duplicates=0)), summary(
+    ...     SimpleNamespace(stored=5, duplicates=2)
+    ... )
+    ('stored 1', 'stored 5, dropped 2 that came before')
+    """
+    dropped = f", dropped {consumer.duplicates} that came before" if consumer.duplicates else ""
+    return f"stored {consumer.stored}{dropped}"
 
 
 @contextmanager

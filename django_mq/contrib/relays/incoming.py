@@ -112,7 +112,24 @@ def undecodable_payload(raw: Incoming) -> dict[str, Any]:
         "content_type": _storable(raw.content_type),
         "headers": {_storable(k): _storable(v) for k, v in raw.headers.items()},
         "id": None if raw.id is None else _storable(raw.id),
+        "key": None if raw.key is None else _storable(raw.key),
+        "flaw": raw.flaw,
     }
+
+
+def incoming_of(payload: Mapping[str, Any]) -> Incoming:
+    """Return the message whose dead letter has `payload`, the opposite of `undecodable_payload()`.
+
+    Raises KeyError, TypeError or ValueError if it is no such payload.
+    """
+    return Incoming(
+        base64.b64decode(payload["raw"]),
+        dict(payload["headers"]),
+        payload["content_type"],
+        payload["id"],
+        key=payload.get("key"),
+        flaw=payload.get("flaw", ""),
+    )
 
 
 def _storable(text: str) -> str:
@@ -158,7 +175,7 @@ def _unique_id(found: Incoming, name: str, inbox: Inbox) -> str:
     elif callable(inbox.id):
         id = _asked(inbox.id, found, "id")
     else:
-        id = found.id
+        id = _event_id(found.attributes) or found.id
     if not id:
         raise Undecodable("it has no message_id: set the inbox's 'id' to 'hash' or a callable")
     try:
@@ -167,6 +184,27 @@ def _unique_id(found: Incoming, name: str, inbox: Inbox) -> str:
         digest = hashlib.sha256(f"{name}:{id}".encode("utf-8", "surrogatepass")).hexdigest()
         hashed = f"{name}:{digest}"
         return hashed if len(hashed) <= MAX_NAME else digest
+
+
+def _event_id(attributes: Mapping[str, Any]) -> str | None:
+    """Return what makes a CloudEvent unique: its source and id. Returns None if it is no event.
+
+    The ids of a relay are those of its database, which gives some of them again after a backup was
+    restored. Its events, which have a `schemaversion`, are told apart by their time as well.
+
+    >>> _event_id({"source": "/shop", "id": "7", "time": "2026-01-01T00:00:00Z"})
+    '/shop#7'
+    >>> _event_id(
+    ...     {"source": "/shop", "id": "7", "time": "2026-01-01T00:00:00Z", "schemaversion": "1"}
+    ... )
+    '/shop#7@2026-01-01T00:00:00Z'
+    """
+    source, id = attributes.get("source"), attributes.get("id")
+    if not (source and id and isinstance(source, str) and isinstance(id, str)):
+        return None
+    if "schemaversion" in attributes and (time := attributes.get("time")):
+        return f"{source}#{id}@{time}"
+    return f"{source}#{id}"
 
 
 def _asked(function: Any, found: Incoming, what: str) -> str:

@@ -10,6 +10,7 @@ from django.db import connections
 
 from django_mq.conf import get_settings
 from django_mq.contrib.relays.consumer import READ_SECONDS, Consumer
+from django_mq.contrib.relays.dead_letters import broadcast_again
 from django_mq.management.arguments import port_and_address
 from django_mq.management.databases import add_database, chosen_database
 from django_mq.management.logs import configure_logging
@@ -31,6 +32,11 @@ class Command(BaseCommand):
             "--until-empty", action="store_true", help="end once the broker has nothing more"
         )
         parser.add_argument(
+            "--dead",
+            action="store_true",
+            help="instead, broadcast the inbox's dead letters again, by its present settings",
+        )
+        parser.add_argument(
             "--health-port",
             type=port_and_address,
             metavar="[ADDRESS:]PORT",
@@ -50,13 +56,21 @@ class Command(BaseCommand):
         if not connections[alias].in_atomic_block:
             connections[alias].close()  # the consumer bounds the waits of its own
         consumer = Consumer(name, settings.inboxes[name], using=alias)
+        if options["dead"]:
+            left = broadcast_again(consumer)
+            self.stdout.write(f"{self._counts(consumer)} Dead letters that are left: {left}.")
+            return
         seconds = max(settings.drain_seconds, IDLE_STOP_SECONDS)
         health = endpoint("health", options["health_port"])
         service = Service.of_environment()
         with attended(consumer, seconds=seconds, health=health, service=service):
             try:
-                stored = consumer.run(until_empty=options["until_empty"])
+                consumer.run(until_empty=options["until_empty"])
             except ImproperlyConfigured as error:
                 raise CommandError(str(error)) from error
-        plural = "message was" if stored == 1 else "messages were"
-        self.stdout.write(f"{stored} {plural} stored.")
+        self.stdout.write(self._counts(consumer))
+
+    def _counts(self, consumer: Consumer) -> str:
+        plural = "message was" if consumer.stored == 1 else "messages were"
+        dropped = f", {consumer.duplicates} dropped that came before" if consumer.duplicates else ""
+        return f"{consumer.stored} {plural} stored{dropped}."

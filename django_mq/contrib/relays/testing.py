@@ -1,0 +1,40 @@
+"""Test an inbox without its broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from django_mq.conf import alias_of, get_settings
+from django_mq.contrib.relays.consumer import Consumer
+from django_mq.contrib.relays.incoming import Incoming, message_of
+
+__all__ = ["receive"]
+
+
+def receive(
+    inbox: str,
+    body: Any = b"",
+    *,
+    id: str | None = "1",
+    headers: Mapping[str, str] | None = None,
+    content_type: str = "application/json",
+    key: str | None = None,
+    using: str | None = None,
+) -> bool:
+    """Store what `mq_consume INBOX` stores for one message of the broker.
+
+    `body` is bytes, or a value that becomes JSON. `id` is the broker's own id of the message, None
+    if it has none, and `key` that of Kafka's record. `drain()` then runs the handlers. Returns
+    False if the message was dropped because it came before.
+
+    Raises Undecodable, with the reason, if the inbox would store a dead letter; KeyError if the
+    settings have no such inbox.
+    """
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    incoming = Incoming(raw, dict(headers or {}), content_type, id, key=key)
+    consumer = Consumer(inbox, get_settings().inboxes[inbox], using=alias_of(using))
+    message_of(incoming, inbox, consumer.inbox)
+    consumer.store([incoming])
+    return consumer.stored == 1

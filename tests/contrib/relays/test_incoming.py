@@ -1,0 +1,158 @@
+"""What makes an incoming message unique, and its dead letters; without a broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+
+from django_mq import queues
+from django_mq.contrib.relays import relay
+from django_mq.contrib.relays.incoming import Undecodable
+from django_mq.contrib.relays.testing import receive
+from django_mq.models import QueuedMessage, UniqueKey
+from django_mq.testing import drain
+from tests.rows import add, the_message
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+INBOX = {"kind": "amqp", "url": "amqp://x", "source": "q"}
+
+
+@pytest.fixture
+def inbox(settings: Any) -> Any:
+    """Give the inbox `crm` further options."""
+
+    def give(**options: Any) -> None:
+        settings.DJANGO_MQ = {"INBOXES": {"crm": {**INBOX, **options}}}
+
+    give()
+    return give
+
+
+def event(**attributes: str) -> dict[str, str]:
+    return {f"ce-{name}": value for name, value in attributes.items()}
+
+
+@pytest.mark.usefixtures("inbox")
+def test_events_of_two_sources_may_have_one_id() -> None:
+    assert receive("crm", id="5", headers=event(id="5", source="/eu"))
+    assert receive("crm", id="5", headers=event(id="5", source="/us"))
+    assert not receive("crm", id="5", headers=event(id="5", source="/eu"))
+    assert QueuedMessage.objects.count() == 2
+
+
+@pytest.mark.usefixtures("inbox")
+def test_an_event_that_a_broker_has_twice_is_one_message() -> None:
+    """As after a relay was killed before it knew that a Redis stream has its message."""
+    assert receive("crm", id="1-0", headers=event(id="5", source="/eu"))
+    assert not receive("crm", id="2-0", headers=event(id="5", source="/eu"))
+
+
+@pytest.mark.usefixtures("inbox")
+def test_a_structured_event_too() -> None:
+    document = {"specversion": "1.0", "id": "5", "source": "/eu", "type": "t", "data": 1}
+    structured = {"content_type": "application/cloudevents+json"}
+    assert receive("crm", document, id="a", **structured)
+    assert not receive("crm", document, id="b", **structured)
+
+
+@pytest.mark.usefixtures("inbox")
+def test_an_id_that_a_relay_gives_again_after_a_restore_is_another_event() -> None:
+    times = ["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"]
+    for time in times:
+        headers = event(id="5", source="/eu", time=time, schemaversion="1")
+        assert receive("crm", id="5", headers=headers)
+        assert not receive("crm", id="5", headers=headers)
+
+
+@pytest.mark.parametrize("attributes", [{"id": "5"}, {"source": "/eu"}, {"id": "", "source": "/"}])
+@pytest.mark.usefixtures("inbox")
+def test_without_a_source_and_an_id_the_broker_decides(attributes: dict[str, str]) -> None:
+    assert receive("crm", id="m1", headers=event(**attributes))
+    assert the_message().unique_id == "crm:m1"
+    UniqueKey.objects.all().delete()
+    with pytest.raises(Undecodable, match="no message_id"):
+        receive("crm", id=None, headers=event(**attributes))
+
+
+def test_a_callable_has_the_id_of_the_broker(inbox: Any) -> None:
+    inbox(id=lambda raw: raw.id)
+    receive("crm", id="m1", headers=event(id="5", source="/eu"))
+    assert the_message().unique_id == "crm:m1"
+
+
+def test_a_relay_passes_on_versions_that_no_handler_here_understands() -> None:
+    relay("#", to="events")
+    add("relay.events", type="a.b", handler="relay.events", schema_version=7)
+    with pytest.raises(Exception, match="DJANGO_MQ"):  # it is tried: settings have no `events`
+        drain("relay.events")
+
+
+class TestDeadLetters:
+    @pytest.fixture(autouse=True)
+    def letters(self, inbox: Any) -> None:
+        """Two orders without an id, and one body that is not JSON."""
+        inbox(id=lambda raw: "")
+        for body in (b'{"n": 1}', b"{", b'{"n": 2}'):
+            self.consume(body)
+
+    def consume(self, body: bytes) -> None:
+        from django_mq.conf import get_settings
+        from django_mq.contrib.relays.consumer import Consumer
+        from django_mq.contrib.relays.incoming import Incoming
+
+        raw = Incoming(body, {"tenant": "ä"}, "application/json", None, key="k")
+        Consumer("crm", get_settings().inboxes["crm"]).store([raw])
+
+    def test_they_are_broadcast_by_corrected_settings(
+        self, inbox: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        inbox(id="hash", type="crm.order")
+        call_command("mq_consume", "crm", "--dead")
+        assert capsys.readouterr().out == (
+            "2 messages were stored. Dead letters that are left: 1.\n"
+        )
+        first, second = QueuedMessage.objects.filter(dead_at=None).order_by("pk")
+        assert (first.payload, second.payload) == ({"n": 1}, {"n": 2})
+        assert (first.type, first.key, first.metadata["mq.inbox"]) == ("crm.order", "k", "crm")
+        assert first.metadata["headers"] == {"tenant": "ä"}
+        assert "not JSON" in QueuedMessage.objects.dead().get().dead_reason
+
+    def test_they_stay_as_they_are_while_nothing_is_corrected(self) -> None:
+        before = list(QueuedMessage.objects.order_by("pk").values())
+        call_command("mq_consume", "crm", "--dead")
+        assert list(QueuedMessage.objects.order_by("pk").values()) == before
+
+    def test_what_came_again_meanwhile_is_dropped(
+        self, inbox: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        inbox(id="hash")
+        self.consume(b'{"n": 2}')
+        call_command("mq_consume", "crm", "--dead")
+        assert capsys.readouterr().out == (
+            "1 message was stored, 1 dropped that came before. Dead letters that are left: 1.\n"
+        )
+
+    def test_a_letter_that_somebody_edited_stays_dead(self, inbox: Any) -> None:
+        letter = QueuedMessage.objects.order_by("pk")[0]
+        for payload in ([], {"raw": "é"}, {"raw": ""}, {**letter.payload, "headers": 5}):
+            QueuedMessage.objects.filter(pk=letter.pk).update(payload=payload)
+            inbox(id="hash")
+            call_command("mq_consume", "crm", "--dead")
+            assert QueuedMessage.objects.dead().filter(pk=letter.pk).exists()
+
+    def test_the_advice_names_the_command(self) -> None:
+        letter = QueuedMessage.objects.dead().order_by("pk")[0]
+        assert "mq_consume crm --dead" in str(queues.why(letter.pk))
+
+
+@pytest.mark.usefixtures("inbox")
+def test_received_messages_are_handled_in_a_test() -> None:
+    with pytest.raises(Undecodable, match="not JSON"):
+        receive("crm", b"{")
+    with pytest.raises(KeyError):
+        receive("nope")
+    assert receive("crm", {"n": 1})
+    assert the_message().payload == {"n": 1}
