@@ -38,15 +38,16 @@ class _Columns(NamedTuple):
     values: str = "%s"
 
 
-#: The first fields of a row, up to the handler; in a plain row all others have their defaults.
-_GIVEN = 5
+#: The fields of a row up to the handler; in a plain row all others have their defaults.
+_GIVEN = NewRow._fields.index("handler") + 1
+#: The fields from here to the last make up two columns.
+_TIMES = NewRow._fields.index("due")
 _PLAIN = NewRow("", "", "", 0)
 _MOMENT = "coalesce(%s::timestamptz, statement_timestamp() + %s::float8 * interval '1 second')"
-TIMES = _Columns("processable_after, expires_at", 12, 16, f"{_MOMENT}, {_MOMENT}")
-OPTIONAL = (
-    *(_Columns(name, n, n + 1) for n, name in enumerate(NewRow._fields[:12]) if n >= _GIVEN),
-    TIMES,
+TIMES = _Columns(
+    "processable_after, expires_at", _TIMES, len(NewRow._fields), f"{_MOMENT}, {_MOMENT}"
 )
+OPTIONAL = (*(_Columns(NewRow._fields[n], n, n + 1) for n in range(_GIVEN, _TIMES)), TIMES)
 
 
 def ignore_ids(ids: Sequence[int]) -> None:

@@ -224,23 +224,6 @@ def test_no_statement_reads_a_whole_table(
     assert not re.findall(r"Seq Scan on django_mq\w+", explainer.plan)
 
 
-def test_the_columns_of_a_row_are_those_of_every_insert() -> None:
-    """A new column in one of them is not forgotten in the others."""
-    from django_mq.store import insert
-
-    def columns(statement: str) -> set[str]:
-        found = re.search(r"(?:into|copy) django_mq_queuedmessage \(([^)]*)\)", statement)
-        assert found is not None
-        return set(re.findall(r"\w+", found[1]))
-
-    plain = columns(insert.INSERT_FEW)
-    names = ", ".join(["", *(each.names for each in insert.OPTIONAL)])
-    assert columns(insert.INSERT_VALUES.format(names, "")) == plain
-    assert columns(insert.COPY.format(names)) == plain | {"id"}
-    unique_ones = plain | {"id", "unique_id", "unique_for"}
-    assert columns(unique.ADD) == columns(free_unique_ids.PROMOTE_PUT_ASIDE) == unique_ones
-
-
 def test_the_limit_of_waits_is_put_back(cursor: Cursor) -> None:
     for limit, maximum, within in [
         ("0", 200, "200ms"),
