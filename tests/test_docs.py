@@ -178,5 +178,5 @@ def test_all_findings_of_the_doctor_are_documented() -> None:
     paths = ROOT.glob("django_mq/queues/doctor/*.py")
     ids = {id for path in paths for id in re.findall(r'"(D0\d\d)"', path.read_text())}
     operating = (ROOT / "docs/operating.md").read_text()
-    assert ids == IDS
+    assert ids == IDS, "findings.IDS and the findings that are made"
     assert ids == set(re.findall(r"^\| (D\d{3}) \|", operating, re.MULTILINE))

@@ -6,6 +6,7 @@ import pytest
 from django.apps import apps
 from django.db import IntegrityError, connection, transaction
 from django.db.models import CharField
+from psycopg.errors import CheckViolation
 
 from django_mq.store import free_unique_ids, put_aside, unique_ids
 from tests.rows import add, beat, decide
@@ -64,6 +65,16 @@ def rows(db: None) -> None:
         )
 
 
+def is_refused(table: str, column: str, value: str) -> bool:
+    """Return whether a check constraint keeps the value out of the column."""
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(f'update {table} set "{column}" = %s', [value])
+    except IntegrityError as error:
+        return isinstance(error.__cause__, CheckViolation)
+    return False
+
+
 @pytest.mark.usefixtures("rows")
 def test_nothing_but_names_fits() -> None:
     """A put-aside message becomes a message, and a bad one would stop the others."""
@@ -72,8 +83,7 @@ def test_nothing_but_names_fits() -> None:
             if field.name in UNCHECKED:
                 continue
             for name in ("a\n", "\x7f", *(() if field.name in FREE else ("a b", "ü", 'a"', " "))):
-                with pytest.raises(IntegrityError, match="check constraint"), transaction.atomic():
-                    cursor.execute(f'update {table} set "{column}" = %s', [name])
+                assert is_refused(table, column, name), f"{table}.{column} takes {name!r}"
             cursor.execute(f"""update {table} set "{column}" = 'A-z_0.9:/x'""")
             assert cursor.rowcount == 1, (table, column)
 

@@ -74,7 +74,8 @@ def test_it_names_every_option() -> None:
     text = (DOCS / "relays.md").read_text()
     common = {each.name for each in fields(Destination)}
     for kind, options in KINDS.items():
-        [row] = [line for line in text.splitlines() if line.startswith(f"| `{kind}` |")]
+        row = next((line for line in text.splitlines() if line.startswith(f"| `{kind}` |")), None)
+        assert row is not None, f"docs/relays.md has no row for the kind {kind}"
         for option in {each.name for each in fields(options)} - common:
             assert f"`{option}`" in row, (kind, option)
     for option in common - {"kind", "url"}:

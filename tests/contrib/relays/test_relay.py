@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,17 +11,19 @@ from django.core import checks
 from django.test import override_settings
 
 from django_mq import InvalidHandler, handlers
-from django_mq.conf import find_errors
-from django_mq.contrib.relays import relay
+from django_mq.conf import find_errors, inboxes, relays
+from django_mq.conf.broker_options import PACKAGES
+from django_mq.contrib.relays import links, relay
 from django_mq.contrib.relays.envelope import Outgoing
 from django_mq.contrib.relays.sending import Relay, waves
-from tests.contrib.relays.brokers import HttpServer
+from tests.contrib.relays.brokers import SERVERS, HttpServer
 from tests.contrib.relays.conftest import deliver
 from tests.contrib.relays.test_kinds import send
 from tests.rows import add
 
 HOOK = {"kind": "webhook", "url": "http://127.0.0.1:9/"}
 SECRET = "hunter2"
+ROOT = Path(__file__).parents[3]
 
 
 def complaints(**relays: Any) -> list[str]:
@@ -38,6 +42,21 @@ def test_it_is_a_batch_handler_in_a_queue_of_its_own() -> None:
     other = handlers.get("out")
     assert other is not None
     assert (other.queue, other.where) == ("out", {"tier": "gold"})
+
+
+def test_a_kind_of_broker_is_known_everywhere() -> None:
+    """A kind that one of them lacks is refused by the settings, or stops a worker."""
+    kinds = set(links.KINDS)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert set(relays.KINDS) == kinds, "KINDS of conf/relays.py"
+    assert set(inboxes.KINDS) == {kind for kind in kinds if links.KINDS[kind].source}, (
+        "KINDS of conf/inboxes.py, and the sources of links.KINDS"
+    )
+    assert set(SERVERS) == kinds, "SERVERS of brokers.py: a kind without one keeps no promise"
+    assert set(PACKAGES) == kinds - {"webhook"}, "PACKAGES: only webhooks need none"
+    assert set(PACKAGES) <= set(extras), "the extras of pyproject.toml"
 
 
 @pytest.mark.parametrize(
