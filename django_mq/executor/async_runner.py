@@ -48,14 +48,14 @@ class AsyncRunner(threading.Thread):
         scoreboard: Scoreboard,
         first_entry: int,
         batch: int,
-        on_room: Callable[[], None],
+        poke: Callable[[], None],
         link: Link,
     ) -> None:
         super().__init__(name="mq-async", daemon=True)
         self._context = context
         self._local_queue = local_queue
         self._scoreboard = scoreboard
-        self._on_room = on_room
+        self._poke = poke
         self._slots = local_queue.slots
         self._first_entry = first_entry
         self._free = list(range(first_entry, first_entry + self._slots.count))
@@ -186,7 +186,7 @@ class AsyncRunner(threading.Thread):
         # Lists wait for the notice: more slots may be free then, and a list has more messages.
         if next_ := self._local_queue.take_coroutines(lists=False):
             self._start(next_)
-        if self._local_queue.wants_worker():
+        if self._local_queue.wants_poke():
             self._notify_room()
 
     async def _ready(self, tasks: list[Task]) -> list[Task]:
@@ -210,8 +210,8 @@ class AsyncRunner(threading.Thread):
         """Note that the calls of `tasks` are settled. Called by the settler's thread."""
         came_free = self._slots.settle(_fences(tasks))
         self._local_queue.end_calls(*[task.line for task in tasks])
-        if came_free or self._local_queue.wants_worker():
-            self._on_room()
+        if came_free or self._local_queue.wants_poke():
+            self._poke()
 
     def _give_up(self, ended: Sequence[Ended], tasks: Sequence[Task]) -> None:
         """Break the lines of `tasks`, so that nothing behind them starts; let the leases lapse."""
@@ -228,7 +228,7 @@ class AsyncRunner(threading.Thread):
 
     def _notify_room_now(self) -> None:
         self._room_notice_due = False
-        self._on_room()
+        self._poke()
 
     async def _call(self, tasks: list[Task], entries: CallEntries) -> list[Ended]:
         result: Any = None

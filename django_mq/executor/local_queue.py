@@ -29,11 +29,11 @@ STUCK_AFTER = 1.0
 class LocalQueue:
     """Holds deliveries between claim and settle. Thread-safe.
 
-    A slice has up to `slice_size` messages, a batch handler gets up to `batch`. `on_room` is called
-    when the worker has something to do: claim, because few tasks wait (`notify_below()`) or an
-    executor is free again (`stuck()`); start coroutines; release tasks; or stop, because nothing is
-    left. `max_linger` is the maximum time, in seconds, that tasks wait for their list to fill.
-    Coroutines take `slots` when they leave.
+    A slice has up to `slice_size` messages, a batch handler gets up to `batch`. `poke` wakes the
+    worker's loop, which claims, because few tasks wait (`notify_below()`) or an executor is free
+    again (`stuck()`); starts coroutines; releases tasks; or stops, because nothing is left.
+    `max_linger` is the maximum time, in seconds, that tasks wait for their list to fill. Coroutines
+    take `slots` when they leave.
     """
 
     def __init__(
@@ -41,18 +41,18 @@ class LocalQueue:
         *,
         batch: int,
         slice_size: int,
-        on_room: Callable[[], None],
+        poke: Callable[[], None],
         max_linger: float,
         slots: Slots,
     ) -> None:
         self._batch = batch
         self._slice_size = slice_size
-        self._on_room = on_room
+        self._poke = poke
         #: The slots of coroutines.
         self.slots = slots
         self._notify_below = -1
         self._lock = threading.Condition()
-        self._waiting = WaitingTasks(on_room, Lingering(batch=batch, max_linger=max_linger))
+        self._waiting = WaitingTasks(poke, Lingering(batch=batch, max_linger=max_linger))
         self._running = 0
         self._free = 0
         self._taken_at = monotonic()
@@ -89,7 +89,7 @@ class LocalQueue:
                 self._free += 1
                 if self._notify_when_free:
                     self._notify_when_free = False
-                    self._on_room()
+                    self._poke()
                 self._lock.wait(self._waiting.wait_timeout())
                 self._free -= 1
             return None
@@ -121,14 +121,14 @@ class LocalQueue:
         )
         if len(waiting.ready) < self._notify_below:
             self._notify_below = -1
-            self._on_room()
+            self._poke()
         return slice_
 
     def stuck(self) -> bool:
         """Return whether no slice could be taken for STUCK_AFTER seconds.
 
         Then all executors are busy, or one runs a suspect, beside which nothing starts. If so,
-        `on_room` is called when an executor becomes free.
+        the loop is poked when an executor becomes free.
         """
         with self._lock:
             busy = self._alone or not self._free
@@ -219,7 +219,7 @@ class LocalQueue:
             with self._lock:
                 self._waiting.drop_coroutines()
 
-    def wants_worker(self) -> bool:
+    def wants_poke(self) -> bool:
         """Return whether coroutines that wait have free slots, or more are to be claimed."""
         waiting = len(self._waiting.ordering.coroutines)
         return bool(waiting and self.slots.room()) or self.slots.to_claim(waiting) > 0
@@ -240,7 +240,7 @@ class LocalQueue:
             if self._alone or self._waiting.suspects or slice_.alone or slice_.lines:
                 self._lock.notify_all()
         if slice_.alone:
-            self._on_room()  # async handlers may start again
+            self._poke()  # async handlers may start again
         self._notify_if_idle()
 
     def end_calls(self, *lines: Line | None) -> None:
@@ -273,7 +273,7 @@ class LocalQueue:
         return self.take_waiting()
 
     def notify_below(self, count: int) -> None:
-        """Call `on_room` as soon as fewer than `count` tasks wait."""
+        """Poke the loop as soon as fewer than `count` tasks wait."""
         self._notify_below = count
 
     def waiting(self) -> int:
@@ -297,4 +297,4 @@ class LocalQueue:
 
     def _notify_if_idle(self) -> None:
         if not (self._running or self.unsettled):
-            self._on_room()
+            self._poke()

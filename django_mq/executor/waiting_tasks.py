@@ -16,12 +16,13 @@ class WaitingTasks:
     """Tasks that are `ready`, or wait for their list or line; and suspects, which run alone.
 
     `suspects` pairs each suspect with the time at which it began to wait. `to_release` has tasks
-    that must not start here, until the worker releases them. `on_room` is called when there are
-    tasks to release, or a coroutine may start. Not thread-safe: LocalQueue holds its lock.
+    that must not start here, until the worker releases them. `poke` wakes the worker's loop when
+    there are tasks to release, or a coroutine may start. Not thread-safe: LocalQueue holds its
+    lock.
     """
 
-    def __init__(self, on_room: Callable[[], None], lingering: Lingering) -> None:
-        self._on_room = on_room
+    def __init__(self, poke: Callable[[], None], lingering: Lingering) -> None:
+        self._poke = poke
         self.lingering = lingering
         self.ready: deque[Task] = deque()
         self.suspects: deque[tuple[float, Task]] = deque()
@@ -58,7 +59,7 @@ class WaitingTasks:
             else:
                 self.ready.append(task)
         if wary and self.to_release:
-            self._on_room()
+            self._poke()
 
     def _add_coroutine(self, task: Task) -> None:
         """Let a coroutine wait for a slot, or first for its line."""
@@ -108,7 +109,7 @@ class WaitingTasks:
             else:
                 self.ready.appendleft(task)
         if self.to_release:
-            self._on_room()
+            self._poke()
 
     def is_unwanted(self, task: Task) -> bool:
         """Return whether `task` must not start: its line is broken, or its queue is stopped."""
@@ -139,7 +140,7 @@ class WaitingTasks:
         dropped += next_
         if dropped:
             self.to_release += dropped
-            self._on_room()
+            self._poke()
 
     def drop_coroutines(self) -> None:
         """Mark for release the coroutines that wait for a slot, and all that waits behind them."""
@@ -168,7 +169,7 @@ class WaitingTasks:
         else:
             self.ready.extendleft(reversed(freed))
         if self.ordering.coroutines:
-            self._on_room()
+            self._poke()
 
     def clear_front(self) -> None:
         """Take tasks that cannot start now from the front of `ready`.
@@ -185,7 +186,7 @@ class WaitingTasks:
                 self.suspects.append((monotonic(), ready.popleft()))
             elif is_coroutine(ready[0]):
                 self.ordering.add_coroutine(ready.popleft())
-                self._on_room()
+                self._poke()
             else:
                 break
 

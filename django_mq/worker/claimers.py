@@ -11,10 +11,10 @@ class Claimers:
     def __init__(self, worker: str) -> None:
         self._worker = worker
         self._numbers = count(1)
-        #: The names of the claims in this turn of the loop, which clears the list.
-        self.of_turn: list[str] = []
+        #: The names of the claims in this round of the loop, which clears the list.
+        self.of_round: list[str] = []
 
     def make(self) -> str:
         """Return the name of the next claim."""
-        self.of_turn.append(f"{self._worker}:{next(self._numbers)}")
-        return self.of_turn[-1]
+        self.of_round.append(f"{self._worker}:{next(self._numbers)}")
+        return self.of_round[-1]

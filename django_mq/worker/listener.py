@@ -58,7 +58,7 @@ class Listener(threading.Thread):
         self._heard_at = float("-inf")
         self._tried = False
         #: How often it has read the link, or tried to connect: a sign that the thread moves.
-        self.turns = 0
+        self.steps = 0
 
     def healthy(self) -> bool:
         """Return whether the link hears notifications, and has answered recently."""
@@ -71,7 +71,7 @@ class Listener(threading.Thread):
     def run(self) -> None:
         wait = RECONNECT_WAIT
         while not self._stopping.is_set():
-            self.turns += 1
+            self.steps += 1
             try:
                 self._listen()
             except (*LOST, _Deaf) as error:
@@ -94,7 +94,7 @@ class Listener(threading.Thread):
             self._link.attach(connection)
             version = connection.info.server_version
             connection.execute(set_for_session(Limits(), server_version=version))
-            self.turns += 1
+            self.steps += 1
             if is_pooled(connection) and _is_deaf(connection, params):
                 raise _Deaf
             connection.execute(f"listen {notify.CHANNEL}; listen {commands.CHANNEL}")
@@ -104,7 +104,7 @@ class Listener(threading.Thread):
             while not self._stopping.is_set():
                 self._heard_at = monotonic()
                 self._tried = True
-                self.turns += 1
+                self.steps += 1
                 announced = 0
                 if link.poll(PING_INTERVAL * 1000):
                     self._ring()  # before reading it, so that the claim is not delayed

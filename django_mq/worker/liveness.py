@@ -44,13 +44,13 @@ class Liveness:
             progress, lambda: self._scoreboard.record_progress(part, stall_limit(interval))
         )
 
-    def follow_turns(self, turns: Callable[[], int]) -> None:
+    def follow_answers(self, rounds: Callable[[], int]) -> None:
         """Note that the loop can use the database, once the worker is ready.
 
-        `turns()` counts its turns in which the database refused nothing.
+        `rounds()` counts its rounds in which the database refused nothing.
         """
         self._watchdog.follow(
-            lambda: (turns(), self._outage.lost) if self.is_ready else None,
+            lambda: (rounds(), self._outage.lost) if self.is_ready else None,
             self._record_answers,
         )
 

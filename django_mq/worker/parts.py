@@ -69,8 +69,8 @@ class Parts:
         self.outage = Outage(self.giving_up)
         self.watchdog = Watchdog()
         self.statements = Statements(worker.alias, link=self._link())
-        #: The rounds of the loop that have begun, and the `turns` that ended without an error.
-        self.rounds = self.turns = 0
+        #: The rounds of the loop that have begun, and those in which the database refused nothing.
+        self.rounds = self.answered_rounds = 0
         self.scoreboard = worker.scoreboard()
         self.liveness = Liveness(
             self.scoreboard, self.watchdog, self.outage, poll_interval=settings.poll_interval
@@ -80,7 +80,7 @@ class Parts:
         self._build_running()
         self._build_dispatch()
         self._build_claiming()
-        self._build_turns()
+        self._build_threads()
         self._build_lease_keeper()
         self._build_listener()
 
@@ -100,7 +100,7 @@ class Parts:
         self.local_queue = LocalQueue(
             batch=batch,
             slice_size=slice_size,
-            on_room=self.wakeup.poke,
+            poke=self.wakeup.poke,
             max_linger=self._context.max_linger,
             slots=Slots(worker.async_slots),
         )
@@ -112,7 +112,7 @@ class Parts:
             scoreboard=self.scoreboard,
             first_entry=worker.threads * batch,
             batch=min(batch, worker.async_slots),
-            on_room=self.wakeup.poke,
+            poke=self.wakeup.poke,
             link=self._link(),
         )
 
@@ -176,7 +176,7 @@ class Parts:
             poll_interval=self._settings.poll_interval,
         )
 
-    def _build_turns(self) -> None:
+    def _build_threads(self) -> None:
         """Build the threads that work from time to time."""
         alias = self._worker.alias
         # A drain cancels the statement. Cutting the link would leave it running in the server.
@@ -241,7 +241,7 @@ class Parts:
                 on_command=self.lease_keeper.request_heartbeat,
             )
             self.liveness.follow(
-                MonitoredPart.LISTENER, PING_INTERVAL, lambda: (listener.turns, hearing.progress())
+                MonitoredPart.LISTENER, PING_INTERVAL, lambda: (listener.steps, hearing.progress())
             )
         link, keeper, poll = self.statements.link, self.lease_keeper, self._settings.poll_interval
         self.liveness.follow(MonitoredPart.LOOP, poll, lambda: (self.rounds, link.progress()))
@@ -251,7 +251,7 @@ class Parts:
             lambda: (keeper.steps, self.renewal_link.progress()),
         )
         self.liveness.follow(MonitoredPart.HEARTBEAT, keeper.beat_interval, lambda: keeper.beats)
-        self.liveness.follow_turns(lambda: self.turns)
+        self.liveness.follow_answers(lambda: self.answered_rounds)
 
     def _link(self, *, drains: bool = True) -> Link:
         """Return a link that the watchdog watches; a drain shortens its waits if it `drains`."""

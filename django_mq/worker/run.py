@@ -134,14 +134,14 @@ class Run:
         statements = self.parts.statements
         if not (was_refused(error) and statements.is_idle()):
             statements.close()
-            self.unstarted.doubt(self.parts.claimers.of_turn)
+            self.unstarted.doubt(self.parts.claimers.of_round)
         self.parts.fetcher.on_freed()  # the messages that it was about to claim are still due
         self.parts.outage.wait(error, logged=not lost)
 
     def _fetch(self) -> float:
         parts, orders = self.parts, self.worker.orders
         parts.rounds += 1
-        parts.claimers.of_turn.clear()
+        parts.claimers.of_round.clear()
         cursor, answers = parts.statements.cursor(), parts.statements.link.answers
         if parts.outage.lost:
             poll.check_writes(cursor)  # a standby answers reads, too
@@ -155,7 +155,7 @@ class Run:
         if parts.statements.link.answers > answers:
             parts.outage.end()
         parts.lease_keeper.report()
-        parts.turns += 1
+        parts.answered_rounds += 1
         return min(sleep, BACKOFF_RETRY_SECONDS) if parts.backoffs.has_pending() else sleep
 
     def _claim(self, cursor: Cursor) -> float:

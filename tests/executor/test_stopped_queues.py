@@ -46,7 +46,7 @@ def task(*given: Any, line: Line | None = None, **options: Any) -> Task:
 @pytest.fixture
 def local_queue() -> LocalQueue:
     return LocalQueue(
-        batch=100, slice_size=100, on_room=lambda: None, max_linger=3600.0, slots=Slots(100)
+        batch=100, slice_size=100, poke=lambda: None, max_linger=3600.0, slots=Slots(100)
     )
 
 

@@ -165,7 +165,7 @@ def test_a_claim_that_commits_after_its_connection_was_lost_is_released(
 ) -> None:
     """The server still waited for a table that a migration had locked; one look came too early."""
     monkeypatch.setattr(unstarted, "LOOK_INTERVAL", 0.0)
-    parts.claimers.of_turn.clear()
+    parts.claimers.of_round.clear()
     name, other = parts.claimers.make(), f"{run.id}:99"
     run._wait_out(psycopg.OperationalError("the connection was cut"))
     cursor = parts.statements.cursor()
@@ -263,12 +263,12 @@ def test_a_drain_rings_for_the_ordered_queues_that_it_leaves(
     assert rung == [cursor] * owned
 
 
-def test_a_turn_that_the_database_refused_does_not_count_as_progress(
+def test_a_round_that_the_database_refused_does_not_count_as_progress(
     run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its tables, or its rights, a worker is not ready, although the database answers."""
     run._fetch()
-    assert parts.turns == 1
+    assert parts.answered_rounds == 1
 
     def refuse(cursor: Any) -> float:
         cursor.execute("select from dropped")
@@ -277,4 +277,4 @@ def test_a_turn_that_the_database_refused_does_not_count_as_progress(
     monkeypatch.setattr(parts.fetcher, "fetch", refuse)
     with pytest.raises(psycopg.errors.UndefinedTable):
         run._fetch()
-    assert (parts.rounds, parts.turns) == (2, 1)
+    assert (parts.rounds, parts.answered_rounds) == (2, 1)

@@ -65,7 +65,7 @@ def told() -> Told:
 
 @pytest.fixture
 def local_queue(told: Told) -> LocalQueue:
-    return LocalQueue(batch=100, slice_size=100, on_room=told, max_linger=3600.0, slots=Slots(100))
+    return LocalQueue(batch=100, slice_size=100, poke=told, max_linger=3600.0, slots=Slots(100))
 
 
 def take(local_queue: LocalQueue) -> list[int]:

@@ -71,7 +71,7 @@ def test_a_list_that_lingers_starts_when_its_time_is_over(local_queue: LocalQueu
 
 
 def test_a_linger_is_bounded(told: Told) -> None:
-    local_queue = LocalQueue(batch=9, slice_size=9, on_room=told, max_linger=0.01, slots=Slots(100))
+    local_queue = LocalQueue(batch=9, slice_size=9, poke=told, max_linger=0.01, slots=Slots(100))
     local_queue.put([task(1, "slow")])
     assert take(local_queue) == [1]
 

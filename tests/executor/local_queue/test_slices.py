@@ -1,4 +1,4 @@
-"""The local queue: slices, their pace, and the calls of `on_room`."""
+"""The local queue: slices, their pace, and when it pokes the loop."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_handler_at_its_limit_ends_the_slice(local_queue: LocalQueue) -> None:
 
 
 def test_a_full_slice_takes_no_more_of_any_handler(told: Told) -> None:
-    small = LocalQueue(batch=1, slice_size=3, on_room=told, max_linger=3600.0, slots=Slots(100))
+    small = LocalQueue(batch=1, slice_size=3, poke=told, max_linger=3600.0, slots=Slots(100))
     for name in ("h", "i"):
         small.paces.of(task(1, name).handler).limit = 9
     put(small, "h", "i", "h", "i")
@@ -121,9 +121,7 @@ def test_stuck_is_who_took_nothing_for_long_and_has_nobody_free(
 
 def test_a_slice_has_no_more_than_a_batch(told: Told) -> None:
     """KAF-3: waiting messages share a slice, up to the limit."""
-    local_queue = LocalQueue(
-        batch=3, slice_size=3, on_room=told, max_linger=3600.0, slots=Slots(100)
-    )
+    local_queue = LocalQueue(batch=3, slice_size=3, poke=told, max_linger=3600.0, slots=Slots(100))
     put(local_queue, *["batch"] * 5)
     assert take(local_queue) == [1, 2, 3]
     assert take(local_queue) == [4, 5]

@@ -32,7 +32,7 @@ def with_slots(told: Told) -> Build:
         return LocalQueue(
             batch=100,
             slice_size=100,
-            on_room=told,
+            poke=told,
             max_linger=3600.0,
             slots=Slots(count, clock=Clock()),
         )
@@ -74,17 +74,17 @@ def test_the_worker_is_wanted_when_few_wait(with_slots: Build) -> None:
     local_queue = with_slots(4)
     tasks = coroutines(*range(5))
     dispatch(local_queue, tasks)
-    assert not local_queue.wants_worker()  # nothing is known of how long calls take
+    assert not local_queue.wants_poke()  # nothing is known of how long calls take
     end(local_queue, tasks[0])
     local_queue.take_coroutines()
-    assert not local_queue.wants_worker()
+    assert not local_queue.wants_poke()
     run_all(local_queue.slots, 10, 0.001)
-    assert local_queue.wants_worker()
+    assert local_queue.wants_poke()
     dispatch(local_queue, coroutines(5, 6))
-    assert not local_queue.wants_worker()
+    assert not local_queue.wants_poke()
     end(local_queue, tasks[1])
     local_queue.take_coroutines()
-    assert local_queue.wants_worker()  # half of the two are left
+    assert local_queue.wants_poke()  # half of the two are left
 
 
 def test_one_that_was_taken_over_takes_the_next_slot(with_slots: Build) -> None:
@@ -132,7 +132,7 @@ def test_a_list_waits_for_the_worker_so_that_more_slots_may_be_free(with_slots: 
     assert ids(local_queue.take_coroutines(lists=False)) == [3]
     assert local_queue.take_coroutines(lists=False) == []
     assert local_queue.slots.to_claim(local_queue.coroutines()) == 0
-    assert local_queue.wants_worker()
+    assert local_queue.wants_poke()
     assert ids(local_queue.take_coroutines()) == [4]
 
 
@@ -316,7 +316,7 @@ def test_slots_are_stuck_until_a_call_ends_whoever_looks() -> None:
     local_queue = LocalQueue(
         batch=100,
         slice_size=100,
-        on_room=lambda: None,
+        poke=lambda: None,
         max_linger=3600.0,
         slots=Slots(1, clock=clock),
     )

@@ -141,7 +141,7 @@ def keeper(transactional_db: None) -> Iterator[LeaseKeeper]:
         alias="default",
         worker="w",
         local_queue=LocalQueue(
-            batch=1, slice_size=1, on_room=lambda: None, max_linger=3600.0, slots=Slots(100)
+            batch=1, slice_size=1, poke=lambda: None, max_linger=3600.0, slots=Slots(100)
         ),
         lease_of=lambda queue: 30.0,
         shortest_lease=30.0,
