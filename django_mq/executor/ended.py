@@ -22,9 +22,10 @@ MAX_HOLD = 300.0
 class Settled(Enum):
     """The ends of a delivery.
 
-    FINISHED: its handler acked it with `finish()`. DEAD_LETTERED: dead without an attempt.
-    RELEASED: it runs again after the message before it in its line, and uses no attempt. LOST: the
-    lease is no longer ours.
+    FINISHED: its handler acked it with `finish()`. FAILED: to be retried or dead, as its `outcome`
+    says. DEAD_UNSTARTED: dead without an attempt, expired or held for too long. RELEASED: it runs
+    again after the message before it in its line, and uses no attempt. LOST: the lease is no longer
+    ours.
     """
 
     ACKED = auto()
@@ -32,7 +33,7 @@ class Settled(Enum):
     FAILED = auto()
     SNOOZED = auto()
     HELD = auto()
-    DEAD_LETTERED = auto()
+    DEAD_UNSTARTED = auto()
     RELEASED = auto()
     LOST = auto()
 
@@ -58,6 +59,13 @@ class Ended(NamedTuple):
     outcome: Outcome | None = None
     error: BaseException | None = None
     reason: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the message is done or dead: it does not run again by itself."""
+        if self.settled is Settled.FAILED:
+            return isinstance(self.outcome, DeadLettered)
+        return self.settled in DONE or self.settled is Settled.DEAD_UNSTARTED
 
 
 #: Decides the outcome of a delivery whose handler raised an error after some seconds.

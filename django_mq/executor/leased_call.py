@@ -204,7 +204,7 @@ def split_started(
         elif expired is None:
             settled, reason = Settled.LOST, ""
         elif expired:
-            settled, reason = Settled.DEAD_LETTERED, "expired"
+            settled, reason = Settled.DEAD_UNSTARTED, "expired"
         else:
             ready.append(task)
             continue

@@ -63,7 +63,7 @@ def _say(ended: Ended) -> None:
         reason = _reason(outcome, ended.error)
         text = f"is dead: {reason} ({_loggable_failure(outcome.failure)})"
         _announce(signals.message_dead, ended, text, reason=outcome.reason)
-    elif ended.settled is Settled.DEAD_LETTERED:
+    elif ended.settled is Settled.DEAD_UNSTARTED:
         _announce(signals.message_dead, ended, f"is dead: {ended.reason}", reason=ended.reason)
     elif isinstance(outcome, Snoozed):
         _warn_of_wait(delivery, outcome)

@@ -60,7 +60,7 @@ def write_skipping_refused(cursor: Cursor, ended: Sequence[Ended]) -> None:
         raise
     except psycopg.Error:
         logger.debug(
-            "the database refused follow-up writes of settled messages: trying one by one",
+            "the database refused effects of settled messages: trying one by one",
             exc_info=True,
         )
     for each in more:
@@ -102,7 +102,7 @@ def free_keys(cursor: Cursor, rows: Sequence[ClaimedRow]) -> None:
 
 def _free_lines(cursor: Cursor, ended: Sequence[Ended]) -> None:
     """Unblock the messages that wait behind messages of `ended` that are done or dead."""
-    free_keys(cursor, [each.delivery._row for each in ended if _is_over(each)])
+    free_keys(cursor, [each.delivery._row for each in ended if each.is_over])
 
 
 def free_unique_id(cursor: Cursor, row: ClaimedRow) -> None:
@@ -136,7 +136,7 @@ def _answer_of(ended: Ended) -> Reply | None:
     if isinstance(outcome, DeadLettered):
         failure = outcome.failure
         return Reply(delivery.id, delivery.handler, None, failure.error_class, failure.text)
-    if ended.settled is Settled.DEAD_LETTERED:
+    if ended.settled is Settled.DEAD_UNSTARTED:
         return Reply(delivery.id, delivery.handler, None, results.UNANSWERED, ended.reason)
     if isinstance(ended.result, EncodedResults):
         return Reply(delivery.id, delivery.handler, ended.result[delivery.id])
@@ -150,7 +150,7 @@ def _free_unique_ids(cursor: Cursor, ended: Sequence[Ended]) -> None:
         for each in ended
         if each.delivery._row.unique_id is not None
         and each.settled is not Settled.FINISHED
-        and _is_over(each)
+        and each.is_over
     ]
     if done:
         free_unique_ids.end(cursor, done)
@@ -162,11 +162,6 @@ EFFECTS: dict[str, Callable[[Cursor, Sequence[Ended]], None]] = {
     "free the next message of its key": _free_lines,
     "free its unique id": _free_unique_ids,
 }
-
-
-def _is_over(ended: Ended) -> bool:
-    is_dead = ended.settled is Settled.DEAD_LETTERED or isinstance(ended.outcome, DeadLettered)
-    return is_dead or ended.settled in DONE
 
 
 def _ended_message(row: ClaimedRow, *, success: bool) -> EndedMessage:

@@ -12,18 +12,18 @@ from django_mq.policy.outcomes import Snoozed
 from django_mq.store import Cursor, history, settle
 
 
-def settle_all(cursor: Cursor, ended: Sequence[Ended], *, careful: bool = False) -> set[int]:
+def settle_all(cursor: Cursor, ended: Sequence[Ended], *, skip_refused: bool = False) -> set[int]:
     """Settle deliveries by their fences; return the ids that are no longer ours.
 
     Also writes the effects of settling (`settle_effects`), in the same transaction; opens one if
-    none is open. `careful`: skips effects that the database refuses.
+    none is open. `skip_refused`: skips effects that the database refuses.
     """
     more = settle_effects.needing_transaction(ended)
     if not more:
         return _settle_rows(cursor, ended)
     with within_transaction(cursor):
         lost = _settle_rows(cursor, ended)
-        write = settle_effects.write_skipping_refused if careful else settle_effects.write
+        write = settle_effects.write_skipping_refused if skip_refused else settle_effects.write
         write(cursor, [each for each in more if each.delivery.id not in lost])
     return lost
 
@@ -70,6 +70,8 @@ def _settle_rows(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
         if each.settled is Settled.HELD
     ]:
         lost.update({each.fence.id for each in holds} - settle.hold(cursor, holds))
-    if reasons := {e.delivery.fence: e.reason for e in ended if e.settled is Settled.DEAD_LETTERED}:
+    if reasons := {
+        each.delivery.fence: each.reason for each in ended if each.settled is Settled.DEAD_UNSTARTED
+    }:
         lost.update({fence.id for fence in reasons} - settle.dead_letter_unstarted(cursor, reasons))
     return lost

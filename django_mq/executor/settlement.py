@@ -64,8 +64,8 @@ class _Tries:
     #: Whether an earlier try may have been committed.
     doubtful: bool
     once_after: float
-    #: Whether to skip follow-up writes that the database refuses.
-    careful: bool = False
+    #: Whether to skip effects that the database refuses.
+    skip_refused: bool = False
     conflicts: int = 0
     #: Lost connections of a server that answered.
     answers: int = 0
@@ -132,7 +132,7 @@ class Settlement:
         """Return what follows a try that failed; waits before another one, if the error asks."""
         alive = self._connection.is_alive()
         effects = settle_effects.needing_transaction(ended)
-        if is_missing_right(error) and (tries.careful or not effects):
+        if is_missing_right(error) and (tries.skip_refused or not effects):
             return self._wait(error)
         if isinstance(error, LOST) and not is_conflict(error):
             self._connection.close()
@@ -151,9 +151,9 @@ class Settlement:
         )
         if is_conflict(error) and not is_kept and tries.conflicts <= MAX_CONFLICTS:
             return _Next.AGAIN
-        if tries.careful or is_kept or not effects:
+        if tries.skip_refused or is_kept or not effects:
             return _Next.REFUSE
-        tries.careful, tries.conflicts, tries.answers = True, 0, 0
+        tries.skip_refused, tries.conflicts, tries.answers = True, 0, 0
         return _Next.AGAIN
 
     def _wait(self, error: Exception) -> _Next:
@@ -161,7 +161,7 @@ class Settlement:
         return _Next.GIVE_UP if self.outage.stopped() else _Next.AGAIN
 
     def wait_for_right(
-        self, ended: Sequence[Ended], error: Exception, *, careful: bool = False
+        self, ended: Sequence[Ended], error: Exception, *, skip_refused: bool = False
     ) -> None:
         """Wait while the login lacks a right that settling `ended` needs; settle nothing.
 
@@ -173,7 +173,7 @@ class Settlement:
                 cursor = self._connection.cursor()
                 with self._connection.transaction():
                     open_transaction.begin_with_lock_wait(cursor)
-                    settle_all(cursor, ended, careful=careful)
+                    settle_all(cursor, ended, skip_refused=skip_refused)
                     raise _Undo
             except Exception as now:
                 error = now
@@ -215,7 +215,7 @@ class Settlement:
                 return
         with self._connection.transaction():
             tried.xid = open_transaction.begin_with_lock_wait(cursor)
-            tried.lost = settle_all(cursor, ended, careful=tries.careful)
+            tried.lost = settle_all(cursor, ended, skip_refused=tries.skip_refused)
 
     def _ack_alone(
         self,

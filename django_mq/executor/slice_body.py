@@ -113,7 +113,7 @@ class SliceBody:
         elif delivery.id in state.expired or has_expired(delivery):
             part = state.bound if delivery.id in state.expired else state.unbound
             part.tasks.append(task)
-            part.ended.append(Ended(delivery, Settled.DEAD_LETTERED, reason="expired"))
+            part.ended.append(Ended(delivery, Settled.DEAD_UNSTARTED, reason="expired"))
         else:
             return False
         state.broken_lines.add(task.line)

@@ -111,23 +111,23 @@ class SliceRecovery:
         ended = state.bound.ended
         if not ended or not is_missing_right(error):
             return False
-        return self._are_careful(ended) or not settle_effects.needing_transaction(ended)
+        return self._effects_are_skipped(ended) or not settle_effects.needing_transaction(ended)
 
     def _wait_for_right(self, state: SliceState, error: Exception) -> None:
         """Run the bound deliveries again, uncharged, once the login has the right."""
         ended = state.bound.ended
-        self.settlement.wait_for_right(ended, error, careful=self._are_careful(ended))
+        self.settlement.wait_for_right(ended, error, skip_refused=self._effects_are_skipped(ended))
         state.to_rerun.extend(state.bound.tasks)
         state.bound.clear()
 
-    def _are_careful(self, ended: Sequence[Ended]) -> bool:
-        return all(each.delivery.id in self.conflicts.careful for each in ended)
+    def _effects_are_skipped(self, ended: Sequence[Ended]) -> bool:
+        return all(each.delivery.id in self.conflicts.refused_effects for each in ended)
 
     def _run_again_or_fail(self, state: SliceState, error: Exception) -> None:
         bound = state.bound
         alone = len(bound.tasks) == 1 and not state.to_rerun
         if alone and not self.conflicts.may_repeat(bound.tasks, error):
-            if not state.committing and self._may_be_careful(bound.ended[0]):
+            if not state.committing and self._can_skip_effects(bound.ended[0]):
                 state.to_rerun.extend(bound.tasks)
                 bound.clear()
                 return
@@ -138,12 +138,12 @@ class SliceRecovery:
             state.to_rerun.extend(bound.tasks)
             bound.clear()
 
-    def _may_be_careful(self, ended: Ended) -> bool:
-        """Return whether to run it once more, in case only its follow-up writes are refused."""
-        id, careful = ended.delivery.id, self.conflicts.careful
-        if id in careful or not settle_effects.needing_transaction([ended]):
+    def _can_skip_effects(self, ended: Ended) -> bool:
+        """Return whether to run it once more, in case only its effects are refused."""
+        id, refused = ended.delivery.id, self.conflicts.refused_effects
+        if id in refused or not settle_effects.needing_transaction([ended]):
             return False
-        careful.add(id)
+        refused.add(id)
         return True
 
     def _settle(self, ran: RanDeliveries) -> None:

@@ -130,8 +130,8 @@ class Conflicts:
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
         self._losses: Counter[int] = Counter()
-        #: The ids of deliveries whose follow-up writes the database has refused.
-        self.careful: set[int] = set()
+        #: The ids of deliveries whose effects the database may have refused: these are skipped.
+        self.refused_effects: set[int] = set()
 
     def may_repeat(self, tasks: Sequence[Task], error: BaseException) -> bool:
         """Count `error` if it is a conflict; return whether `tasks` run again uncharged."""
@@ -149,8 +149,8 @@ class Conflicts:
 
     def discard(self, ended: Sequence[Ended]) -> None:
         """Drop the counts of settled deliveries: their next attempts start from zero."""
-        if self._counts or self._losses or self.careful:
+        if self._counts or self._losses or self.refused_effects:
             for each in ended:
-                self.careful.discard(each.delivery.id)
+                self.refused_effects.discard(each.delivery.id)
                 self._counts.pop(each.delivery.id, None)
                 self._losses.pop(each.delivery.id, None)

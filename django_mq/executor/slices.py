@@ -166,10 +166,9 @@ class SliceRunner:
                 # claim does not wait, so this cannot deadlock. Wait for it: if the ack failed, all
                 # of them would run again, one by one.
                 simple_query(self._session.connect(), slice_limits.worker_limits({}))
-            careful = bool(self._conflicts.careful) and any(
-                each.delivery.id in self._conflicts.careful for each in state.bound.ended
-            )
-            if settle_all(self._session.cursor(), state.bound.ended, careful=careful):
+            refused = self._conflicts.refused_effects
+            skip = bool(refused) and any(each.delivery.id in refused for each in state.bound.ended)
+            if settle_all(self._session.cursor(), state.bound.ended, skip_refused=skip):
                 raise SettleIncomplete
         state.committing = state.begun
 

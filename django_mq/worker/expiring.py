@@ -66,7 +66,7 @@ def expire_few(cursor: Cursor, after: str = expiry.BEFORE_ALL) -> list[Ended]:
 
 def _dead_letter(cursor: Cursor, expire: Callable[[], list[ClaimedRow]]) -> list[Ended]:
     with within_transaction(cursor):
-        ended = [Ended(Delivery(row), Settled.DEAD_LETTERED, reason="expired") for row in expire()]
+        ended = [Ended(Delivery(row), Settled.DEAD_UNSTARTED, reason="expired") for row in expire()]
         settle_effects.write_skipping_refused(cursor, ended)
     reports.all_ended(ended)
     if any(each.delivery._row.ordered or each.delivery._row.key is not None for each in ended):

@@ -202,7 +202,7 @@ class InlineRun:
         lease = self._context.lease_of(task.delivery.queue)
         started = leases.start(self._cursor(), [task.delivery.fence], lease=lease)
         if started.get(task.delivery.id):
-            self._settle(Ended(task.delivery, Settled.DEAD_LETTERED, reason="expired"))
+            self._settle(Ended(task.delivery, Settled.DEAD_UNSTARTED, reason="expired"))
             return
         leased = leased_call(
             [task], alias=self._connection.alias, lease=lease, timeout=_NoTimeout()

@@ -189,7 +189,7 @@ class Resolver:
         """Return the end of a row that is held for a while, or is dead after `HOLD_FOR`."""
         if row.held_for is not None and row.held_for >= self._settings.hold_for:
             return Ended(
-                Delivery(row), Settled.DEAD_LETTERED, reason=f"held for too long: {reason}"
+                Delivery(row), Settled.DEAD_UNSTARTED, reason=f"held for too long: {reason}"
             )
         return Ended(Delivery(row), Settled.HELD, reason=reason)
 
@@ -221,7 +221,7 @@ def settle_held(cursor: Cursor, ended: Sequence[Ended]) -> None:
         each
         for each in ended
         if each.delivery.id not in lost
-        and (each.settled is Settled.DEAD_LETTERED or each.delivery._row.held_for is None)
+        and (each.settled is Settled.DEAD_UNSTARTED or each.delivery._row.held_for is None)
     )
 
 

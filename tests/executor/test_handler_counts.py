@@ -66,7 +66,7 @@ def counted(timings: handler_counts.WorkerTotals, name: str = "h") -> tuple[int,
         (Settled.FAILED, Retried(1.0, FAILURE, False), (0, 1, 1, 0, 0)),
         (Settled.FAILED, DeadLettered("exhausted", FAILURE), (0, 1, 0, 0, 1)),
         (Settled.SNOOZED, Snoozed(1.0), (0, 0, 0, 1, 0)),
-        (Settled.DEAD_LETTERED, None, (0, 0, 0, 0, 1)),
+        (Settled.DEAD_UNSTARTED, None, (0, 0, 0, 0, 1)),
         (Settled.HELD, None, (0, 0, 0, 0, 0)),
     ],
 )
@@ -92,7 +92,7 @@ def test_only_first_attempts_tell_how_long_a_message_waited() -> None:
 @pytest.mark.usefixtures("_known")
 def test_messages_that_did_not_run_here_took_no_time() -> None:
     these = handler_counts.WorkerTotals()
-    these.add([ended(Settled.DEAD_LETTERED, 0.0), ended(Settled.FAILED, 0.0)])
+    these.add([ended(Settled.DEAD_UNSTARTED, 0.0), ended(Settled.FAILED, 0.0)])
     found = these.read()["h"].timings("h")
     assert (found.dead, found.waited, found.ran) == (2, None, None)
 
@@ -117,7 +117,7 @@ def test_handlers_are_counted_apart_and_the_last_is_remembered() -> None:
 def test_names_that_only_rows_know_do_not_pile_up() -> None:
     """S27: labels come from registered handlers, not from rows."""
     these = handler_counts.WorkerTotals()
-    these.add([ended(Settled.DEAD_LETTERED, 0.0, name=f"made-up-{n}") for n in range(50)])
+    these.add([ended(Settled.DEAD_UNSTARTED, 0.0, name=f"made-up-{n}") for n in range(50)])
     assert list(these.read()) == [""]
     assert counted(these, "") == (0, 0, 0, 0, 50)
 
@@ -150,7 +150,7 @@ def test_each_worker_of_a_process_counts_its_own() -> None:
         handler_counts.count([])
         assert (counted(mine)[0], counted(other)[0]) == (1, 2)
         # No worker claimed it: it expired, or its worker died. Once is enough.
-        handler_counts.count([ended(Settled.DEAD_LETTERED, 0.0, claimed_by="")])
+        handler_counts.count([ended(Settled.DEAD_UNSTARTED, 0.0, claimed_by="")])
         assert counted(mine)[4] + counted(other)[4] == 1
     finally:
         handler_counts.end("me")

@@ -127,9 +127,9 @@ def test_messages_arrive_when_they_were_created(these: WorkerTotals, clock: Cloc
         ({"attempt": 2}, 0),
         ({"settled": Settled.SNOOZED, "outcome": Snoozed(1.0)}, 0),
         ({"settled": Settled.HELD}, 0),
-        ({"settled": Settled.DEAD_LETTERED, "seconds": 0.0}, 1),
-        ({"settled": Settled.DEAD_LETTERED, "seconds": 0.0, "attempt": 0, "claimed_by": ""}, 1),
-        ({"settled": Settled.DEAD_LETTERED, "seconds": 0.0, "attempt": 1, "claimed_by": ""}, 0),
+        ({"settled": Settled.DEAD_UNSTARTED, "seconds": 0.0}, 1),
+        ({"settled": Settled.DEAD_UNSTARTED, "seconds": 0.0, "attempt": 0, "claimed_by": ""}, 1),
+        ({"settled": Settled.DEAD_UNSTARTED, "seconds": 0.0, "attempt": 1, "claimed_by": ""}, 0),
         ({"settled": Settled.FAILED, "outcome": DeadLettered("x", FAILURE), "attempt": 2}, 0),
     ],
 )

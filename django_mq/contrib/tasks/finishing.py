@@ -19,8 +19,7 @@ from django_mq.signals import log_failure
 
 def announce_finished(ended: Ended) -> None:
     """Send `task_finished` if the task will not run again; never raises."""
-    dead = ended.settled is Settled.DEAD_LETTERED or isinstance(ended.outcome, DeadLettered)
-    if not dead and ended.settled not in DONE:
+    if not ended.is_over:
         return
     try:
         _send(ended)
@@ -56,7 +55,7 @@ def _send(ended: Ended) -> None:
 def _attempts(ended: Ended) -> TaskAttempts:
     """Return the attempts of a task; queries them only for a task that was retried."""
     delivery, outcome = ended.delivery, ended.outcome
-    if ended.settled is Settled.DEAD_LETTERED:
+    if ended.settled is Settled.DEAD_UNSTARTED:
         attempts = results.failed_attempts(delivery, None)
         attempts.errors.append(errors.unanswered(ended.reason))
         return attempts
