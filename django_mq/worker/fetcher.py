@@ -199,9 +199,10 @@ class Fetcher:
         if group and has_marks and len(result.claim.rows) < room // 2:
             own.record_sparse_scan()
             result = result._replace(claim=result.claim._replace(unfinished=True))
-        if result.claim.rows:
-            self._lanes.pass_turn(lanes, {(row.queue, row.priority) for row in result.claim.rows})
-            self._intake.take(cursor, result.claim.rows, lapsed=False, asked_at=asked_at)
+        if rows := result.claim.rows:
+            self._lanes.pass_turn(lanes, {(row.queue, row.priority) for row in rows})
+            size = options.list_size
+            self._intake.take(cursor, rows, lapsed=False, list_size=size, asked_at=asked_at)
         return result
 
     def _claim_lapsed(self, cursor: Cursor) -> None:

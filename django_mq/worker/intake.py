@@ -33,7 +33,6 @@ class Intake:
         self._quota = quota
         self._dispatch = dispatch
         self._backoffs = backoffs
-        self._list_size = 1
         self._any_lists = False
 
     def room(self, kind: str, list_size: int = 1, *, ahead: bool = True) -> int:
@@ -43,7 +42,6 @@ class Intake:
         claimed only for free slots, if none waits.
         """
         rooms = []
-        self._list_size = list_size
         self._any_lists |= list_size > 1
         if kind != "async":
             rooms.append(self._local_room(list_size))
@@ -64,14 +62,21 @@ class Intake:
         return kind != "sync" and self._runner.stuck()
 
     def take(
-        self, cursor: Cursor, rows: list[ClaimedRow], *, lapsed: bool, asked_at: float = LONG_AGO
+        self,
+        cursor: Cursor,
+        rows: list[ClaimedRow],
+        *,
+        lapsed: bool,
+        list_size: int = 1,
+        asked_at: float = LONG_AGO,
     ) -> None:
         """Dispatch claimed rows; those whose lease `lapsed` go first.
 
-        `asked_at` is when the claim was sent, by `lease_clock()`.
+        `list_size` is as in the `room()` for which they were claimed. `asked_at` is when the claim
+        was sent, by `lease_clock()`.
         """
         self._quota.claim(len(rows))
-        self._prefetch.claimed(len(rows) // self._list_size)
+        self._prefetch.claimed(len(rows) // list_size)
         self._dispatch.take(cursor, rows, first=lapsed, asked_at=asked_at)
 
     def drop(self, withdrawn: Collection[str], backing_off: Collection[str]) -> None:
