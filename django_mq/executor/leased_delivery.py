@@ -17,7 +17,7 @@ from django_mq.executor import forks, history_rules, replies, settle_effects
 from django_mq.executor.call_timeout import Timeout
 from django_mq.messages import ClaimedRow, Delivery, Fence
 from django_mq.policy.backoff import MAX_WAIT
-from django_mq.store import Cursor, history, leases, notify, open_transaction, settle
+from django_mq.store import Cursor, history, leases, notify, open_transaction, results, settle
 from django_mq.store.results import Reply
 from django_mq.values import as_seconds, short_repr
 
@@ -81,7 +81,7 @@ class LeasedDelivery(Delivery):
             with connections[self._alias].cursor() as cursor:
                 if self._row.wants_result:
                     value = replies.text(result())
-                    replies.store(cursor, [Reply(self.id, self.handler, value)])
+                    results.store(cursor, [Reply(self.id, self.handler, value)])
                 settle_effects.free_keys(cursor, [self._row])
                 if self._row.key is not None or self._row.ordered:
                     notify.ring_at_commit(cursor)  # the handler may run on for long after this

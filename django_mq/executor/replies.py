@@ -1,15 +1,13 @@
-"""Replies to requests: encoded after the handler has run, stored when its message is settled."""
+"""The results of handlers, encoded for their requesters as soon as a handler has run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import repeat
 from typing import Any
 
 from django_mq.conf import get_settings
 from django_mq.messages import Delivery
-from django_mq.store import Cursor, notify, results
-from django_mq.store.results import Reply
 
 
 class EncodedResults(dict[int, str]):
@@ -46,8 +44,3 @@ def encoded(result: Any, argument: Delivery | list[Delivery]) -> Any:
 def text(value: Any) -> str:
     """Return a handler's result as JSON text, within the limits of a payload."""
     return get_settings().encode_payload(value, "result")
-
-
-def store(cursor: Cursor, answers: Sequence[Reply]) -> None:
-    """Store answers in the transaction that settles, and notify waiting processes."""
-    results.store(cursor, answers, ring=notify.is_enabled())

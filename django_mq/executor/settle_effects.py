@@ -11,7 +11,6 @@ from operator import attrgetter
 
 import psycopg
 
-from django_mq.executor import replies
 from django_mq.executor.ended import DONE, Ended, Settled
 from django_mq.executor.replies import EncodedResults
 from django_mq.messages import ClaimedRow
@@ -125,7 +124,7 @@ def _answer(cursor: Cursor, ended: Sequence[Ended]) -> None:
         else:
             answers.append(answer)
     if answers:
-        replies.store(cursor, answers)
+        results.store(cursor, answers)
     if kept:
         kept_results.keep(cursor, kept)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from django_mq.store import Cursor
+from django_mq.store import Cursor, notify
 
 #: The error class of a request that gets no answer; a handler's own classes include their module.
 UNANSWERED = "Unanswered"
@@ -43,8 +43,8 @@ select pg_notify('{CHANNEL}', '') from stored where %(ring)s limit 1
 """
 
 
-def store(cursor: Cursor, answers: Sequence[Reply], *, ring: bool) -> None:
-    """Store the replies; with `ring`, notify waiting requests at the commit."""
+def store(cursor: Cursor, answers: Sequence[Reply]) -> None:
+    """Store the replies; notify waiting requests at the commit."""
     cursor.execute(
         STORE,
         {
@@ -53,7 +53,7 @@ def store(cursor: Cursor, answers: Sequence[Reply], *, ring: bool) -> None:
             "values": [answer.value for answer in answers],
             "error_classes": [answer.error_class for answer in answers],
             "error_texts": [answer.error_text for answer in answers],
-            "ring": ring,
+            "ring": notify.is_enabled(),
         },
     )
 

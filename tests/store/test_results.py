@@ -19,9 +19,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def test_the_last_word_counts(cursor: psycopg.Cursor[Any]) -> None:
     failed = Reply(7, "h", None, "ValueError", "no")
-    results.store(cursor, [failed, Reply(8, "h", '{"a": 1}')], ring=False)
+    results.store(cursor, [failed, Reply(8, "h", '{"a": 1}')])
     before = Result.objects.get(pk=7).created_at
-    results.store(cursor, [Reply(7, "other", "null")], ring=False)
+    results.store(cursor, [Reply(7, "other", "null")])
     after = Result.objects.get(pk=7)
     assert (after.handler, after.error_class, after.error_text) == ("other", "", "")
     assert after.created_at > before  # kept as long as a new one
@@ -31,14 +31,14 @@ def test_the_last_word_counts(cursor: psycopg.Cursor[Any]) -> None:
     ]
 
 
-def test_it_rings_at_the_commit_if_it_is_to(cursor: psycopg.Cursor[Any]) -> None:
+def test_it_rings_at_the_commit_if_it_is_to(cursor: psycopg.Cursor[Any], settings: Any) -> None:
     """S06: one separate channel without payloads; one ring for many answers."""
     with second_connection() as other:
         other.execute(results.LISTEN)
         other.execute("listen mark")
-        for ring in (False, True):
-            answers = [Reply(number, "h", "1") for number in range(3)]
-            results.store(cursor, answers, ring=ring)
+        for wakeup in ("poll", "notify"):
+            settings.DJANGO_MQ = {"WAKEUP": wakeup}
+            results.store(cursor, [Reply(number, "h", "1") for number in range(3)])
         other.execute("notify mark")  # rings come in the order of their commits
         rings = islice(other.notifies(timeout=60), 2)
         heard = [(each.channel, each.payload) for each in rings]
