@@ -31,11 +31,11 @@ RELEASE_TRIES = 4
 
 @dataclass(slots=True)
 class _Dispatched:
-    """Rows by their outcome: tasks, rows settled here, and rows behind a blocked row."""
+    """Rows by their outcome: tasks, settled rows, and rows `behind` one that cannot run here."""
 
     tasks: list[Task] = field(default_factory=list)
-    finished: list[Fence] = field(default_factory=list)
-    blocked: list[Fence] = field(default_factory=list)
+    settled: list[Fence] = field(default_factory=list)
+    behind: list[Fence] = field(default_factory=list)
 
 
 class Dispatch:
@@ -88,12 +88,12 @@ class Dispatch:
         try:
             self._resolve_all(cursor, dispatched)
         finally:
-            if dispatched.finished:
-                self._local_queue.unsettled.remove(dispatched.finished)
+            if dispatched.settled:
+                self._local_queue.unsettled.remove(dispatched.settled)
                 self._on_freed()
             try:
-                if dispatched.blocked:
-                    self._release(dispatched.blocked)
+                if dispatched.behind:
+                    self._release(dispatched.behind)
                     self._on_freed()
             finally:
                 if dispatched.tasks:  # an empty put would wake the executors
@@ -111,7 +111,7 @@ class Dispatch:
                 delivery = self._pending[0]
                 line = line_of(delivery._row)
                 if line in self._broken_lines:
-                    dispatched.blocked.append(self._pending.popleft().fence)
+                    dispatched.behind.append(self._pending.popleft().fence)
                     continue
                 found = self._resolve_one(cursor, delivery)
                 self._pending.popleft()
@@ -119,7 +119,7 @@ class Dispatch:
                     dispatched.tasks.append(found)
                     continue
                 if found is None:
-                    dispatched.finished.append(delivery.fence)
+                    dispatched.settled.append(delivery.fence)
                 else:
                     held.append(found)
                 self._cancel_probes(cursor, [delivery.fence])
@@ -130,7 +130,7 @@ class Dispatch:
         except LOST:
             self._pending.extendleft(each.delivery for each in reversed(held))
             raise
-        dispatched.finished += [each.delivery.fence for each in held]
+        dispatched.settled += [each.delivery.fence for each in held]
         self._broken_lines.clear()
 
     def _take_ready(self, check_limits: bool) -> list[Task]:

@@ -98,9 +98,14 @@ class Resolver:
         handler = self._ready_handler(row)
         if handler is not None:
             return self._task(delivery, handler if handler.of_row is None else handler.of_row(row))
-        handler = handlers.get(row.handler) if row.handler else None
-        if handler is None or row.queue not in self._queues(handler):
-            return self._route(cursor, row, handler)
+        if not row.handler:
+            return self._route(cursor, row)
+        handler = handlers.get(row.handler)
+        if handler is None:
+            near = nearest_handlers(row.handler, row.type)
+            return self._hold(row, f"this worker has no handler named {row.handler}{near}")
+        if row.queue not in self._queues(handler):
+            return self._hold(row, f"handler {handler.name} is not allowed in queue {row.queue}")
         if refused := refusal(handler, row.type, row.schema_version):
             return self._hold(row, refused)
         if _is_replay(row):  # an operator chose the handler
@@ -137,14 +142,8 @@ class Resolver:
         batch_size = self._batch_size_of(row.queue)
         return Task(delivery, handler, self._timeout(handler), line_of(row), batch_size)
 
-    def _route(
-        self, cursor: Cursor, row: ClaimedRow, handler: Handler | None
-    ) -> Task | Ended | None:
-        if handler is not None:
-            return self._hold(row, f"handler {handler.name} is not allowed in queue {row.queue}")
-        if row.handler:
-            near = nearest_handlers(row.handler, row.type)
-            return self._hold(row, f"this worker has no handler named {row.handler}{near}")
+    def _route(self, cursor: Cursor, row: ClaimedRow) -> Task | Ended | None:
+        """Give a row without a handler to all that its type and metadata reach in its queue."""
         try:
             metadata = json.loads(row.metadata)
         except (ValueError, RecursionError) as error:
