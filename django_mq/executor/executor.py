@@ -60,7 +60,7 @@ class Executor(threading.Thread):
             entries=self._entries,
             settlement=settlement,
             slice_seconds=self._slice_seconds,
-            stopped=self._local_queue.stopped_queues,
+            stopped_queues=self._local_queue.stopped_queues,
             backoff_queues=self._backoff_queues,
         )
         self._nonatomic = NonAtomic(session, context, entries=self._entries, settlement=settlement)

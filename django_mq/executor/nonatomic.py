@@ -99,7 +99,7 @@ class NonAtomic:
     def _run_started(self, tasks: Sequence[Task], lease: float) -> None:
         handler = tasks[0].handler
         timeout = EntryTimeout(self.entries.of_call([task.delivery.fence for task in tasks]))
-        call = leased_call(tasks, alias=self.session.wrapper.alias, lease=lease, timeout=timeout)
+        call = leased_call(tasks, alias=self.session.alias, lease=lease, timeout=timeout)
         if is_observed(message_started):
             for delivery in call.deliveries:
                 reports.started(delivery)
@@ -110,7 +110,7 @@ class NonAtomic:
             function = handler.call
             if handler.is_async:  # a suspect: it must not share the loop with others
                 function = async_to_sync(function)
-            result, error = run_call(function, call, alias=self.session.wrapper.alias)
+            result, error = run_call(function, call, alias=self.session.alias)
             seconds = perf_counter() - began
             if self._left_transaction_open() and error is None:
                 error = HandlerBrokeTransaction(

@@ -196,7 +196,7 @@ class Session:
         if self.savepoint.opened:
             self.reset()
         if len(connections.settings) > 1:
-            clean_up(excluding={self.wrapper.alias})
+            clean_up(excluding={self.alias})
 
     def discard(self) -> None:
         """Drop what handlers left in the session besides settings, which their savepoints reset.
@@ -226,7 +226,7 @@ class Session:
         """Note that the server has just answered."""
         self._active_at = monotonic()
 
-    def probe(self) -> None:
+    def check_silent(self) -> None:
         """Let the server answer if the connection has been silent for long; call it when idle.
 
         It may have been cut unnoticed: then this meets the error, and no handler does.

@@ -43,7 +43,7 @@ class SliceRunner:
     """Runs slices on one connection, in the thread that owns it.
 
     After a failure in one of `backoff_queues`, the rest of that queue in the slice does not start;
-    nor does any delivery that `stopped` has.
+    nor does any delivery that `stopped_queues` has.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SliceRunner:
         entries: ExecutorEntries,
         settlement: Settlement,
         slice_seconds: float,
-        stopped: StoppedQueues | None = None,
+        stopped_queues: StoppedQueues | None = None,
         backoff_queues: Collection[str] = (),
     ) -> None:
         self._session = session
@@ -62,7 +62,7 @@ class SliceRunner:
         self._settlement = settlement
         self._on_settled = context.on_settled
         self._slice_seconds = slice_seconds
-        self._stopped = stopped
+        self._stopped_queues = stopped_queues
         self._conflicts = conflicts = Conflicts()
         self._nested = nested = session.is_nested()
         attempts = Attempts(
@@ -102,14 +102,14 @@ class SliceRunner:
                 [task.timeout for task in tasks], slice_seconds=self._slice_seconds
             ),
             until=started + self._slice_seconds,
-            stopped_queues=self._stopped,
+            stopped_queues=self._stopped_queues,
             announcing=is_observed(message_started),
         )
         if not self._nested:
             self._session.make_clean()
         try:
             state.driver = driver = self._session.connect()
-            self._session.probe()
+            self._session.check_silent()
             state.settings.update(slice_limits.of_server(driver.info.server_version))
             with self._session.block():
                 self._body.run(state)
@@ -178,7 +178,7 @@ class SliceRunner:
             for each in ran.ended if ran.hooks else ():
                 if each.settled is ACKED and (hooks := ran.hooks.get(each.delivery.id)):
                     with self._session.reset_if_used():
-                        run_hooks(hooks, each.delivery, self._session.wrapper.alias)
+                        run_hooks(hooks, each.delivery, self._session.alias)
             with self._session.reset_if_used():
                 self._on_settled(ran.ended)
                 reports.all_ended(ran.ended)

@@ -118,7 +118,7 @@ class Worker(WorkerOptions):
         """Begin to drain, from any thread. If no run has begun, the next one ends at once."""
         self.stopping.set()
         if (run := self._run) is not None:
-            run.limit_waits()
+            run.shutdown.limit_waits()
 
     def recover(self, dead: DeadWorker, done: Callable[[], None]) -> None:
         """Begin to settle what a dead sibling held; call `done` at the end. For the supervisor."""

@@ -40,7 +40,7 @@ class ClaimRouter:
     `facts` are from the last poll. `claimer()` makes the name of the next claim; `owned` are the
     ordered queues that this process owns; `has_any(queue)` says whether it has an unsettled message
     of the queue; `probing(queue, claimer)` is called for a claim that is the probe of its queue.
-    Nothing is claimed from `stopped` queues: it would be released at once.
+    Nothing is claimed from `stopped_queues`: it would be released at once.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class ClaimRouter:
         owned: Collection[str],
         has_any: Callable[[str], bool],
         probing: Callable[[str, str], None],
-        stopped: StoppedQueues,
+        stopped_queues: StoppedQueues,
     ) -> None:
         self._worker = worker
         self._claimer = claimer
         self._owned = owned
         self._has_any = has_any
         self._probing = probing
-        self._stopped = stopped
+        self._stopped_queues = stopped_queues
         self.facts = QueueFacts()
         # How many messages of the last claim's average size fit into `batch_bytes`.
         self._rows_per_batch_bytes = 0
@@ -101,8 +101,8 @@ class ClaimRouter:
         A claimer gets at most a batch: a larger limit makes several claims in one statement. Marks
         from a queue with keys are returned only `with_marks`.
         """
-        if self._stopped:
-            lanes = [lane for lane in lanes if not self._stopped.is_all_stopped(lane.queue)]
+        if self._stopped_queues:
+            lanes = [lane for lane in lanes if not self._stopped_queues.is_all_stopped(lane.queue)]
             if not lanes:
                 return ClaimResult(NOTHING)
         waiting = partial(
@@ -149,8 +149,8 @@ class ClaimRouter:
         The scan of a queue begins behind its mark, if it has one. A lapsed message of a queue that
         backs off becomes its probe: there may be no other.
         """
-        if self._stopped:
-            queues = [queue for queue in queues if not self._stopped.is_all_stopped(queue)]
+        if self._stopped_queues:
+            queues = [queue for queue in queues if not self._stopped_queues.is_all_stopped(queue)]
             if not queues:
                 return claim_lapsed.NOTHING
         maximum = max(limit, options.batch_size, claim_keyed.WINDOW)

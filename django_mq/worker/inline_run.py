@@ -91,7 +91,7 @@ class InlineRun:
             owned=self._owned,
             has_any=lambda queue: False,
             probing=lambda queue, claimer: None,
-            stopped=StoppedQueues(),
+            stopped_queues=StoppedQueues(),
         )
 
     def run(self) -> int:

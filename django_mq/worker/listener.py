@@ -26,7 +26,7 @@ MIN_RING_INTERVAL = 0.005
 #: Seconds between two checks of the link. If a check takes longer, the thread reconnects.
 PING_INTERVAL = 10.0
 #: Seconds that a NOTIFY may take through a pooler.
-PROBE_SECONDS = 3.0
+NOTIFY_SECONDS = 3.0
 
 
 class _Deaf(Exception):
@@ -135,6 +135,6 @@ def _is_deaf(connection: psycopg.Connection[Any], params: dict[str, Any]) -> boo
     """
     try:
         with contextlib.closing(psycopg.connect(**params)) as notifying:
-            return notify_arrives(connection, notifying, seconds=PROBE_SECONDS) is False
+            return notify_arrives(connection, notifying, seconds=NOTIFY_SECONDS) is False
     except LOST:
         return False

@@ -165,7 +165,7 @@ class Parts:
             owned=self.ordered_queues.owned,
             has_any=self.local_queue.unsettled.has_any,
             probing=self.backoffs.probe_started,
-            stopped=self.local_queue.stopped_queues,
+            stopped_queues=self.local_queue.stopped_queues,
         )
         self.fetcher = Fetcher(
             patterns=self._worker.queues,

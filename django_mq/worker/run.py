@@ -54,16 +54,12 @@ class Run:
             self._loop(until_empty)
         return self.shutdown.done
 
-    def limit_waits(self) -> None:
-        """Limit every wait for the server from now on. From any thread."""
-        self.shutdown.limit_waits()
-
     def _apply_order(self, order: str, by: str) -> None:
         """Carry out an operator's order; from any thread; never blocks."""
         self.worker.orders.record(order, by)
         if order == LEAVE:
             self.worker.stopping.set()
-            self.limit_waits()
+            self.shutdown.limit_waits()
         self.parts.wakeup.poke()
         self.parts.lease_keeper.request_heartbeat()  # the heartbeat shows that the order was obeyed
 

@@ -50,7 +50,7 @@ class Shutdown:
             self._give_up,
             self._release,
             self._report_unreleased,
-            self._disown_queues,
+            self._leave_queues,
             self._ring,
         )
         with ExitStack() as stack:
@@ -123,8 +123,8 @@ class Shutdown:
         except LOST:
             parts.statements.close()
 
-    def _disown_queues(self) -> None:
-        """Write the last backoffs, disown the ordered queues, release claims with a lost answer."""
+    def _leave_queues(self) -> None:
+        """Release claims with a lost answer, write the last backoffs, disown the ordered queues."""
         parts = self.parts
         if not (
             self.unstarted.in_doubt or parts.backoffs.has_pending() or parts.ordered_queues.owned

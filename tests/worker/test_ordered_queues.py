@@ -287,7 +287,7 @@ def test_one_claim_takes_several_batches_of_a_line() -> None:
         owned={"line"},
         has_any=lambda queue: False,
         probing=lambda queue, claimer: None,
-        stopped=StoppedQueues(),
+        stopped_queues=StoppedQueues(),
     )
     options = ClaimOptions("sync", 30.0, batch_size=2, batch_bytes=1 << 20, ordered=True)
     for _ in range(3 * MAX_BATCHES):

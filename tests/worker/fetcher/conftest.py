@@ -79,7 +79,7 @@ class Rig:
                 owned=(),
                 has_any=lambda queue: False,
                 probing=lambda queue, claimer: None,
-                stopped=StoppedQueues(),
+                stopped_queues=StoppedQueues(),
             ),
             ordered_queues=OrderedQueues(
                 "rig", [], on_owned=lambda: None, busy=lambda queue: False
