@@ -261,7 +261,7 @@ class AsyncRunner(threading.Thread):
         if self._stopped:
             for task in tasks:
                 self._stopped.pop(task.delivery.id, None)
-        self._thread.tidy_up(call.deliveries[0])
+        self._thread.end_handler(call.deliveries[0])
         return call.end(self._context.failure_end, result, error, seconds)
 
     def _late_error(self, tasks: list[Task], raised: BaseException, seconds: float) -> AttemptEnded:

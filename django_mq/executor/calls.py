@@ -127,7 +127,7 @@ def surrounded(argument: Any) -> Iterator[None]:
         yield
 
 
-def tidy_up() -> None:
+def close_old() -> None:
     """Between deliveries: close connections that are old or broken, and empty query logs."""
     if len(connections.settings) > 1:
         close_old_connections()

@@ -14,7 +14,7 @@ from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import reports
 from django_mq.executor.call_timeout import EntryTimeout
 from django_mq.executor.calls import call as run_handler
-from django_mq.executor.calls import tidy_up
+from django_mq.executor.calls import close_old
 from django_mq.executor.connections import drop_connection, is_idle, is_in_pipeline, roll_back
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.leased_call import LeasedCall, leased_call, split_started
@@ -127,7 +127,7 @@ class NonAtomic:
             with self.session.reset_if_used():
                 reports.all_ended(settled)
                 self.context.on_settled(settled)
-        tidy_up()
+        close_old()
 
     def _left_transaction_open(self) -> bool:
         wrapper, driver = self.session.wrapper, self.session.wrapper.connection

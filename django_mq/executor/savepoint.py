@@ -114,9 +114,9 @@ class LazySavepoint:
         """Stop watching: from now on the handler does not use the connection."""
         self._watched.armed = False
 
-    def tidy_up(self) -> None:
-        """Tidy the driver's connection, outside a transaction of ours."""
-        self._watched.tidy_up()
+    def restore_driver(self) -> None:
+        """Give the driver its options back, outside a transaction of ours."""
+        self._watched.restore_driver()
 
     def open(self) -> None:
         """Open the savepoint, if a handler is being watched."""
@@ -166,7 +166,7 @@ class LazySavepoint:
             self._must_be_here()
         self._must_be_whole()
         if self.opened:
-            self._watched.tidy_up()
+            self._watched.restore_driver()
             try:
                 release = self._release or self._compose_release()
                 # The reset leaves the limits of handlers in force.
@@ -195,7 +195,7 @@ class LazySavepoint:
         self._watched.armed = False
         if self.opened:
             self._must_be_here()
-            self._watched.tidy_up()
+            self._watched.restore_driver()
             self._run(self._rollback)
         savepoints, blocks = self._depth
         del self.wrapper.savepoint_ids[savepoints:], self.wrapper.atomic_blocks[blocks:]

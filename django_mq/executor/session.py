@@ -74,7 +74,7 @@ class Session:
 
         Sends nothing to the server, and does not connect.
         """
-        self.make_clean()
+        self.drop_unless_idle()
         if self._ready is None and self.wrapper.connection is not None:
             block = contextlib.ExitStack()
             try:
@@ -161,7 +161,7 @@ class Session:
         hooks, self.wrapper.run_on_commit = self.wrapper.run_on_commit, []
         return hooks
 
-    def make_clean(self) -> None:
+    def drop_unless_idle(self) -> None:
         """Drop the connection if a hook or a receiver did not leave it idle."""
         if self._ready is not None:
             return  # it was clean at that point
@@ -214,10 +214,10 @@ class Session:
 
     def reset(self) -> None:
         """Reset what was left in the session; if that fails, drop the connection."""
-        self.make_clean()
+        self.drop_unless_idle()
         try:
             self.connect()
-            self.savepoint.tidy_up()
+            self.savepoint.restore_driver()
             reset_session(self.wrapper)
         except DATABASE_ERRORS:
             self.close()

@@ -53,15 +53,15 @@ class SharedThread(ThreadPoolExecutor):
             self._users.add(delivery)
         return super().submit(self._call, delivery, fn, *args, **kwargs)
 
-    def tidy_up(self, delivery: Delivery) -> None:
-        """Tidy the connections after the calls made so far; the handler of `delivery` has ended.
+    def end_handler(self, delivery: Delivery) -> None:
+        """Note that the handler of `delivery` has ended; reset the sessions after its calls.
 
         Does not wait for the calls, since one may block the thread.
         """
         self._users.discard(delivery)
         if self._used:
             self._used = bool(self._users)
-            super().submit(_tidy_up, shared=bool(self._users))
+            super().submit(_reset_sessions, shared=bool(self._users))
 
     async def wait_for_calls(self, delivery: Delivery) -> None:
         """Wait while the thread runs a call of `delivery`."""
@@ -105,7 +105,7 @@ def _within_process(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return fn(*args, **kwargs)
 
 
-def _tidy_up(*, shared: bool) -> None:
+def _reset_sessions(*, shared: bool) -> None:
     """Reset the sessions of this thread, and close connections that are old or broken.
 
     While a running handler has `shared` them, only broken or really old connections are closed:

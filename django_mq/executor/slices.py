@@ -13,7 +13,7 @@ from time import monotonic
 
 from django_mq.executor import reports, slice_limits
 from django_mq.executor.attempts import Attempts
-from django_mq.executor.calls import tidy_up
+from django_mq.executor.calls import close_old
 from django_mq.executor.connections import DATABASE_ERRORS
 from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.run_context import RunContext
@@ -106,7 +106,7 @@ class SliceRunner:
             announcing=is_observed(message_started),
         )
         if not self._nested:
-            self._session.make_clean()
+            self._session.drop_unless_idle()
         try:
             state.driver = driver = self._session.connect()
             self._session.check_silent()
@@ -184,4 +184,4 @@ class SliceRunner:
                 reports.all_ended(ran.ended)
             self._conflicts.discard(ran.ended)
         if not self._session.borrowed:
-            tidy_up()
+            close_old()

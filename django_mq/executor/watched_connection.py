@@ -82,7 +82,7 @@ class WatchedConnection:
         if driver is not self._known[0]:
             self._known = driver, _options_of(driver)
 
-    def tidy_up(self) -> None:
+    def restore_driver(self) -> None:
         """Leave the driver connection to the next handler as it was: its cursors and options."""
         if self.cursors:
             self._close_cursors()
