@@ -1,4 +1,4 @@
-"""Each module has tests of its name, or its room's `modules.md` says where they are."""
+"""Each module has tests of its name, or `modules.md` says where they are; SQL is in the store."""
 
 from __future__ import annotations
 
@@ -39,3 +39,17 @@ def test_what_it_says_is_there() -> None:
     named = {name for _, read in ROWS for name in re.findall(r"`([^`]+)`", read)}
     assert named
     assert {name for name in named if not (TESTS / name).exists()} == set()
+
+
+def test_only_the_store_has_sql_of_our_tables() -> None:
+    """Elsewhere, nobody who changes a table would look for it."""
+    rooms = ("store", "migrations")
+    found = [
+        f"{path.relative_to(PACKAGE)}: {statement}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.relative_to(PACKAGE).parts[0] not in rooms
+        for statement in re.findall(
+            r"(?i)\b(?:from|into|join|update)\s+django_mq_\w+", path.read_text()
+        )
+    ]
+    assert not found, "move these statements to store/"
