@@ -39,7 +39,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 # Each process of pytest keeps thousands of collected tests in memory. Scanning them in every
-# garbage collection took 12 % of the CPU of a run (perf, six rooms of the suite).
+# garbage collection took 12 % of the CPU of a run (perf, six directories of tests).
 gc.disable()
 
 

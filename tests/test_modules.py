@@ -12,16 +12,16 @@ ROWS = re.findall(r"^\| `([^`]+)` \| [^|]+ \| (.+) \|$", (TESTS / "modules.md").
 
 
 @cache
-def names_of_tests(room: str) -> set[str]:
-    """Return the names of the test files and directories of a room, and of those beside all."""
-    files = [*(TESTS / room).rglob("test_*.py"), *TESTS.glob("test_*.py")]
+def names_of_tests(package: str) -> set[str]:
+    """Return the names of the test files and directories of a package, and of those beside all."""
+    files = [*(TESTS / package).rglob("test_*.py"), *TESTS.glob("test_*.py")]
     return {file.stem.removeprefix("test_") for file in files} | {
         file.parent.name for file in files
     }
 
 
-def rooms_without_a_test_for_a_module() -> set[str]:
-    """Return the rooms with a module whose name none of their tests has."""
+def packages_without_a_test_for_a_module() -> set[str]:
+    """Return the packages with a module whose name none of their tests has."""
     modules = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")]
     return {
         str(module.parent)
@@ -31,8 +31,8 @@ def rooms_without_a_test_for_a_module() -> set[str]:
     }
 
 
-def test_each_room_says_where_its_other_modules_are_tested() -> None:
-    assert {room for room, _ in ROWS} == rooms_without_a_test_for_a_module()
+def test_each_package_says_where_its_other_modules_are_tested() -> None:
+    assert {package for package, _ in ROWS} == packages_without_a_test_for_a_module()
 
 
 def test_what_it_says_is_there() -> None:
@@ -43,11 +43,11 @@ def test_what_it_says_is_there() -> None:
 
 def test_only_the_store_has_sql_of_our_tables() -> None:
     """Elsewhere, nobody who changes a table would look for it."""
-    rooms = ("store", "migrations")
+    allowed = ("store", "migrations")
     found = [
         f"{path.relative_to(PACKAGE)}: {statement}"
         for path in sorted(PACKAGE.rglob("*.py"))
-        if path.relative_to(PACKAGE).parts[0] not in rooms
+        if path.relative_to(PACKAGE).parts[0] not in allowed
         for statement in re.findall(
             r"(?i)\b(?:from|into|join|update)\s+django_mq_\w+", path.read_text()
         )

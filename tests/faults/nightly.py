@@ -42,12 +42,12 @@ def steps(*, jobs: int, seed: int) -> list[Step]:
         ),
         *(
             Step(
-                f"{room}, seed {each}",
-                _pytest(f"tests/{room}"),
+                f"{path}, seed {each}",
+                _pytest(f"tests/{path}"),
                 {"FAULTS_SEED": str(each)},
             )
             for each in range(seed, seed + THIRDS)
-            for room in ("acceptance", "benchmarks", "test_odd_rows.py")
+            for path in ("acceptance", "benchmarks", "test_odd_rows.py")
         ),
     ]
 
