@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django_mq import handlers, queues
 from django_mq.admin.bounds import limited
 from django_mq.admin.decisions import QueueDecisionsAdmin
-from django_mq.admin.handler_stats import timing_rows
+from django_mq.admin.handler_timings import timing_rows
 from django_mq.admin.queue_rows import COLUMNS
 from django_mq.admin.texts import clock, excerpt
 from django_mq.admin.topology import TopologyAdmin

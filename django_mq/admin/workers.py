@@ -17,7 +17,7 @@ from django.utils.safestring import SafeString
 
 from django_mq import queues
 from django_mq.admin.bounds import limited
-from django_mq.admin.handler_stats import timing_rows
+from django_mq.admin.handler_timings import timing_rows
 from django_mq.admin.texts import badge, excerpt, link, moment_column, moment_text, when
 from django_mq.admin.worker_orders import STORED_LABELS, WorkerOrdersAdmin
 from django_mq.models import QueuedMessage, WorkerHeartbeat

@@ -1,4 +1,4 @@
-"""Statistics of handlers: the outcomes of their messages, and how long these waited and ran."""
+"""Totals of handlers: the outcomes of their messages, and how long these waited and ran."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django_mq.policy.histogram import Durations, Histogram, checked_count
 
 @dataclass(frozen=True, slots=True)
 class HandlerTimings:
-    """Statistics of one handler: attempts by outcome, and durations.
+    """The timings of one handler, as users read its totals: attempts by outcome, and durations.
 
     After a `failed` attempt the message was `retried` or is dead; `dead` also counts messages that
     died without an attempt (expired, or held for too long). `waited`: from the due time to the
@@ -60,7 +60,7 @@ class HandlerTotals:
         self.ran.merge(other.ran)
 
     def timings(self, handler: str) -> HandlerTimings:
-        """Return the public statistics."""
+        """Return the totals as users read them."""
         return HandlerTimings(
             handler,
             **{name: getattr(self, name) for name in _COUNTS},

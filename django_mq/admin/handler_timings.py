@@ -1,4 +1,4 @@
-"""The table of handler counts and durations on the pages."""
+"""The table of handlers with their timings on the pages."""
 
 from __future__ import annotations
 
