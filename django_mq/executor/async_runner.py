@@ -69,7 +69,7 @@ class AsyncRunner(threading.Thread):
         # The operator who stopped a message, by its id.
         self._stopped: dict[int, str] = {}
         self._settler = AsyncSettler(
-            context, on_calls_ended=self._finish_calls, give_up=self._give_up, link=link
+            context, on_calls_settled=self._calls_settled, give_up=self._give_up, link=link
         )
 
     def start(self) -> None:
@@ -206,10 +206,10 @@ class AsyncRunner(threading.Thread):
             self._settler.settle(barred, tasks, call_ended=False)
         return ready
 
-    def _finish_calls(self, tasks: Sequence[Task]) -> None:
+    def _calls_settled(self, tasks: Sequence[Task]) -> None:
         """Note that the calls of `tasks` are settled. Called by the settler's thread."""
         came_free = self._slots.settle(_fences(tasks))
-        self._local_queue.end_calls(*[task.line for task in tasks])
+        self._local_queue.coroutines_done(*[task.line for task in tasks])
         if came_free or self._local_queue.wants_poke():
             self._poke()
 

@@ -45,7 +45,7 @@ class AsyncSettler(threading.Thread):
         self,
         context: RunContext,
         *,
-        on_calls_ended: Callable[[Sequence[Task]], None],
+        on_calls_settled: Callable[[Sequence[Task]], None],
         give_up: Callable[[Sequence[Ended], Sequence[Task]], None],
         link: Link,
     ) -> None:
@@ -54,7 +54,7 @@ class AsyncSettler(threading.Thread):
         self._outage = context.outage
         self._statements = Statements(context.alias, link=link)
         self._settlement = Settlement(self._statements, context)
-        self._on_calls_ended = on_calls_ended
+        self._on_calls_settled = on_calls_settled
         self._give_up = give_up
         self._requests: queue.SimpleQueue[_StartRequest | _SettleRequest | None] = (
             queue.SimpleQueue()
@@ -81,7 +81,7 @@ class AsyncSettler(threading.Thread):
     ) -> None:
         """Request to settle `ended`, of the call of `tasks`, except lost ones.
 
-        With `call_ended`, `on_calls_ended` is then called with `tasks`. If a bug of ours prevents
+        With `call_ended`, `on_calls_settled` is then called with `tasks`. If a bug of ours prevents
         the settle, `give_up` is called first: the leases lapse.
         """
         self._requests.put(_SettleRequest(ended, tasks, call_ended))
@@ -137,7 +137,7 @@ class AsyncSettler(threading.Thread):
         if finished := [
             task for request in requests if request.call_ended for task in request.tasks
         ]:
-            self._on_calls_ended(finished)
+            self._on_calls_settled(finished)
         if failure:
             self._outage.wait(failure, logged=True)
 

@@ -205,7 +205,7 @@ class LocalQueue:
             if task.line is not None:
                 self.break_line(task.line)
         self.slots.give_back(len(coroutines))
-        self.end_calls(*[task.line for task in coroutines])
+        self.coroutines_done(*[task.line for task in coroutines])
 
     def overdue_in(self) -> float:
         """Return the seconds until coroutines have waited too long for a slot; may be infinite."""
@@ -243,8 +243,8 @@ class LocalQueue:
             self._poke()  # async handlers may start again
         self._notify_if_idle()
 
-    def end_calls(self, *lines: Line | None) -> None:
-        """Note that coroutines have ended, one for each of `lines`."""
+    def coroutines_done(self, *lines: Line | None) -> None:
+        """Note that coroutines are settled, or could not start: one for each of `lines`."""
         with self._lock:
             self._running -= len(lines)
             for line in lines:

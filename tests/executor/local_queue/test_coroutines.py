@@ -22,15 +22,15 @@ def test_coroutines_of_a_line_run_one_after_another(local_queue: LocalQueue, tol
     tasks = lined("a", "b", "a", "-", "a", handler="coroutine")
     assert ids(dispatch(local_queue, tasks)) == [1, 2, 4]
     assert local_queue.coroutines() == 2
-    local_queue.end_calls(("b",))
+    local_queue.coroutines_done(("b",))
     assert local_queue.take_coroutines() == []
     before = told.count
-    local_queue.end_calls(("a",))
+    local_queue.coroutines_done(("a",))
     assert told.count > before
     assert local_queue.coroutines() == 2  # one may start, the other waits for it
     assert ids(local_queue.take_coroutines()) == [3]
     assert local_queue.coroutines() == 1
-    local_queue.end_calls(("a",))
+    local_queue.coroutines_done(("a",))
     assert ids(local_queue.take_coroutines()) == [5]
     assert local_queue.coroutines() == 0
 
@@ -70,7 +70,7 @@ def test_a_coroutine_that_goes_first_starts_unless_its_line_is_busy(
     assert ids(dispatch_first(local_queue, first)) == [5, 6]
     local_queue.done(running)
     assert ids(local_queue.take_coroutines()) == [4]
-    local_queue.end_calls(("b",))
+    local_queue.coroutines_done(("b",))
     assert ids(local_queue.take_coroutines()) == [7]
 
 
@@ -97,7 +97,7 @@ def run_all(local_queue: LocalQueue, count: int) -> list[int]:
             thread.join(0.001)
         if coroutines:
             order += ids(coroutines)
-            local_queue.end_calls(coroutines[0].line)
+            local_queue.coroutines_done(coroutines[0].line)
             if len(order) == count:
                 break
             thread.join(10)
@@ -135,7 +135,7 @@ def test_a_broken_line_gives_its_coroutines_back(local_queue: LocalQueue) -> Non
     assert ids(dispatch(local_queue, tasks)) == [1]
     local_queue.break_line(("a",))
     assert ids(local_queue.take_to_release()) == [2, 3]
-    local_queue.end_calls(("a",))
+    local_queue.coroutines_done(("a",))
     assert local_queue.take_coroutines() == []
     assert ids(dispatch(local_queue, [task(2, "coroutine", line="a")])) == [2]
 

@@ -168,7 +168,7 @@ def test_everything_is_given_back_and_lines_are_free_again(local_queue: LocalQue
     assert [ids(first.tasks), ids(second.tasks)] == [[1], [3]]
     coroutines = [task(n, "coroutine", line="c") for n in (6, 7, 8)]
     assert ids(dispatch(local_queue, coroutines)) == [6]
-    local_queue.end_calls(("c",))
+    local_queue.coroutines_done(("c",))
     assert sorted(ids(local_queue.take_waiting())) == [2, 4, 5, 7, 8]
     assert local_queue.waiting() == 0
     assert local_queue.take_coroutines() == []

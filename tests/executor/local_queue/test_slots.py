@@ -51,7 +51,7 @@ def end(local_queue: LocalQueue, ended: Task, *, failed: bool = False) -> None:
 
 def settle(local_queue: LocalQueue, ended: Task) -> None:
     local_queue.slots.settle([ended.delivery.fence])
-    local_queue.end_calls(ended.line)
+    local_queue.coroutines_done(ended.line)
 
 
 def test_they_start_in_order_as_slots_become_free(with_slots: Build) -> None:

@@ -39,7 +39,7 @@ def test_a_suspect_waits_until_nothing_runs_and_others_go_on_meanwhile(
     assert slice_ is not None
     assert [each.delivery.id for each in slice_.tasks] == [2]
     local_queue.done(slice_)
-    local_queue.end_calls(None)
+    local_queue.coroutines_done(None)
     assert take(local_queue) == [1]
 
 
@@ -52,7 +52,7 @@ def test_a_coroutine_that_is_to_start_runs_already_for_a_suspect(local_queue: Lo
     thread.start()
     thread.join(0.05)
     assert got == []
-    local_queue.end_calls(None)
+    local_queue.coroutines_done(None)
     thread.join(10)
     assert got == [2]
 
@@ -86,7 +86,7 @@ def test_a_suspect_that_waited_long_stops_the_others(
     thread.start()
     thread.join(0.05)
     assert got == []
-    local_queue.end_calls(None)
+    local_queue.coroutines_done(None)
     thread.join(10)
     assert got == [1]
 
