@@ -32,6 +32,9 @@ from django_mq.worker.take_over import announce_dead, take_over
 
 #: The maximum number of batches that one statement claims.
 MAX_BATCHES = 4
+#: The statement groups of queues without and with keys. Each other group is one queue, which is
+#: claimed alone, always from the start of its lanes.
+PLAIN, KEYED = "plain", "keyed"
 
 
 class ClaimRouter:
@@ -65,17 +68,14 @@ class ClaimRouter:
         self.refused = RefusedRows()
 
     def statement_group(self, queue: str, options: ClaimOptions) -> str:
-        """Return a text that is equal for queues which one claim can serve, given equal options.
-
-        Empty for the plain claim.
-        """
+        """Return a text that is equal for queues which one claim can serve, given equal options."""
         if options.ordered or self.facts.is_gated(queue, options):
             return f"alone {queue}"
-        return "keyed" if self.facts.has_keys(queue) else ""
+        return KEYED if self.facts.has_keys(queue) else PLAIN
 
     def lapsed_statement_group(self, queue: str, options: ClaimOptions) -> str:
         """Return the same as `statement_group()`, but for a claim of lapsed messages."""
-        return f"alone {queue}" if self.facts.is_gated(queue, options) else ""
+        return f"alone {queue}" if self.facts.is_gated(queue, options) else PLAIN
 
     def max_per_claim(self, queue: str, options: ClaimOptions) -> int:
         """Return the maximum number of messages of `queue` to claim with one statement."""
@@ -126,7 +126,7 @@ class ClaimRouter:
         queue = lanes[0].queue
         if options.ordered and (queue not in self._owned or self._has_any(queue)):
             return ClaimResult(NOTHING)
-        is_plain = not self.statement_group(queue, options)
+        is_plain = self.statement_group(queue, options) == PLAIN
         with nullcontext() if is_plain else within_transaction(cursor):
             if self.facts.is_gated(queue, options):
                 return self._claim_gated(cursor, lanes, options, limit)

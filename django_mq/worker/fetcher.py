@@ -10,7 +10,7 @@ from django_mq.store import Cursor, poll
 from django_mq.store.claim import LANE_START, Lane
 from django_mq.worker.claim_options import ClaimOptions
 from django_mq.worker.claim_round import ClaimResult, ClaimRound
-from django_mq.worker.claims import ClaimRouter
+from django_mq.worker.claims import KEYED, PLAIN, ClaimRouter
 from django_mq.worker.intake import Intake
 from django_mq.worker.lanes import Lanes
 from django_mq.worker.ordered_queues import OrderedQueues
@@ -44,7 +44,10 @@ class Fetcher:
         self._ordered_queues = ordered_queues
         self._poll_interval = poll_interval
         self._watermarks: Watermarks[LaneName] = Watermarks()
-        self._keyed_marks: Watermarks[LaneName] = Watermarks()
+        self._marks: dict[str, Watermarks[LaneName]] = {
+            PLAIN: self._watermarks,
+            KEYED: Watermarks(),
+        }
         self._lapsed_marks: Watermarks[str] = Watermarks()
         self._lanes = Lanes(patterns)
         self._kinds: set[str] = set()
@@ -80,8 +83,8 @@ class Fetcher:
         For when a message has ended that held up its key, its ordered queue or its limited queue.
         """
         self.empty = False
-        self._watermarks.request_full()
-        self._keyed_marks.request_full()
+        for marks in self._marks.values():
+            marks.request_full()
         self._may_be_due = True
 
     @property
@@ -150,13 +153,13 @@ class Fetcher:
         claimed = ClaimRound()
         self._was_limited = False
         # Read once: a full scan of one group of lanes must not postpone that of the next group.
-        from_front_of = {"": full, "keyed": self._keyed_marks.full_is_due()}
+        from_front_of = {PLAIN: full, KEYED: self._marks[KEYED].full_is_due()}
         for (options, group), lanes in self._lanes.groups(self._group):
             kind = options.kind
             if claimed.is_filled(kind):
                 continue
             # A queue that is claimed alone has a line, or a limit in flight, which counts claims.
-            ahead = options.ahead and group in ("", "keyed")
+            ahead = options.ahead and group in self._marks
             room = self._intake.room(kind, options.list_size, ahead=ahead)
             room = min(room, self._claims.max_per_claim(lanes[0][0], options))
             if room <= 0:
@@ -186,17 +189,15 @@ class Fetcher:
         full: bool,
     ) -> ClaimResult:
         asked_at, began = lease_clock(), self._clock()
-        own = {"": self._watermarks, "keyed": self._keyed_marks}.get(
-            group, Watermarks(full_every=0)
-        )
+        own = self._marks.get(group, Watermarks())
         marked = [Lane(*lane, *own.mark(lane, full=full)) for lane in lanes]
         result = self._claims.claim(cursor, marked, options, limit=room, with_marks=not full)
         has_marks = any(lane.at != LANE_START[0] for lane in marked)
-        if has_marks or full or not group:
+        if has_marks or full or group == PLAIN:
             own.record_scan(result.claim.marks, self._clock() - began, full=full)
         else:  # neither a full scan that was due, nor a regular one
             own.advance(result.claim.marks)
-        if group and has_marks and len(result.claim.rows) < room // 2:
+        if group == KEYED and has_marks and len(result.claim.rows) < room // 2:
             own.record_sparse_scan()
             result = result._replace(claim=result.claim._replace(unfinished=True))
         if rows := result.claim.rows:
@@ -248,8 +249,8 @@ class Fetcher:
         self.due_queues = {each.queue for each in mine if each.due}
         self._lanes.update(lanes, now)
         self._kinds = {self._options(queue).kind for queue, _ in self._lanes.known}
-        self._watermarks.keep(self._lanes.known)
-        self._keyed_marks.keep(self._lanes.known)
+        for marks in self._marks.values():
+            marks.keep(self._lanes.known)
         self._lapsed_marks.keep(self._leased)
         waits = [each.next_in for each in mine if each.next_in and each.next_in > 0]
         self._due_at = now + min(waits, default=float("inf"))

@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 
 from django_mq.store.claim import LANE_START
 
+#: Seconds between two full scans, if nothing asks for one earlier.
+FULL_SCAN_EVERY = 1.0
 #: Seconds without full scans per second of full scan: full scans take at most a tenth of the time.
 REST_AFTER_FULL_SCAN = 9.0
 #: Seconds for which scans are full after one that found little behind the marks.
@@ -22,11 +24,10 @@ class Watermarks(Generic[Name]):
 
     While a session holds an old snapshot, dead row versions pile up at the front of a scan, and
     every claim would walk over them (4,800/s and falling, against 45,000/s and steady). A full scan
-    is due every `full_every` seconds, but full scans take at most a tenth of the time.
+    is due every FULL_SCAN_EVERY seconds, but full scans take at most a tenth of the time.
     """
 
-    def __init__(self, *, full_every: float = 1.0) -> None:
-        self._full_every = full_every
+    def __init__(self) -> None:
         self._watermarks: dict[Name, tuple[float, int]] = {}
         self._full_requested = True
         self._allowed_at = 0.0
@@ -41,7 +42,7 @@ class Watermarks(Generic[Name]):
     def full_is_due(self) -> bool:
         """Return whether the next scans start from the front."""
         now = monotonic()
-        wanted = self._full_requested or now - self._last_full >= self._full_every
+        wanted = self._full_requested or now - self._last_full >= FULL_SCAN_EVERY
         return now < self._few_until or (wanted and now >= self._allowed_at)
 
     def record_sparse_scan(self) -> None:
