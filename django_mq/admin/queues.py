@@ -21,7 +21,7 @@ from django_mq.admin.texts import clock, excerpt
 from django_mq.admin.topology import TopologyAdmin
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage, QueueState
-from django_mq.queues.totals import read_many_counts
+from django_mq.queues.message_counts import read_many_counts
 from django_mq.queues.transactions import reading
 from django_mq.store.queue_names import CHORES_ROW
 

@@ -12,7 +12,7 @@ from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.bounds import TookTooLong, reporting_timeouts
 from django_mq.policy.message_filter import IN_FLIGHT
 from django_mq.policy.rounding import counted
-from django_mq.queues.totals import read_many_counts
+from django_mq.queues.message_counts import read_many_counts
 from django_mq.states import MessageState
 
 #: The maximum number of queues that a page counts.

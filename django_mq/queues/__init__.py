@@ -16,6 +16,7 @@ from django_mq.queues.errors import ErrorGroup, errors
 from django_mq.queues.figures import Figures, Rate, figures, rates
 from django_mq.queues.fleet import WorkerProcess, horizon, timings, workers
 from django_mq.queues.history import history, replay
+from django_mq.queues.message_counts import QueueCounts, counts, names
 from django_mq.queues.operations import cancel_operation, operate, operations
 from django_mq.queues.reasons import Why, why
 from django_mq.queues.redaction import redacted
@@ -30,7 +31,6 @@ from django_mq.queues.scheduling import (
 from django_mq.queues.stalled import Head, heads
 from django_mq.queues.states import State, peek, state
 from django_mq.queues.topology import MessageType, Subscriber, Topology, topology
-from django_mq.queues.totals import QueueCounts, counts, names
 from django_mq.queues.worker_orders import (
     quiet_workers,
     resume_workers,

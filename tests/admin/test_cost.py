@@ -7,7 +7,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_mq.queues import totals
+from django_mq.queues import message_counts
 from tests.admin.pages import LIST, MODELS, fail, text, url
 from tests.rows import add, beat, decide, insert_all
 
@@ -51,8 +51,8 @@ def test_a_list(boss, model):
 @pytest.mark.parametrize("model", ["queuedmessage", "queuestate"])
 def test_a_list_with_estimates(boss, viewer, monkeypatch, model):
     """Counts are repeated with a lower limit, then estimated."""
-    monkeypatch.setattr(totals, "MAX_COUNT", 2)
-    monkeypatch.setattr(totals, "COUNT_LIMITS", (1,))
+    monkeypatch.setattr(message_counts, "MAX_COUNT", 2)
+    monkeypatch.setattr(message_counts, "COUNT_LIMITS", (1,))
     assert "≈" in text(boss.get(url(model)))
     for client in (boss, viewer):
         assert queries(client, url(model)) <= MOST

@@ -16,7 +16,7 @@ from django_mq.admin import OverviewAdmin, QueueScopeMixin, QueueStateAdmin
 from django_mq.admin.overview import page as overview
 from django_mq.admin.overview.charts import charts
 from django_mq.models import MinuteFigures, Overview, QueueState, Schedule
-from django_mq.queues import figures, totals
+from django_mq.queues import figures, message_counts
 from django_mq.store import estimates as sampled
 from tests.admin.pages import fail, text, url
 from tests.rows import add, add_all, beat, decide, insert_all
@@ -132,7 +132,7 @@ def test_an_empty_chart_is_still_drawn():
 
 def test_a_depth_beyond_the_count_is_an_estimate(boss, monkeypatch):
     """It is marked as an estimate; if there is none, the page says what was counted."""
-    monkeypatch.setattr(totals, "MAX_COUNT", 50)
+    monkeypatch.setattr(message_counts, "MAX_COUNT", 50)
     insert_all([{"created": -3600}] * 800 + [{"queue": "small"}] * 40 + [{"dead": -60}] * 20)
     with monkeypatch.context() as patch:
         patch.setattr(sampled, "estimates", lambda cursor, queues: {each: {} for each in queues})

@@ -9,7 +9,7 @@ from django.db import connection
 from django_mq import handlers
 from django_mq.admin import queues as queue_admin
 from django_mq.models import QueueState
-from django_mq.queues import totals
+from django_mq.queues import message_counts
 from django_mq.store import estimates
 from tests.admin.pages import text, url
 from tests.pages_read import pages_read
@@ -86,9 +86,9 @@ def test_a_search_finds_queues_by_a_part_of_their_names(boss):
 
 def test_a_page_of_many_long_queues_counts_less_far(boss, monkeypatch):
     """Short queues cost little, so they do not count."""
-    monkeypatch.setattr(totals, "COUNT_LIMITS", (5, 8))
-    monkeypatch.setattr(totals, "READ_BUDGET", 4 * 2 * 8)
-    monkeypatch.setattr(totals, "MAX_COUNT", 12)
+    monkeypatch.setattr(message_counts, "COUNT_LIMITS", (5, 8))
+    monkeypatch.setattr(message_counts, "READ_BUDGET", 4 * 2 * 8)
+    monkeypatch.setattr(message_counts, "MAX_COUNT", 12)
     insert_all([{"queue": "a"}] * 9 + [{"queue": f"short{n}"} for n in range(9)])
 
     def shown() -> str:
@@ -107,7 +107,7 @@ def test_a_page_of_many_long_queues_counts_less_far(boss, monkeypatch):
 
 def test_a_page_of_long_queues_reads_no_more_than_one_of_shorter_ones(boss, monkeypatch):
     """Counting sixty queues of 16,000 messages took seconds."""
-    monkeypatch.setattr(totals, "READ_BUDGET", 4 * 10 * 80)
+    monkeypatch.setattr(message_counts, "READ_BUDGET", 4 * 10 * 80)
     monkeypatch.setattr(estimates, "PAGES", 10)
 
     def rows() -> int:

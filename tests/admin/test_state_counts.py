@@ -12,7 +12,7 @@ from django.test import RequestFactory
 
 from django_mq.admin import QueuedMessageAdmin, state_counts
 from django_mq.models import QueuedMessage
-from django_mq.queues import totals
+from django_mq.queues import message_counts
 from django_mq.states import MessageState
 from tests.admin.pages import LIST, listed
 from tests.rows import add, beat, decide, insert_all
@@ -64,8 +64,8 @@ def test_the_counts_stay_whatever_the_other_filters(boss):
 
 
 def test_long_queues_are_estimated(boss, monkeypatch):
-    monkeypatch.setattr(totals, "MAX_COUNT", 20)
-    monkeypatch.setattr(totals, "COUNT_LIMITS", (20,))
+    monkeypatch.setattr(message_counts, "MAX_COUNT", 20)
+    monkeypatch.setattr(message_counts, "COUNT_LIMITS", (20,))
     insert_all({} for _ in range(300))
     insert_all({"dead": -1} for _ in range(20))
     shown = counts(boss)
@@ -74,12 +74,12 @@ def test_long_queues_are_estimated(boss, monkeypatch):
 
 def test_a_list_counts_a_fifth_of_what_the_overview_counts(boss, monkeypatch):
     """The rows of the list have their own cost, and the counts stand beside a filter only."""
-    monkeypatch.setattr(totals, "COUNT_LIMITS", (5, 20, 80))
-    monkeypatch.setattr(totals, "READ_BUDGET", 5 * 4 * 20)
+    monkeypatch.setattr(message_counts, "COUNT_LIMITS", (5, 20, 80))
+    monkeypatch.setattr(message_counts, "READ_BUDGET", 5 * 4 * 20)
     insert_all({} for _ in range(50))
     insert_all({"dead": -1} for _ in range(20))
     with connection.cursor() as cursor:
-        found, maximum = totals.read_many_counts(cursor, ["mail"])
+        found, maximum = message_counts.read_many_counts(cursor, ["mail"])
         assert (maximum, found["mail"].shown("processable")) == (80, "50")
     for query in ("", "?queue=mail"):
         shown = counts(boss, query)

@@ -85,7 +85,7 @@ def test_beyond_the_end_of_a_count_it_exports_an_estimate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A flat line at 10,000 would look as if nothing happened."""
-    monkeypatch.setattr(import_module("django_mq.queues.totals"), "MAX_COUNT", 5)
+    monkeypatch.setattr(import_module("django_mq.queues.message_counts"), "MAX_COUNT", 5)
     insert_all({"dead": -1} for _ in range(30))
     add("small", dead=-1)
     found = read()

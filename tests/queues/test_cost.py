@@ -10,7 +10,7 @@ from django.db import DEFAULT_DB_ALIAS, connection
 
 from django_mq import cancel, queues
 from django_mq.models import QueuedMessage
-from django_mq.queues import totals
+from django_mq.queues import message_counts
 from django_mq.queues.doctor import subscriptions
 from tests.pages_read import pages_read
 from tests.rows import add, beat
@@ -147,7 +147,7 @@ def test_no_call_costs_more_among_many_messages(
     monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     settings.DJANGO_MQ = {"QUEUES": {"ordered": {"ordered": True}}}
-    monkeypatch.setattr(totals, "MAX_COUNT", 1000)
+    monkeypatch.setattr(message_counts, "MAX_COUNT", 1000)
     beat()
     fill(1, FEW)
     few = cost()
@@ -163,7 +163,7 @@ def test_the_doctor_looks_for_held_messages_among_a_bounded_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No index has `held_since`: a limit on the matches alone let it read the whole table."""
-    monkeypatch.setattr(totals, "MAX_COUNT", 1000)
+    monkeypatch.setattr(message_counts, "MAX_COUNT", 1000)
     add(type="nobody.hears", held=-600, after=-7200)
 
     def pages(first: int, last: int) -> int:

@@ -8,7 +8,7 @@ from django_mq.conf import command_on
 from django_mq.conf.local_time import local_text
 from django_mq.models import QueueState
 from django_mq.queues.doctor.findings import Finding, short_cursor
-from django_mq.queues.totals import counts_of
+from django_mq.queues.message_counts import counts_of
 from django_mq.store import read_figures
 from django_mq.store.readers import prepare_to_read
 

@@ -13,9 +13,9 @@ from django_mq.models import Operation, Schedule
 from django_mq.policy.rounding import counted
 from django_mq.queues.doctor.findings import Finding, short_cursor
 from django_mq.queues.fleet import workers
+from django_mq.queues.message_counts import counts
 from django_mq.queues.stalled import Head, heads, shown_count
 from django_mq.queues.topology import held_types
-from django_mq.queues.totals import counts
 from django_mq.states import MessageState
 from django_mq.store.readers import prepare_to_read
 

@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 
 from django_mq import handlers, queues
 from django_mq.exceptions import InvalidName
-from django_mq.queues import totals as counting
+from django_mq.queues import message_counts as counting
 from django_mq.queues.transactions import reading
 from django_mq.states import MessageState
 from django_mq.store import counts as census
