@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_mq import handlers
+from django_mq.conf import get_settings
 from django_mq.exceptions import InvalidName, RoutingError
 from django_mq.handlers.nearest import warn_of_typo
 from django_mq.messages import Message
@@ -63,14 +64,13 @@ class RowBuilder:
 
     def __init__(
         self,
-        settings: Settings,
         alias: str,
         *,
         wants_result: bool = False,
         handler: handlers.Handler | None = None,
         reserved: str = "{}",
     ) -> None:
-        self.settings = settings
+        self.settings = settings = get_settings()
         self._table = handlers.table()
         cache = _cache_for(settings, self._table)
         self._encoder = cache.encoder

@@ -31,9 +31,7 @@ def send(
     `reserved` is `mq.` metadata that the package itself adds, as JSON text.
     """
     connection = connection_in_transaction(using)
-    builder = RowBuilder(
-        get_settings(), connection.alias, wants_result=wants_result, reserved=reserved
-    )
+    builder = RowBuilder(connection.alias, wants_result=wants_result, reserved=reserved)
     return _checked([message], builder).store(connection)[0]
 
 
@@ -47,8 +45,7 @@ def send_durably(
             "this call writes in a transaction of its own, but an atomic() block is open, or"
             " autocommit is off: call broadcast() in that block, or in one"
         )
-    builder = RowBuilder(get_settings(), connection.alias, wants_result=wants_result)
-    chunk = _checked([message], builder)
+    chunk = _checked([message], RowBuilder(connection.alias, wants_result=wants_result))
     with transaction.atomic(using=connection.alias):
         return chunk.store(connection)[0]
 
@@ -62,9 +59,7 @@ def send_to(
     as in `send()`.
     """
     connection = queue_connection(using)
-    builder = RowBuilder(
-        get_settings(), connection.alias, wants_result=True, handler=handler, reserved=reserved
-    )
+    builder = RowBuilder(connection.alias, wants_result=True, handler=handler, reserved=reserved)
     chunk = _checked([message], builder)
     block = nullcontext() if in_transaction(connection) else transaction.atomic(connection.alias)
     with block:
@@ -74,13 +69,13 @@ def send_to(
 def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt]:
     """Store messages, all or none; check all of them before any SQL."""
     connection = connection_in_transaction(using)
-    return _checked(messages, RowBuilder(get_settings(), connection.alias)).store(connection)
+    return _checked(messages, RowBuilder(connection.alias)).store(connection)
 
 
 def send_stream(messages: Iterable[Message], *, using: str | None) -> BulkReceipt:
     """Store messages as they come, all or none, in constant memory."""
     connection = connection_in_transaction(using)
-    builder = RowBuilder(get_settings(), connection.alias)
+    builder = RowBuilder(connection.alias)
     count = 0
     with transaction.atomic(using=connection.alias):
         for chunk in _chunks(builder, messages):

@@ -16,7 +16,6 @@ from django_mq import (
     handler,
     handlers,
 )
-from django_mq.conf import get_settings
 from django_mq.messages import Message
 from django_mq.models import QueuedMessage
 from django_mq.outbox.build import MAX_CACHED, RowBuilder
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_a_stream_of_many_types_is_not_remembered() -> None:
-    builder = RowBuilder(get_settings(), "default")
+    builder = RowBuilder("default")
     for n in range(MAX_CACHED + 10):
         builder.add(Rows(), Message(f"t.{n}", {"large": "x" * 100}))
     assert len(builder._cached_templates) <= MAX_CACHED

@@ -15,7 +15,6 @@ from django.test.testcases import DatabaseOperationForbidden
 from django.utils import timezone
 
 from django_mq import Message, RetryPolicy, broadcast, broadcast_many, handlers
-from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage
 from django_mq.outbox import notify
 from django_mq.outbox.build import RowBuilder
@@ -193,7 +192,7 @@ def test_a_lost_connection_is_noticed_where_django_checks_it(
 def test_what_the_server_refuses_is_djangos_error(broken: str) -> None:
     column, _, value = broken.partition(" = ")
     row = NewRow("q", "a.b", "{}", 20)._replace(**{column: value.strip("'")})
-    writer = RowWriter(connection, RowBuilder(get_settings(), "default").queues)
+    writer = RowWriter(connection, RowBuilder("default").queues)
     with pytest.raises(IntegrityError, match="name"), transaction.atomic():
         writer.insert(Rows([row]))
     assert not QueuedMessage.objects.exists()
