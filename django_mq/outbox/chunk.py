@@ -64,14 +64,15 @@ class Chunk:
         limit = CHUNK_UNIQUE if self._unique else CHUNK_ROWS
         return len(self.rows) >= limit or self._size >= CHUNK_SIZE
 
-    def store(
-        self, connection: BaseDatabaseWrapper, *, receipts: bool = True, has_savepoint: bool = False
-    ) -> list[Receipt]:
-        """Store the rows, all or none; return the receipt of each message, if they are wanted."""
-        writer = RowWriter(connection, self._builder.queues, has_savepoint=has_savepoint)
+    def store(self, connection: BaseDatabaseWrapper, *, streamed: bool = False) -> list[Receipt]:
+        """Store the rows, all or none; return the receipt of each message.
+
+        A chunk that is `streamed` is one of many in the caller's savepoint, and needs no receipts.
+        """
+        writer = RowWriter(connection, self._builder.queues, has_savepoint=streamed)
         if self._unique:
             return self._dedupe(writer)
-        builder = ReceiptBuilder(self.rows.templates, self._counts if receipts else ())
+        builder = ReceiptBuilder(self.rows.templates, () if streamed else self._counts)
         writer.insert(self.rows, on_ids=builder.add)
         self.stored = len(self.rows)
         if observers:

@@ -79,7 +79,7 @@ def send_stream(messages: Iterable[Message], *, using: str | None) -> BulkReceip
     count = 0
     with transaction.atomic(using=connection.alias):
         for chunk in _chunks(builder, messages):
-            chunk.store(connection, receipts=False, has_savepoint=True)
+            chunk.store(connection, streamed=True)
             count += chunk.stored
     return BulkReceipt(count)
 
