@@ -11,6 +11,7 @@ from itertools import chain, groupby
 from typing import TypeVar
 
 from django_mq.policy.routing import Pattern
+from django_mq.worker.claim_options import REMEMBERED_QUEUES
 from django_mq.worker.watermarks import LaneName
 
 #: Seconds for which a lane is still claimed from after a poll last saw a message in it.
@@ -18,8 +19,6 @@ LANE_TTL = 60.0
 #: How many lanes are claimed from before the others. Mostly they fill the claim, and each further
 #: lane would cost it as much as a tenth of a message.
 FIRST_LANES = 50
-#: The maximum number of queues that a worker remembers: messages may keep naming new ones.
-REMEMBERED_QUEUES = 10_000
 
 Key = TypeVar("Key")
 
