@@ -13,6 +13,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import BadRequest
+from django.db import DatabaseError
 from django.db.models import Model, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
@@ -28,6 +29,7 @@ from django_mq.admin.bounds import (
     CappedPaginator,
     TookTooLong,
     View,
+    answer_read_only,
     limit_rendering,
     limited,
     limited_posts,
@@ -182,6 +184,8 @@ class ReadOnlyAdmin(QueueScopeMixin, ExactSearchMixin, StockAdmin):
             if request.method in ("GET", "HEAD") and not request.GET:
                 return self.show_busy(request)  # there is no filter to leave out
             return self.give_up(request)
+        except DatabaseError as error:
+            return answer_read_only(self, request, error)
 
     @limited
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -208,10 +212,11 @@ class ReadOnlyAdmin(QueueScopeMixin, ExactSearchMixin, StockAdmin):
         self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(self.url(self.model, "changelist"))
 
-    def show_busy(self, request: HttpRequest) -> HttpResponse:
-        """Report with status 503 that the database took too long for the page itself."""
+    def show_busy(self, request: HttpRequest, *, is_read_only: bool = False) -> HttpResponse:
+        """Report with status 503 that the database took too long for the page, or is read only."""
+        title = "The database is read-only" if is_read_only else "The database is busy"
         posted = request.method == "POST"
-        page = self.show_page(request, "busy", "The database is busy", posted=posted)
+        page = self.show_page(request, "busy", title, posted=posted, is_read_only=is_read_only)
         page.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return page
 

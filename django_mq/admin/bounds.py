@@ -12,15 +12,16 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Page, Paginator
-from django.db import OperationalError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.backends.utils import CursorWrapper
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest
+from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from psycopg.errors import LockNotAvailable, QueryCanceled
 
 from django_mq.queues import transactions
 from django_mq.store import limits
+from django_mq.store.lost import is_read_only
 
 if TYPE_CHECKING:
     StockPaginator = Paginator[Any]
@@ -103,6 +104,14 @@ def limited_throughout(alias: str) -> Iterator[None]:
         yield
 
 
+def answer_read_only(page: Any, request: HttpRequest, error: DatabaseError) -> HttpResponse:
+    """Return the page for a change that a read-only server refused; raise any other error."""
+    if not is_read_only(error):
+        raise error
+    response: HttpResponse = page.show_busy(request, is_read_only=True)
+    return response
+
+
 def limited_posts(page: Any, view: View) -> View:
     """Limit the statements of a bound view when it changes something, like `limited()`."""
 
@@ -124,6 +133,8 @@ def _limited_post(page: Any, request: HttpRequest, view: Callable[[], Any]) -> A
             return view()
     except TookTooLong:
         return page.show_busy(request)
+    except DatabaseError as error:
+        return answer_read_only(page, request, error)
 
 
 def redirects_on_timeout(view: View) -> View:

@@ -9,13 +9,19 @@ from typing import Any
 from django.contrib import messages as notices
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import PermissionDenied
-from django.db import IntegrityError
+from django.db import DatabaseError, IntegrityError
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from psycopg.errors import UniqueViolation
 
 from django_mq import queues
-from django_mq.admin.bounds import READS, TookTooLong, limited_throughout, writing
+from django_mq.admin.bounds import (
+    READS,
+    TookTooLong,
+    answer_read_only,
+    limited_throughout,
+    writing,
+)
 from django_mq.admin.schedule_form import CONTENT, EDITABLE, TIMING, ScheduleForm
 from django_mq.admin.schedule_rows import ScheduleRowsAdmin
 from django_mq.admin.seen_handlers import did_you_mean
@@ -191,6 +197,8 @@ class ScheduleAdmin(ScheduleRowsAdmin):
             text = LOCKED_TEXT
         except Overtaken as error:
             text = str(error)
+        except DatabaseError as error:
+            return answer_read_only(self, request, error)
         self.message_user(request, text, notices.ERROR)
         return HttpResponseRedirect(self.url(Schedule, "changelist"))
 

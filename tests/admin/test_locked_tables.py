@@ -13,7 +13,9 @@ from django.db import connection
 from django_mq import models, queues
 from django_mq.admin import QueueStateAdmin
 from tests.admin.pages import LIST, MODELS, fail, text, url
+from tests.admin.test_editing import fields
 from tests.admin.test_history import keep
+from tests.admin.test_schedules import FORM
 from tests.database import second_connection
 from tests.outbox.schedules.conftest import put
 from tests.rows import add, beat, decide
@@ -143,6 +145,7 @@ def changes(boss):
     keep(1)
     queues.operate("requeue", queue="mail", by="boss")
     operation = models.Operation.objects.get()
+    edit = url("queuedmessage", "edit", message.pk)
     mail, one = {"queue": "mail"}, {"schedule": "one"}
     return [
         (url("queuestate", "pause"), mail),
@@ -151,12 +154,12 @@ def changes(boss):
         (url("queuestate", "end_backoff"), mail),
         (url("schedule", "run"), one),
         (url("schedule", "disable"), one),
-        (url("schedule", "add"), {"name": "two", "type": "a.b"}),
-        (url("schedule", "change", "one"), {"type": "a.b"}),
+        (url("schedule", "add"), {**FORM, "name": "two"}),
+        (url("schedule", "change", "one"), {**FORM, "name": "one"}),
         (url("schedule", "delete", "one"), {"post": "yes"}),
-        (url("queuedmessage", "edit", message.pk), {"payload": "{}", "priority": "1"}),
+        (edit, {**fields(boss.get(edit)), "priority": "1"}),
         (url("queuedmessage", "broadcast"), {}),
-        (url("queuedmessage", "broadcast"), {"type": "a.b", "payload": "{}"}),
+        (url("queuedmessage", "broadcast"), {"type": "a.b", "payload": "{}", "priority": "0"}),
         (url("queuedmessage", "everything", "requeue"), {}),
         (url("queuedmessage", "running", running.pk, "stop"), {}),
         (url("workerheartbeat", "order", "quiet"), {"worker": "worker"}),

@@ -1,0 +1,57 @@
+"""Pages of a database that is read only, as a standby is."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import connection
+
+from django_mq.models import QueuedMessage
+from tests.admin.pages import LIST, act, text, url
+from tests.admin.test_locked_tables import changes, pages  # noqa: F401  (fixtures)
+from tests.rows import add
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TOLD = "The database is read-only, so nothing was changed"
+
+
+@pytest.fixture
+def read_only(db):
+    """Return a function that makes the database read only for the rest of the test."""
+
+    def switch(word="on"):
+        with connection.cursor() as cursor:
+            cursor.execute(f"set default_transaction_read_only = {word}")
+
+    yield switch
+    switch("off")
+
+
+def test_every_page_is_shown(pages, boss, read_only):  # noqa: F811
+    read_only()
+    assert {page: boss.get(page).status_code for page in pages} == dict.fromkeys(pages, 200)
+
+
+def test_every_change_says_that_nothing_was_changed(changes, boss, read_only):  # noqa: F811
+    read_only()
+    lacking = (url("queuedmessage", "broadcast"), {})
+    for page, form in [each for each in changes if each != lacking]:
+        response = boss.post(page, {**form, "confirmed": "yes"})
+        assert response.status_code == 503, page
+        assert TOLD in text(response), page
+    assert not LogEntry.objects.exists()
+
+
+@pytest.mark.parametrize("in_request", [False, True], ids=["autocommit", "ATOMIC_REQUESTS"])
+@pytest.mark.parametrize("across", [{}, {"select_across": "1"}], ids=["selected", "all"])
+def test_an_action_of_the_list_says_so(boss, read_only, monkeypatch, in_request, across):
+    message = add(dead=-5, attempts=1)
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", in_request)
+    read_only()
+    response = act(boss, "requeue", [message.pk], **across)
+    assert response.status_code == 503
+    assert TOLD in text(response)
+    assert f'href="{LIST}">Back to the list' in response.content.decode()
+    read_only("off")
+    assert list(QueuedMessage.objects.dead()) == [message]
