@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, redirect_stdout
 from io import TextIOWrapper
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
 from django.db import DatabaseError, connections
 from psycopg.errors import UndefinedColumn, UndefinedTable
 
@@ -34,6 +36,9 @@ from django_mq.policy.similar_names import similar
 from django_mq.queues import Changed
 from django_mq.store.lost import LOST, was_refused
 from django_mq.supervisor.output import discard
+
+#: The errors of a disk that takes nothing more.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Declined(Exception):
@@ -61,13 +66,19 @@ class OperatorCommand(BaseCommand):
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run the command as a program; a signal ends it without a traceback."""
+        if sys.stdout is None:  # a daemon has closed it
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
+            self.stdout = OutputWrapper(sys.stdout)
         if isinstance(sys.stdout, TextIOWrapper):  # escape what its encoding lacks, as stderr does
             sys.stdout.reconfigure(errors="backslashreplace")
         with interruptible():
             super().run_from_argv(argv)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command; a closed pipe, as with `head`, ends it without a traceback."""
+        """Run the command; an output that takes nothing more ends it without a traceback.
+
+        A closed pipe, as with `head`, ends it silently.
+        """
         try:
             try:
                 return super().execute(*args, **options)
@@ -77,6 +88,11 @@ class OperatorCommand(BaseCommand):
         except BrokenPipeError:
             discard(sys.stdout)
             raise SystemExit(1) from None
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            discard(sys.stdout)
+            raise CommandError(f"the output cannot be written: {error.strerror}") from error
 
     def handle(self, *args: Any, **options: Any) -> None:
         named = options.pop("named_queue", None)

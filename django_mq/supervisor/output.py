@@ -7,6 +7,16 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
+from django.core.management.base import OutputWrapper
+
+
+def say(stdout: OutputWrapper, text: str) -> None:
+    """Print a line of a command that must not depend on its output, if that is still open."""
+    if sys.stdout is not None:
+        with suppress(OSError):
+            stdout.write(text)
+        flush()
+
 
 def flush(*, last: bool = False) -> None:
     """Write what was printed, whatever has happened to the reader.

@@ -201,39 +201,6 @@ class TestProcesses:
 
     environment = property(lambda self: {**os.environ, "DATABASE_URL": database_url()})
 
-    @pytest.mark.parametrize("command", ["mq_routes", "mq_doctor"])
-    def test_a_reader_that_leaves(self, command: str) -> None:
-        """The doctor ends with an exit code of its own, before its output is written."""
-        add("nobody-serves-it", after=-3600)
-        reader, closed_pipe = os.pipe()
-        os.close(reader)
-        ended = subprocess.run(
-            [*MANAGE, command],
-            env={**self.environment, "PYTHONUNBUFFERED": ""},
-            stdout=closed_pipe,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        os.close(closed_pipe)
-        assert (ended.returncode, ended.stderr) == (1, "")
-
-    @pytest.mark.parametrize("redirection", ["", ">&-", ">/dev/full"])
-    def test_a_worker_works_although_nobody_can_read_its_output(self, redirection: str) -> None:
-        """A pipe without a reader, no descriptor, and a full disk."""
-        reader, closed_pipe = os.pipe()
-        os.close(reader)
-        ended = subprocess.run(
-            ["sh", "-c", f"exec {' '.join(MANAGE)} mq_worker --until-empty {redirection}"],
-            env={**self.environment, "PYTHONUNBUFFERED": ""},
-            stdout=closed_pipe,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        os.close(closed_pipe)
-        assert "Traceback" not in ended.stderr
-        assert " stopped" in ended.stderr
-        assert ended.returncode == 0
-
     def watched(self, *arguments: str, lines: int = 0, columns: int = 0) -> list[str]:
         """Return two screens of `mq_status --watch` in a terminal of this size; 0 is unknown."""
         ours, theirs = pty.openpty()

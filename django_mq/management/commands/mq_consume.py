@@ -15,6 +15,7 @@ from django_mq.management.arguments import port_and_address
 from django_mq.management.databases import add_database, chosen_database
 from django_mq.management.logs import configure_logging
 from django_mq.management.ports import endpoint
+from django_mq.supervisor import output
 from django_mq.supervisor.attended import attended
 from django_mq.supervisor.service import Service
 
@@ -68,7 +69,7 @@ class Command(BaseCommand):
                 consumer.run(until_empty=options["until_empty"])
             except ImproperlyConfigured as error:
                 raise CommandError(str(error)) from error
-        self.stdout.write(self._counts(consumer))
+        output.say(self.stdout, self._counts(consumer))
 
     def _counts(self, consumer: Consumer) -> str:
         plural = "message was" if consumer.stored == 1 else "messages were"

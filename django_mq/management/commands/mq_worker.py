@@ -5,9 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 from argparse import ArgumentParser
-from contextlib import suppress
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -108,7 +106,7 @@ class Command(BaseCommand):
                 text = f"no handler is registered: {IN_HANDLERS}"
                 logger.warning(text, extra={"event": "no_handlers"})
             if options["verbosity"]:
-                self._show(served(worker.queues, settings))
+                output.say(self.stdout, served(worker.queues, settings))
         max_rss = options["max_rss"] or settings.max_rss
         check_max_rss(max_rss)
         if options["reload"]:
@@ -121,13 +119,6 @@ class Command(BaseCommand):
         output.flush(last=True)
         if code:
             raise SystemExit(code)
-
-    def _show(self, text: str) -> None:
-        """Print `text` if the output is still open: a worker must not depend on its output."""
-        if sys.stdout is not None:
-            with suppress(OSError):
-                self.stdout.write(text)
-            output.flush()
 
     def _supervisor(
         self,

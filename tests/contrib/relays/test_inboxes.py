@@ -7,6 +7,8 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -308,6 +310,22 @@ def test_the_command_consumes(
     assert caught.value.returncode == 2
     with pytest.raises(CommandError, match="DATABASES has no 'nope'"):
         call_command("mq_consume", "crm", "--database", "nope")
+
+
+@only_redis
+def test_a_full_disk_behind_its_output_is_no_failure(
+    broker: Broker, place: str, settings: Any
+) -> None:
+    settings.DJANGO_MQ = {
+        "INBOXES": {"crm": {"kind": broker.kind, "url": broker.url, "source": place}}
+    }
+    broker.publish(place, b"{}", id="one")
+    consumed = False
+    with suppress(OSError), Path("/dev/full").open("w", buffering=1) as full:
+        call_command("mq_consume", "crm", "--until-empty", stdout=full)
+        consumed = True
+    assert consumed
+    assert QueuedMessage.objects.count() == 1
 
 
 @only_redis
