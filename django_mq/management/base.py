@@ -60,6 +60,12 @@ class OperatorCommand(BaseCommand):
     #: Why nothing matches, if there is more to say: the end of a sentence.
     none_found = ""
 
+    def create_parser(self, *args: Any, **kwargs: Any) -> CommandParser:
+        """Return a parser that accepts options between QUEUE and a word that follows it."""
+        parser = super().create_parser(*args, **kwargs)
+        parser.parse_args = parser.parse_intermixed_args  # type: ignore[method-assign]
+        return parser
+
     def add_arguments(self, parser: CommandParser) -> None:
         add_database(parser)
         parser.add_argument("--json", action="store_true", help="print JSON")

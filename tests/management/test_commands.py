@@ -278,6 +278,28 @@ def exit_code(name, arguments):
     return getattr(caught.value, "returncode", None) or caught.value.code
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("mq_limit mail --force 5", "Queue mail has at most 5 messages in flight"),
+        ("mq_limit mail 5 --force", "Queue mail has at most 5 messages in flight"),
+        ("mq_limit mail --queue slow 5", "name the queue once"),
+        ("mq_limit mail --force", "'mail' is not a whole number"),
+        ("mq_schedule run --json unknown", "there is no schedule unknown"),
+        ("mq_workers quiet --yes unknown", "no live worker has the id 'unknown'"),
+        ("mq_stop 1 --yes 2", "there is nothing to stop"),
+        ("mq_peek mail --limit 5 more", "unrecognized arguments: more"),
+    ],
+)
+def test_options_may_stand_between_the_other_words(command, said):
+    name, *arguments = command.split()
+    try:
+        found = run(name, *arguments)
+    except CommandError as error:
+        found = str(error)
+    assert said in found
+
+
 def test_a_table_of_somebody_else_is_not_ours():
     """A table is missing for somebody else's trigger: to migrate would not help."""
     add(dead=-1)
