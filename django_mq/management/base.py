@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from io import TextIOWrapper
 from typing import Any
@@ -53,6 +53,8 @@ class OperatorCommand(BaseCommand):
 
     #: Whether the command concerns one queue.
     needs_queue = False
+    #: What the first word of the command may be, the default first.
+    actions: Sequence[str] = ()
     #: The role of docs/roles.md that allows the command.
     role = "mq_operator"
     #: Why messages are skipped.
@@ -69,6 +71,15 @@ class OperatorCommand(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         add_database(parser)
         parser.add_argument("--json", action="store_true", help="print JSON")
+        if self.actions:
+            default = self.actions[0]
+            parser.add_argument(
+                "action",
+                nargs="?",
+                choices=self.actions,
+                default=default,
+                help=f"default: {default}",
+            )
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run the command as a program; a signal ends it without a traceback."""
@@ -106,6 +117,9 @@ class OperatorCommand(BaseCommand):
             raise wrong_arguments("name the queue once: as QUEUE or by --queue")
         if named is not None:
             options["queue"] = named
+        if self.actions and options["action"] not in self.actions:  # call_command(action=...)
+            known = ", ".join(self.actions)
+            raise wrong_arguments(f"no action is {options['action']!r}: choose one of {known}")
         if self.needs_queue and options["queue"] is None:
             raise wrong_arguments("name a queue, as QUEUE or by --queue")
         try:

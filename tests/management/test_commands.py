@@ -7,14 +7,15 @@ import shlex
 from pathlib import Path
 
 import pytest
-from django.core.management import BaseCommand, CommandError, load_command_class
+from django.core.management import BaseCommand, CommandError, call_command, load_command_class
 from django.db import connection, connections
 
 from django_mq import handlers
 from django_mq.management.commands import mq_status
-from django_mq.models import QueueState
+from django_mq.models import QueueState, Schedule, WorkerCommand
 from tests.management.conftest import run
-from tests.rows import add, decide
+from tests.outbox.schedules.conftest import put
+from tests.rows import add, beat, decide
 
 pytestmark = pytest.mark.django_db
 
@@ -298,6 +299,23 @@ def test_options_may_stand_between_the_other_words(command, said):
     except CommandError as error:
         found = str(error)
     assert said in found
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "known"),
+    [
+        ("mq_schedule", {}, "list, run, enable, disable, next"),
+        ("mq_schedule", {"name": "hourly"}, "list, run, enable, disable, next"),
+        ("mq_workers", {"all": True, "yes": True}, "list, quiet, resume, stop"),
+    ],
+)
+def test_an_action_that_argparse_has_not_read_is_checked(name, options, known):
+    put("hourly")
+    beat("w")
+    with pytest.raises(CommandError, match=f"no action is 'dissable': choose one of {known}$"):
+        call_command(name, action="dissable", **options)
+    assert Schedule.objects.get().enabled
+    assert not WorkerCommand.objects.exists()
 
 
 def test_a_table_of_somebody_else_is_not_ours():

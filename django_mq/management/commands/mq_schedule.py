@@ -18,7 +18,6 @@ from django_mq.models import Schedule
 from django_mq.policy.names import check_name
 from django_mq.queues.scheduling import no_schedule, state_of, timing_of
 
-ACTIONS = ("list", "run", "enable", "disable", "next")
 #: The number of times shown per schedule.
 TIMES = 3
 #: Columns of a schedule in JSON; the payload and the metadata may be private.
@@ -42,13 +41,11 @@ COLUMNS = (
 
 
 class Command(OperatorCommand):
+    actions = ("list", "run", "enable", "disable", "next")
     help = "List schedules, run one now, enable or disable one, or show the next times."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument(
-            "action", nargs="?", choices=ACTIONS, default="list", help="default: list"
-        )
         parser.add_argument("name", nargs="?", metavar="NAME", help="name of the schedule")
 
     def operate(self, *, database: str | None, **options: Any) -> None:

@@ -28,17 +28,11 @@ NOTES = {
 
 
 class Command(OperatorCommand):
+    actions = ("list", *ORDERS)
     help = "List the worker processes, or tell some to claim nothing, to resume, or to stop."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument(
-            "action",
-            nargs="?",
-            choices=("list", *ORDERS),
-            default="list",
-            help="default: list",
-        )
         parser.add_argument(
             "ids", nargs="*", metavar="ID", help="worker ids, or their beginnings as in the list"
         )
