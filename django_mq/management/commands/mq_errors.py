@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -44,21 +45,20 @@ class Command(OperatorCommand):
         )
         if not found:
             self.warn_of_unknown(database=database, **options)
+        texts = _first_lines(found, database)
         if options["json"]:
-            self.stdout.write(as_json(found))
+            rows = [{**asdict(each), "text": texts[each.attempt_id]} for each in found]
+            self.stdout.write(as_json(rows))
         elif not found:
             asked = options["since"] is not None or options["queue"] is not None
             self.stdout.write(
                 "No failed attempt matches." if asked else "No failed attempts are kept."
             )
         else:
-            self._show(found, database)
+            self._show(found, texts)
 
-    def _show(self, found: Sequence[queues.ErrorGroup], database: str | None) -> None:
+    def _show(self, found: Sequence[queues.ErrorGroup], texts: Mapping[int, str]) -> None:
         """Print a table; below each row, the error and the first line of its newest text."""
-        newest = [each.attempt_id for each in found]
-        attempts = FailedAttempt.objects.using(alias_of(database)).filter(pk__in=newest)
-        texts = dict(attempts.values_list("pk", "error_text"))
         size = size_of(self.stdout)
         widest = (size.columns if size else MAX_CELL_WIDTH) - len(INDENT)
         headers, *rows = table(HEADERS, map(_row, found)).split("\n")
@@ -66,8 +66,16 @@ class Command(OperatorCommand):
         for each, row in zip(found, rows, strict=True):
             self.stdout.write(row)
             self.stdout.write(INDENT + one_line(_error(each)))
-            if lines := texts.get(each.attempt_id, "").strip().splitlines():
-                self.stdout.write(INDENT + one_line(lines[0], widest))
+            if text := texts[each.attempt_id]:
+                self.stdout.write(INDENT + one_line(text, widest))
+
+
+def _first_lines(found: Sequence[queues.ErrorGroup], database: str | None) -> dict[int, str]:
+    """Return the first line of the text of each newest attempt; empty if the text is gone."""
+    newest = [each.attempt_id for each in found]
+    attempts = FailedAttempt.objects.using(alias_of(database)).filter(pk__in=newest)
+    texts = dict(attempts.values_list("pk", "error_text"))
+    return {id: next(iter(texts.get(id, "").strip().splitlines()), "") for id in newest}
 
 
 def _row(group: queues.ErrorGroup) -> tuple[object, ...]:

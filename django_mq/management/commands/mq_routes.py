@@ -82,7 +82,9 @@ class Command(OperatorCommand):
                 "types": found.types,
                 "handlers": found.handlers,
                 "unheard": [each.type for each in found.unheard],
+                "idle": [each.name for each in _idle(found)],
                 "uncalled": [each.name for each in found.uncalled],
+                "tasks": found.tasks,
             }
             self.stdout.write(as_json(told))
             return
@@ -100,7 +102,10 @@ class Command(OperatorCommand):
         if rows:
             self.stdout.write(table(("type", "newest messages", "handler", "queues"), rows))
         for label, names in (
-            ("Handlers that take none of these types", _idle(found)),
+            (
+                "Handlers that take none of these types",
+                [f"{each.name} ({', '.join(each.patterns)})" for each in _idle(found)],
+            ),
             ("Types that no handler here takes", [each.type for each in found.unheard]),
             ("Handlers not called in the last 7 days", [h.name for h in found.uncalled]),
             ("Tasks, which only enqueue() reaches", found.tasks),
@@ -117,10 +122,6 @@ def _reason(found: Explanation[Handler], type: str, version: int) -> str:
     return f"{found.reason}, but held: {refused}" if refused else found.reason
 
 
-def _idle(found: queues.Topology) -> list[str]:
+def _idle(found: queues.Topology) -> list[queues.Subscriber]:
     heard = {name for each in found.types for name in each.handlers}
-    return [
-        f"{each.name} ({', '.join(each.patterns)})"
-        for each in found.handlers
-        if each.name not in heard
-    ]
+    return [each for each in found.handlers if each.name not in heard]

@@ -65,16 +65,7 @@ class Command(OperatorCommand):
         self, action: str, found: Sequence[Schedule], *, json: bool, database: str | None
     ) -> None:
         if json:
-            rows = [
-                {name: getattr(each, name) for name in COLUMNS}
-                | {
-                    "when": timing_of(each),
-                    "state": state_of(each),
-                    "next": _next_times(each, database)[0],
-                }
-                for each in found
-            ]
-            self.stdout.write(as_json(rows))
+            self.stdout.write(as_json([_data(each, database) for each in found]))
         elif not found:
             self.stdout.write("No schedules: a worker stores those of periodic() when it starts.")
         elif action == "next":
@@ -137,6 +128,18 @@ def _next_times(schedule: Schedule, database: str | None) -> tuple[list[datetime
         return queues.next_times(schedule, TIMES, using=database), ""
     except InvalidOption as error:
         return [], str(error)
+
+
+def _data(schedule: Schedule, database: str | None) -> dict[str, Any]:
+    """Return a schedule in JSON; `problem` says why it has no next times."""
+    times, problem = _next_times(schedule, database)
+    return {
+        **{name: getattr(schedule, name) for name in COLUMNS},
+        "when": timing_of(schedule),
+        "state": state_of(schedule),
+        "next": times,
+        "problem": problem,
+    }
 
 
 def _cells(schedule: Schedule, database: str | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from time import sleep
 from typing import Any
@@ -85,11 +85,7 @@ class Command(OperatorCommand):
         found = _read(queue, database)
         self.warn_of_unknown(queue=queue, database=database)
         if as_data:
-            told = {"queues": found.counted, "workers": found.workers, "horizon": found.holders}
-            told |= {"handlers": found.timings, "heads": found.heads[:MAX_HEADS]}
-            unserved = [_unserved(found.unserved)] if found.unserved else []
-            warnings = unserved + [each.text for each in found.pooled]
-            self.stdout.write(as_json({**told, "warnings": warnings}))
+            self.stdout.write(as_json(_data(found)))
         else:
             self.stdout.write(all_lines(_sections(found)))
 
@@ -134,6 +130,23 @@ def _read(queue: str | None, database: str | None) -> Status:
     )
 
 
+def _data(found: Status) -> dict[str, Any]:
+    """Return the JSON form, with everything that the text has."""
+    unserved = [_unserved(found.unserved)] if found.unserved else []
+    return {
+        "queues": [
+            {**asdict(each), "depth": each.depth, "in_flight": each.in_flight}
+            for each in found.counted
+        ],
+        "workers": found.workers,
+        "horizon": found.holders,
+        "handlers": found.timings,
+        "heads": found.heads[:MAX_HEADS],
+        "more_heads": len(found.heads) > MAX_HEADS,
+        "warnings": unserved + [_pooled_text(each) for each in found.pooled],
+    }
+
+
 def _sections(found: Status) -> list[Section]:
     sections = [_queues(found.counted)]
     if found.heads:
@@ -152,7 +165,11 @@ def _sections(found: Status) -> list[Section]:
     if found.holders:
         holders = table(HOLDER_HEADERS, map(_holder, found.holders))
         sections.append(Section.of_table(holders, title=HOLDERS, name="session"))
-    return sections + [Section([f"{each.text} {each.hint}"]) for each in found.pooled]
+    return sections + [Section([_pooled_text(each)]) for each in found.pooled]
+
+
+def _pooled_text(finding: Finding) -> str:
+    return f"{finding.text} {finding.hint}"
 
 
 def _queues(counted: Sequence[queues.QueueCounts]) -> Section:
