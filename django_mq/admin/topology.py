@@ -14,6 +14,8 @@ from django_mq.states import MessageState
 
 #: The maximum numbers of types (also of tasks) and of handlers; `mq_routes` lists all.
 MAX_TYPES, MAX_HANDLERS = 200, 40
+#: With more handlers than this, a column for each is wider than a laptop: types are a list.
+MAX_COLUMNS = 4
 
 
 class TopologyAdmin(ReadOnlyAdmin):
@@ -33,6 +35,7 @@ class TopologyAdmin(ReadOnlyAdmin):
             request,
             "topology",
             "Types and handlers",
+            is_matrix=len(shown) <= MAX_COLUMNS,
             subscribers=[(each, breakable(each.name)) for each in shown],
             types=[
                 (

@@ -6,7 +6,9 @@ from datetime import timedelta
 
 import pytest
 from django.db.models.functions import Now
+from django.urls import reverse
 
+from django_mq import handler, handlers
 from django_mq.models import HandledMessage, Operation, Result, Schedule, UniqueKey
 from tests.admin.pages import LIST, fail, url
 from tests.rows import add, beat, decide, tally
@@ -65,6 +67,29 @@ def test_the_options_of_a_queue_have_room_on_a_phone(visit):  # noqa: F811
     page.set_viewport_size(LAPTOP["viewport"])
     name, value = page.locator(".mq-facts tr").first.locator("th, td").all()
     assert name.bounding_box()["y"] == value.bounding_box()["y"]
+
+
+@pytest.mark.parametrize("count", [4, 5, 12])
+def test_types_and_handlers_fit_on_a_laptop_and_a_phone(visit, count):  # noqa: F811
+    """A column per handler is too wide from the fifth on."""
+    address = reverse("admin:django_mq_queuestate_topology")
+    names = [f"shop.billing.handlers.send_invoice_to_customer_{n}" for n in range(count)]
+    with handlers.isolated():
+        for n, name in enumerate(names):
+            handler(
+                f"shop.customers.registered{n}", "shop.#", name=name, queue=f"billing.mails{n}"
+            )(lambda delivery: None)
+        page = visit(address, **LAPTOP)
+        for size in (LAPTOP, PHONE):
+            page.set_viewport_size(size["viewport"])
+            page.goto(address)
+            assert page.locator("html").evaluate(EXCESS) <= 0
+            for table in page.locator(".mq-wide").all():
+                assert table.evaluate(EXCESS) <= 0, size
+            for name in names:
+                shown = page.locator("#content").get_by_text(name).locator("visible=true").first
+                box = shown.bounding_box()
+                assert box["x"] + box["width"] <= size["viewport"]["width"], (name, size)
 
 
 @pytest.fixture
