@@ -25,11 +25,16 @@ def interruptible() -> Iterator[None]:
 
     Only in the main thread, and only if the process is the command.
     """
-    for number in SIGNALS:
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
-            signal.signal(number, _interrupt)
+    # nohup ignores SIGHUP.
+    ours = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _interrupt)
     try:
-        yield
+        try:
+            yield
+        finally:  # nobody catches what would be raised while the interpreter exits
+            for number in ours:
+                signal.signal(number, signal.SIG_DFL)
     except KeyboardInterrupt as error:
         output.flush(last=True)
         leave_by(error.number if isinstance(error, Interruption) else signal.SIGINT)

@@ -127,3 +127,23 @@ def test_the_keys_that_leave_a_question_change_nothing(key: str, code: int, tmp_
         os.close(ours)
     assert b"Traceback" not in said
     assert list(QueuedMessage.objects.all()) == [kept]
+
+
+AT_EXIT = """
+import atexit, os, sys
+atexit.register(lambda: os.kill(os.getpid(), {number}))
+from django.core.management import execute_from_command_line
+execute_from_command_line(["manage.py", "mq_types"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_the_interpreter_exits_ends_it_quietly(number: signal.Signals) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", AT_EXIT.format(number=int(number))],
+        cwd=settings.BASE_DIR,
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.acceptance.settings"},
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stderr) == (-number, "")
