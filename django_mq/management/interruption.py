@@ -20,8 +20,18 @@ class Interruption(KeyboardInterrupt):
 
 
 @contextmanager
+def quiet() -> Iterator[None]:
+    """Within the block, Ctrl-C ends the process by its signal, without a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        output.flush(last=True)
+        leave_by(error.number if isinstance(error, Interruption) else signal.SIGINT)
+
+
+@contextmanager
 def interruptible() -> Iterator[None]:
-    """Within the block, `SIGNALS` raise as Ctrl-C does; then the signal ends the process.
+    """Like `quiet()`; `SIGNALS` raise as Ctrl-C does, and end the process in the same way.
 
     Only in the main thread, and only if the process is the command.
     """
@@ -29,15 +39,12 @@ def interruptible() -> Iterator[None]:
     ours = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
     for number in ours:
         signal.signal(number, _interrupt)
-    try:
+    with quiet():
         try:
             yield
         finally:  # nobody catches what would be raised while the interpreter exits
             for number in ours:
                 signal.signal(number, signal.SIG_DFL)
-    except KeyboardInterrupt as error:
-        output.flush(last=True)
-        leave_by(error.number if isinstance(error, Interruption) else signal.SIGINT)
 
 
 def _interrupt(number: int, frame: object) -> None:

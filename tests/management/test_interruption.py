@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -147,3 +148,29 @@ def test_a_signal_while_the_interpreter_exits_ends_it_quietly(number: signal.Sig
         text=True,
     )
     assert (ended.returncode, ended.stderr) == (-number, "")
+
+
+@pytest.mark.parametrize("name", ["mq_worker", "mq_status"])
+def test_ctrl_c_while_the_server_does_not_answer_is_quiet(name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"postgresql://ann@127.0.0.1:{silent.getsockname()[1]}/nothing"
+        started = subprocess.Popen(
+            [sys.executable, str(settings.BASE_DIR / "manage.py"), name],
+            env={
+                **os.environ,
+                "DJANGO_SETTINGS_MODULE": "tests.acceptance.settings",
+                "DATABASE_URL": address,
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            silent.settimeout(SOON)
+            client, _ = silent.accept()
+            with client:
+                client.recv(8)  # it has begun to talk, and now waits
+                started.send_signal(signal.SIGINT)
+                _, said = started.communicate(timeout=SOON)
+        finally:
+            started.kill()
+    assert (started.returncode, said) == (-signal.SIGINT, "")

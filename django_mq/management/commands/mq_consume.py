@@ -13,6 +13,7 @@ from django_mq.contrib.relays.consumer import READ_SECONDS, Consumer
 from django_mq.contrib.relays.dead_letters import broadcast_again
 from django_mq.management.arguments import port_and_address
 from django_mq.management.databases import add_database, chosen_database
+from django_mq.management.interruption import quiet
 from django_mq.management.logs import configure_logging
 from django_mq.management.ports import endpoint
 from django_mq.supervisor import output
@@ -43,6 +44,11 @@ class Command(BaseCommand):
             metavar="[ADDRESS:]PORT",
             help="answer /livez and /readyz here (default address: 127.0.0.1)",
         )
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run the command as a program; until it takes signals, Ctrl-C ends it quietly."""
+        with quiet():
+            super().run_from_argv(argv)
 
     def handle(self, *args: Any, **options: Any) -> None:
         configure_logging(options["verbosity"])

@@ -31,6 +31,7 @@ from django_mq.management.databases import (
     must_be_migrated,
     must_be_usable,
 )
+from django_mq.management.interruption import quiet
 from django_mq.management.logs import configure_logging
 from django_mq.management.ports import endpoint
 from django_mq.management.reloading import is_reloaded, run_reloading
@@ -83,6 +84,11 @@ class Command(BaseCommand):
         parser.add_argument(
             "--reload", action="store_true", help="restart when code changes; for development"
         )
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run the command as a program; until it takes signals, Ctrl-C ends it quietly."""
+        with quiet():
+            super().run_from_argv(argv)
 
     def handle(self, **options: Any) -> None:
         configure_logging(options["verbosity"])
