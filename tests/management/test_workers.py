@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from django.core.management import CommandError
+from django.core.management import CommandError, call_command
 
 from django_mq import handlers, queues
 from django_mq.models import WorkerCommand
@@ -52,6 +52,12 @@ def test_those_that_are_named_are_told(arguments, ids):
     text = run("mq_workers", *arguments, "--by", "ana", "--yes")
     assert f"Told {len(ids)} worker process" in text
     assert told() == [(id, "quiet", "ana") for id in ids]
+
+
+def test_they_are_also_named_by_keyword():
+    """Django passes keywords on only for arguments that argparse does not require."""
+    call_command("mq_workers", action="quiet", ids=["aa2"], by="ana", yes=True)
+    assert told() == [("aa22222222", "quiet", "ana")]
 
 
 @pytest.mark.parametrize(("action", "stored"), [("resume", "resume"), ("stop", "leave")])

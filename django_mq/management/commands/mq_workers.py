@@ -34,7 +34,11 @@ class Command(OperatorCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument(
-            "ids", nargs="*", metavar="ID", help="worker ids, or their beginnings as in the list"
+            "ids",
+            nargs="*",
+            default=[],
+            metavar="ID",
+            help="worker ids, or their beginnings as in the list",
         )
         parser.add_argument("--host", metavar="NAME", help="all worker processes of this host")
         parser.add_argument("--all", action="store_true", help="all worker processes")
