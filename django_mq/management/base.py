@@ -34,7 +34,7 @@ from django_mq.policy.names import check_name
 from django_mq.policy.rounding import message_count
 from django_mq.policy.similar_names import similar
 from django_mq.queues import Changed
-from django_mq.store.lost import LOST, was_refused
+from django_mq.store.lost import LOST, is_read_only, was_refused
 from django_mq.supervisor.output import discard
 
 #: The errors of a disk that takes nothing more.
@@ -134,6 +134,8 @@ class OperatorCommand(BaseCommand):
             text = one_line(str(error)) or type(error).__name__
             if isinstance(error, LOST) and not was_refused(error):
                 text = f"database {alias!r} cannot be used: {text}"
+            elif is_read_only(error):
+                text = f"database {alias!r} is read-only: {text}"
             if isinstance(error.__cause__, UndefinedTable | UndefinedColumn):
                 text += missing_migrations(connections[alias])
             text += missing_role(error, self.role)

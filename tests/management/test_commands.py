@@ -318,6 +318,15 @@ def test_an_action_that_argparse_has_not_read_is_checked(name, options, known):
     assert not WorkerCommand.objects.exists()
 
 
+@pytest.mark.parametrize("arguments", [("mq_pause", "mail"), ("mq_purge", "--all", "--yes")])
+def test_a_read_only_database_is_named(arguments):
+    add(dead=-1)
+    with connection.cursor() as cursor:
+        cursor.execute("set transaction read only")
+    with pytest.raises(CommandError, match=r"^database 'default' is read-only: cannot execute "):
+        run(*arguments)
+
+
 def test_a_table_of_somebody_else_is_not_ours():
     """A table is missing for somebody else's trigger: to migrate would not help."""
     add(dead=-1)
