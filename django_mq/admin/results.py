@@ -41,7 +41,7 @@ class ResultAdmin(TableAdmin):
         return super().get_queryset(request).defer("value", "payload", "metadata", "attempts")
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        fields = ["message_id", "handler", "outcome", "created_full"]
+        fields = ["message", "handler", "outcome", "created_full"]
         is_django_task = obj is not None and obj.enqueued_at is not None
         if is_django_task:
             fields += ["queue", "priority", "enqueued_full", "kept"]
@@ -49,6 +49,10 @@ class ResultAdmin(TableAdmin):
             fields += ["arguments"] if is_django_task else []
             fields += ["whole_error"] if obj is not None and obj.error_class else ["whole_value"]
         return [(None, {"fields": fields})]
+
+    @admin.display(description="message")
+    def message(self, result: Result) -> Any:
+        return number(result)
 
     @admin.display(description="outcome")
     def outcome(self, result: Result) -> Any:

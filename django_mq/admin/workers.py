@@ -116,7 +116,7 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
         fields = (
             "condition",
             "host",
-            "pid",
+            "process",
             "version",
             "wakeup",
             "serves",
@@ -152,6 +152,11 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
     @admin.display(description="state")
     def condition(self, beat: Any) -> Any:
         return beat.row.badge if beat.row else None
+
+    @admin.display(description="process id")
+    def process(self, beat: Any) -> Any:
+        """Show it without thousands separators."""
+        return str(beat.pid)
 
     @admin.display(description="queues")
     def serves(self, beat: Any) -> Any:

@@ -193,6 +193,17 @@ def test_results(boss):
     assert "s3cr3t" not in page
 
 
+def test_ids_are_shown_without_thousands_separators(boss, settings):
+    """People copy them: into a search, or after `kill`."""
+    settings.USE_THOUSAND_SEPARATOR = True
+    Result.objects.create(message_id=1234567, value=1)
+    beat("a1", pid=1234567)
+    for model, key in (("result", 1234567), ("workerheartbeat", "a1")):
+        page = text(boss.get(url(model, "change", key)))
+        assert ": 1234567 " in page
+        assert "1,234,567" not in page
+
+
 def test_times_are_told_by_the_clock_of_the_database(boss, monkeypatch):
     """The web server's clock may be wrong by days."""
     monkeypatch.setattr("time.time", lambda: 0.0)
