@@ -137,6 +137,7 @@ def test_lists_are_cards_on_a_phone(visit):  # noqa: F811
     assert says_queue.evaluate("cell => getComputedStyle(cell, '::before').content") == '"Queue"'
     page.check("#action-toggle")
     assert page.locator("#result_list tbody .action-select").is_checked()
+    page.uncheck("#result_list tbody .action-select")  # nothing lies over it
 
 
 @pytest.mark.usefixtures("rows")
