@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import django
 from django.contrib import admin, messages
+from django.contrib.admin import helpers
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ChangeList
@@ -71,9 +72,18 @@ def ids_of(texts: Sequence[str]) -> list[int]:
     return ids
 
 
+class ActionForm(helpers.ActionForm):
+    """The stock form. Unfold shows its button only if Alpine.js knows the chosen action."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["action"].widget.attrs["x-model"] = "action"
+
+
 class ReadOnlyAdmin(QueueScopeMixin, ExactSearchMixin, StockAdmin):
     """A page on which nothing can be added, changed or deleted."""
 
+    action_form = ActionForm
     actions_on_bottom = False
     change_list_template = "admin/django_mq/folded_list.html"
     list_max_show_all = 0

@@ -7,12 +7,13 @@ import re
 import pytest
 from django.db import connection
 from django.db.models import Func, TextField, Value
+from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from django_mq.admin import QueuedMessageAdmin, base, bounds
 from django_mq.admin.bounds import AtLeast, CappedPaginator
 from django_mq.admin.filters import INDEX_CONDITIONS
-from django_mq.models import FailedAttempt, QueuedMessage, Result
+from django_mq.models import FailedAttempt, HandledMessage, QueuedMessage, Result
 from django_mq.states import MessageState
 from tests.admin.pages import LIST, MODELS, listed, text, told, url
 from tests.rows import add, beat, decide
@@ -301,6 +302,16 @@ def test_messages_are_filtered_by_priority(boss):
     add()
     assert listed(boss.get(LIST, {"priority": "-5"})) == [wanted.pk]
     assert boss.get(LIST, {"priority": "high"}).status_code == 302
+
+
+@pytest.mark.parametrize("model", ["queuedmessage", "handledmessage"])
+def test_themes_know_which_action_is_chosen(boss, model):
+    """Unfold shows the button that runs it only then; its script reads this attribute."""
+    add()
+    HandledMessage.objects.create(id=1, queue="mail", type="t", keep_until=Now())
+    page = boss.get(url(model)).content.decode()
+    [chooser] = re.findall(r'<select name="action"[^>]*>', page)
+    assert 'x-model="action"' in chooser
 
 
 def test_no_filter_holds_a_form(boss):
