@@ -27,6 +27,9 @@ from tests.admin.test_browser import (
 LAPTOP = {"viewport": {"width": 1280, "height": 800}}
 PHONE = {"viewport": {"width": 390, "height": 844}}
 EXCESS = "list => list.scrollWidth - list.clientWidth"
+CRUMBS_OF_JAZZMIN = """() => document.querySelector("#content").insertAdjacentHTML(
+    "afterbegin", `<ol class="breadcrumb"><li>${"t".repeat(128)}</li></ol>`
+)"""
 NAMES = {"type": "shop.customers.registered", "handler": "send_newsletter_to_customers"}
 
 
@@ -171,3 +174,5 @@ def test_the_longest_names_hide_nothing(visit):  # noqa: F811
             title["x"] + title["width"] <= tools["x"] or title["y"] + title["height"] <= tools["y"]
         )
         assert apart, size
+    page.evaluate(CRUMBS_OF_JAZZMIN)
+    assert page.locator("html").evaluate(EXCESS) <= 0
