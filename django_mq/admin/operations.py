@@ -143,8 +143,8 @@ class OperationAdmin(ReadOnlyAdmin):
         if not getattr(row, "is_cancellable", False):
             return ""
         return format_html(
-            '<button type="submit" class="button" name="operation" value="{}" formaction="{}">'
-            "Cancel</button>",
+            '<span class="mq-inline"><button type="submit" class="button" name="operation"'
+            ' value="{}" formaction="{}">Cancel</button></span>',
             row.pk,
             self.url(Operation, "cancel"),
         )
