@@ -17,6 +17,7 @@ def test_pokes_are_kept_until_seen_and_many_are_as_good_as_one() -> None:
     wakeup.sleep(60)
     assert monotonic() - began < 30
     assert wakeup.take_ring() is False
+    assert not wakeup._quiet.acquire(blocking=False)  # the next sleep would not end at once
     wakeup.sleep(0.001)  # returns because the time is over
 
 
