@@ -84,6 +84,10 @@ def duration(text: str) -> float:
     (90.0, 5400.0, 172800.0)
     """
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd]?)", text.strip())
+    if found is None and re.fullmatch(r"\d+(\.\d+)?[smhd]?", text.strip()):
+        raise ArgumentTypeError(
+            f"{one_line(text)!r} is too long: at most 9 digits, and 9 after the point"
+        )
     if found is None:
         raise ArgumentTypeError(
             f"{one_line(text)!r} is not a duration such as 90, 90s, 15m, 2h or 1d"

@@ -99,3 +99,9 @@ def test_what_is_no_moment(text):
     with pytest.raises(argparse.ArgumentTypeError) as caught:
         arguments.moment(text)
     assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["99999999999999", "9999999999d", "1234567890.5h"])
+def test_a_duration_that_is_too_long_is_told_as_such(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is too long: at most 9 digits"):
+        arguments.duration(text)
