@@ -115,7 +115,7 @@ class ScheduleAdmin(ScheduleRowsAdmin):
             return [(None, {"fields": ("name", *fields, *READ_ONLY_FIELDS, *content)})]
         hidden = CONTENT if not private or _is_unreadable(obj) else ()
         editable = tuple(name for name in EDITABLE if name not in (*hidden, "name"))
-        return [(None, {"fields": ("name", *fields)}), (None, {"fields": editable})]
+        return [(None, {"fields": ("name", *fields)}), ("Definition", {"fields": editable})]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         if obj is None:

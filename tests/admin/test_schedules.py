@@ -60,6 +60,13 @@ def errors(response):
     return {name: list(found) for name, found in response.context["adminform"].errors.items()}
 
 
+def test_the_groups_of_fields_have_names_of_their_own(keeper):
+    """Jazzmin makes tabs of them, of which two with the same name show the same fields."""
+    put("hourly", source="admin")
+    names = [name for name, _fields in page(keeper).context["adminform"].fieldsets]
+    assert names == [None, "Definition"]
+
+
 def test_the_list(looker):
     put("a-hourly", due=1800, queue="mail")
     put("b-cron", cron="0 6 * * *", tz="Europe/Berlin", due=60, last_error="full")
