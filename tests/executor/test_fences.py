@@ -299,8 +299,8 @@ def test_a_shut_queue_and_a_locked_row_give_back_one_task(bench: Bench) -> None:
 
     add(handler="h")
     tasks = bench.claim()
-    bench.slices._stopped = StoppedQueues()
-    bench.slices._stopped.stop("mail", None)
+    bench.slices._stopped_queues = StoppedQueues()
+    bench.slices._stopped_queues.stop("mail", None)
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage for update")
         remainder = bench.run(tasks)

@@ -83,7 +83,7 @@ def test_a_batch_of_a_stopped_queue_does_not_start(bench: Bench) -> None:
     for _ in range(3):
         add(handler="h")
     tasks = bench.claim()
-    bench.slices._stopped = stopped = StoppedQueues()
+    bench.slices._stopped_queues = stopped = StoppedQueues()
     stopped.stop("mail")
     assert bench.run(tasks).not_started == tasks
     assert ran == []
