@@ -25,12 +25,12 @@ from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 
 from django_mq.conf import get_settings
 from django_mq.conf.version import VERSION
+from django_mq.error_logs import traced
 from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload
 from django_mq.executor import calls
 from django_mq.messages import Delivery
 from django_mq.outbox import origin
 from django_mq.policy.redacted_error import HIDDEN_EVERYWHERE
-from django_mq.signals import traced
 
 __all__ = ["instrument", "uninstrument"]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
 from typing import Any
 
+from django_mq.error_logs import log_failure
 from django_mq.executor import reports
 from django_mq.executor.async_settler import AsyncSettler, StartAnswer
 from django_mq.executor.call_timeout import CANCEL_SECONDS, LoopTimeout, own_cancel, wait_for_calls
@@ -25,7 +26,7 @@ from django_mq.executor.watchdog import Link
 from django_mq.messages import Fence, set_current
 from django_mq.policy.outcomes import AttemptEnded, cut_short
 from django_mq.policy.stack import Frame, awaited_by, raised_from
-from django_mq.signals import is_observed, log_failure, message_started
+from django_mq.signals import is_observed, message_started
 
 #: Seconds over which freed slots are collected before they are announced, so that one claim fills
 #: them all.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 from typing import NamedTuple
 
+from django_mq.error_logs import log_failure
 from django_mq.executor import reports
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.run_context import RunContext
@@ -23,7 +24,6 @@ from django_mq.executor.statements import Statements
 from django_mq.executor.tasks import Task
 from django_mq.executor.watchdog import Link
 from django_mq.messages import Fence
-from django_mq.signals import log_failure
 from django_mq.store import leases, settle
 from django_mq.store.lost import LOST
 

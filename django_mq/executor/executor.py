@@ -11,6 +11,7 @@ from time import monotonic
 
 from django.db import connections
 
+from django_mq.error_logs import log_failure
 from django_mq.executor.connections import plain_connection
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.nonatomic import NonAtomic
@@ -21,7 +22,6 @@ from django_mq.executor.settlement import Settlement
 from django_mq.executor.slices import SliceRunner
 from django_mq.executor.tasks import Line, Slice, Task
 from django_mq.executor.watchdog import Link
-from django_mq.signals import log_failure
 
 
 class Executor(threading.Thread):

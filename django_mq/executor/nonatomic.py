@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 from asgiref.sync import async_to_sync
 
+from django_mq.error_logs import log_failure
 from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import reports
 from django_mq.executor.call_timeout import EntryTimeout
@@ -25,7 +26,7 @@ from django_mq.executor.settlement import Settlement
 from django_mq.executor.simple_protocol import simple_query
 from django_mq.executor.tasks import Task
 from django_mq.messages import Fence
-from django_mq.signals import is_observed, log_failure, message_started
+from django_mq.signals import is_observed, message_started
 from django_mq.store import leases, settle
 from django_mq.store.lost import LOST
 

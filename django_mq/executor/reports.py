@@ -11,6 +11,7 @@ from typing import Any
 from django_mq import signals
 from django_mq.conf import get_settings
 from django_mq.conf.local_time import local_text
+from django_mq.error_logs import error_name, log_failure
 from django_mq.executor import worker_totals
 from django_mq.executor.ended import ACKED, DONE, Ended, Settled
 from django_mq.executor.worker_totals import queued_for
@@ -138,7 +139,7 @@ def _announce(signal: signals.LoggedSignal, ended: Ended, text: str, **more: Any
 
 def failed_after_finish(delivery: Delivery, error: BaseException) -> None:
     """Report a handler that raised after `finish()`: the message is done, the error is a bug."""
-    signals.log_failure(
+    log_failure(
         "failed_after_finish",
         error,
         "message %s (queue %s, handler %s) is finished, but its handler raised afterwards",
@@ -170,7 +171,7 @@ def refused(delivery: Delivery, error: BaseException, *, fails: bool) -> None:
         delivery.id,
         delivery.queue,
         delivery.attempt,
-        signals.error_name(error),
+        error_name(error),
         "the attempt fails" if fails else "its lease lapses, and the attempt counts",
         extra={"event": "settle_refused", "message_id": delivery.id, "queue": delivery.queue},
     )

@@ -14,6 +14,7 @@ import psycopg
 from django.db import connections, transaction
 from psycopg.pq import TransactionStatus
 
+from django_mq.error_logs import log_failure
 from django_mq.executor import created_sessions
 from django_mq.executor.connections import (
     DATABASE_ERRORS,
@@ -29,7 +30,6 @@ from django_mq.executor.statements import RepeatingCursor
 from django_mq.executor.thread_connections import clean_up
 from django_mq.executor.watchdog import Link
 from django_mq.messages import Delivery, set_current
-from django_mq.signals import log_failure
 from django_mq.store import Cursor, frozen_owner
 from django_mq.store.driver import DISCARD, may_prepare
 from django_mq.store.limits import STAY_WHILE_IDLE, Limits

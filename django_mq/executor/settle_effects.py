@@ -11,11 +11,11 @@ from operator import attrgetter
 
 import psycopg
 
+from django_mq.error_logs import log_failure
 from django_mq.executor.ended import DONE, Ended, Settled
 from django_mq.executor.replies import EncodedResults
 from django_mq.messages import ClaimedRow
 from django_mq.policy.outcomes import DeadLettered
-from django_mq.signals import log_failure
 from django_mq.store import Cursor, free_unique_ids, kept_results, keys, results
 from django_mq.store.free_unique_ids import EndedMessage
 from django_mq.store.kept_results import KeptResult

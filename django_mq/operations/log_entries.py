@@ -6,8 +6,8 @@ from django.apps import apps
 from django.contrib.auth import get_user_model
 from django.db import connections, router, transaction
 
+from django_mq.error_logs import log_failure
 from django_mq.operations.filter_words import public_words
-from django_mq.signals import log_failure
 
 REMOVING_ACTIONS = ("cancel", "discard")
 

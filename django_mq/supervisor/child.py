@@ -15,10 +15,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from django_mq.error_logs import log_failure
 from django_mq.messages import Fence
 from django_mq.policy.error_text import one_line
 from django_mq.policy.stack import readable
-from django_mq.signals import log_failure
 from django_mq.supervisor.ready import wait_ready
 from django_mq.supervisor.stop_signals import StopSignals
 from django_mq.supervisor.worker_figures import REPORT_SECONDS, ChangedTotals

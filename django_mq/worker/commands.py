@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from traceback import walk_stack
 
+from django_mq.error_logs import log_failure
 from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.call_timeout import CANCEL_SECONDS
 from django_mq.executor.scoreboard import Entry, Scoreboard
@@ -20,7 +21,6 @@ from django_mq.executor.watchdog import Link
 from django_mq.messages import Fence
 from django_mq.policy.error_text import stack_text
 from django_mq.policy.stack import Frame, frames_of, running_in
-from django_mq.signals import log_failure
 from django_mq.store import commands as store_commands
 from django_mq.store.leases import Command
 from django_mq.store.limits import Limits

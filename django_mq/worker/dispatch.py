@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from django_mq.error_logs import log_failure
 from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.ended import Ended
 from django_mq.executor.local_queue import LocalQueue
@@ -16,7 +17,6 @@ from django_mq.executor.outage import Outage
 from django_mq.executor.statements import Statements, skip_refused_rows
 from django_mq.executor.tasks import Line, Task
 from django_mq.messages import LONG_AGO, ClaimedRow, Delivery, Fence
-from django_mq.signals import log_failure
 from django_mq.store import Cursor, settle
 from django_mq.store.lost import LOST
 from django_mq.worker.queue_backoff import BackoffLevels

@@ -10,11 +10,11 @@ from typing import Any
 import psycopg
 
 from django_mq.conf import Settings
+from django_mq.error_logs import error_name, log_failure
 from django_mq.executor import reports, settle_effects
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.statements import within_transaction
 from django_mq.messages import ClaimedRow, Delivery
-from django_mq.signals import error_name, log_failure
 from django_mq.store import Cursor, expiry, notify
 from django_mq.store.lost import LOST
 

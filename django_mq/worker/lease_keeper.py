@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 from psycopg.errors import LockNotAvailable
 
+from django_mq.error_logs import traced
 from django_mq.executor import worker_totals
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.local_queue import LocalQueue
@@ -24,7 +25,6 @@ from django_mq.executor.outage import RECONNECT_WAIT, reason_of
 from django_mq.executor.statements import Statements, skip_refused_rows
 from django_mq.executor.watchdog import Link
 from django_mq.messages import LONG_AGO, Delivery
-from django_mq.signals import traced
 from django_mq.store import Cursor, figures, leases, queue_backoff
 from django_mq.store.limits import STATEMENT_SECONDS, Limits
 from django_mq.store.lost import LOST

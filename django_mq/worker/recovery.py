@@ -10,6 +10,7 @@ from time import monotonic
 
 import psycopg
 
+from django_mq.error_logs import log_failure
 from django_mq.executor import reports, settle_effects
 from django_mq.executor.ended import Ended, failed_row, failure_end
 from django_mq.executor.outage import Outage
@@ -19,7 +20,6 @@ from django_mq.messages import ClaimedRow, Delivery, Fence
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.outcomes import AttemptEnded, WorkerLost, cut_short
 from django_mq.policy.stack import Frame
-from django_mq.signals import log_failure
 from django_mq.store import leases, notify, ordered_queues, queue_backoff, recover, settle
 from django_mq.store.limits import Limits
 from django_mq.store.lost import LOST

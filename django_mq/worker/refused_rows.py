@@ -14,9 +14,9 @@ from typing import Protocol, TypeVar
 
 import psycopg
 
+from django_mq.error_logs import error_name, traced
 from django_mq.executor.connections import is_idle
 from django_mq.executor.statements import within_transaction
-from django_mq.signals import error_name, traced
 from django_mq.store import Cursor, refused_rows
 from django_mq.store.lost import LOST
 

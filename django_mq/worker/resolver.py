@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from django_mq import handlers
 from django_mq.conf import Settings
+from django_mq.error_logs import log_failure
 from django_mq.executor import reports
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.settle_rows import settle_all
@@ -21,7 +22,6 @@ from django_mq.handlers.nearest import nearest_handlers, nearest_types
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.policy.metadata import MAX_ADDED
 from django_mq.policy.stored_json import excess, max_brackets
-from django_mq.signals import log_failure
 from django_mq.store import Cursor, keys, settle
 from django_mq.store import routing as store_routing
 from django_mq.store.lost import LOST

@@ -13,9 +13,10 @@ import os
 import secrets
 import threading
 
+from django_mq.error_logs import log_failure
 from django_mq.executor.deadline import Deadline
 from django_mq.executor.thread_connections import remembering_sessions
-from django_mq.signals import announce_worker, log_failure, worker_started, worker_stopped
+from django_mq.signals import announce_worker, worker_started, worker_stopped
 from django_mq.store import Cursor, poll
 from django_mq.store.lost import LOST, was_refused
 from django_mq.worker.orders import LEAVE

@@ -24,6 +24,7 @@ from django_mq import (
     queues,
     signals,
 )
+from django_mq.error_logs import error_name
 from django_mq.executor import reports
 from django_mq.executor.ended import failure_end
 from django_mq.messages import Delivery, classes
@@ -310,7 +311,7 @@ def test_a_missing_right_is_named_with_its_table() -> None:
             acting_as(name),
         ):
             connection.connection.execute(statement)
-        said.append(signals.error_name(refused.value))
+        said.append(error_name(refused.value))
     with connection.cursor() as cursor:
         cursor.execute(f"drop role {name}")
     table = "permission denied for table django_mq_queuedmessage"

@@ -10,11 +10,11 @@ from django_mq.contrib.tasks import errors, results
 from django_mq.contrib.tasks.compat import task_finished
 from django_mq.contrib.tasks.registration import task_of
 from django_mq.contrib.tasks.results import TaskAttempts
+from django_mq.error_logs import log_failure
 from django_mq.executor.ended import DONE, Ended, Settled
 from django_mq.executor.replies import EncodedResults
 from django_mq.messages import worker_of
 from django_mq.policy.outcomes import DeadLettered
-from django_mq.signals import log_failure
 
 
 def announce_finished(ended: Ended) -> None:
