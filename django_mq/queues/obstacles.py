@@ -15,6 +15,7 @@ from django_mq.handlers.nearest import nearest_handlers, nearest_types
 from django_mq.messages import worker_of
 from django_mq.models import FailedAttempt, HandledMessage, QueuedMessage, QueueState, Result
 from django_mq.policy.routing import TASKS
+from django_mq.queues.busy import busy
 from django_mq.queues.decisions import effective_limit
 from django_mq.queues.fleet import WorkerProcess
 from django_mq.queues.stalled import MAX_COUNT, shown_count
@@ -62,11 +63,14 @@ def obstacle(message: QueuedMessage) -> str:
     return f"a worker could not run it, although handler {first.name} is registered here"
 
 
-def in_line(message: QueuedMessage, workers: Sequence[WorkerProcess], alias: str) -> str:
+def in_line(
+    message: QueuedMessage, workers: Sequence[WorkerProcess], alias: str, *, passed_over: bool
+) -> str:
     """Say what a due message waits for if nothing of its key or ordered queue is ahead of it.
 
     The possible reasons, in order: no worker, a backoff, the in-flight limit, the owner of its
-    ordered queue, other messages of its queue.
+    ordered queue, other messages of its queue. If the message was `passed_over`, that is, if any
+    free thread would have claimed it by now, it adds that all workers are busy, if they are.
     """
     serving = [worker for worker in workers if worker.alive and worker.serves(message.queue)]
     if not serving:
@@ -87,12 +91,14 @@ def in_line(message: QueuedMessage, workers: Sequence[WorkerProcess], alias: str
         leased = messages.filter(leased_until__isnull=False).values_list("pk")
         if len(leased[:limit]) == limit:
             return f"but its queue has reached its limit of messages in flight: {limit:,}"
+    runs = busy([worker for worker in serving if worker.claims], alias) if passed_over else ""
     if get_settings().queue(message.queue).ordered and message.leased_until is None:
-        return _owned(message, queue, workers)
+        return _owned(message, queue, workers) + runs
     n = _count_ahead(message, alias)
     if n == 0:
-        return "and is next to be claimed"
-    return f"and is behind {shown_count(n)} other message{'' if n == 1 else 's'} of its queue"
+        return f"and is next to be claimed{runs}"
+    others = f"{shown_count(n)} other message{'' if n == 1 else 's'} of its queue"
+    return f"and is behind {others}{runs}"
 
 
 def locked(message: QueuedMessage, alias: str) -> str:

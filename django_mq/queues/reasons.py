@@ -14,6 +14,7 @@ from django_mq.conf.local_time import local_text
 from django_mq.messages import worker_of
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.policy.error_text import Failure
+from django_mq.queues.busy import holder
 from django_mq.queues.claim_refusals import claim_refusal
 from django_mq.queues.deaths import OWN_REASONS, death, remedy, remedy_of_head
 from django_mq.queues.fleet import WorkerProcess, workers
@@ -120,20 +121,18 @@ class _Case:
 
     def _is_late(self) -> bool:
         """Return whether to ask the server about a due message: most are claimed before this."""
-        due_at = self.message.leased_until or self.message.processable_after
-        return self.now - due_at > self.late
+        return self._due_for() > self.late
+
+    def is_passed_over(self) -> bool:
+        """Return whether a worker with a free thread would have claimed a due message by now."""
+        polls = timedelta(seconds=2 * get_settings().poll_interval)
+        return self._due_for() > max(self.late, polls)
+
+    def _due_for(self) -> timedelta:
+        return self.now - (self.message.leased_until or self.message.processable_after)
 
     def workers(self) -> list[WorkerProcess]:
         return workers(using=self.alias)
-
-    def holder(self) -> str:
-        """Return the worker that claimed the message, with host and process if known."""
-        id = worker_of(self.message.claimed_by)
-        for worker in self.workers():
-            if worker.id == id:
-                seen = "" if worker.alive else f", last seen {local_text(worker.last_seen)}"
-                return f"by worker {id} (host {worker.host}, process {worker.pid}{seen})"
-        return f"by worker {id} (no heartbeat is stored)"
 
 
 Reason = tuple[str, str]
@@ -150,7 +149,8 @@ def _error_of_dead(message: QueuedMessage) -> str:
 
 def _running(case: _Case) -> Reason:
     message = case.message
-    text = f"runs now, attempt {message.attempts} of {message.max_attempts}, {case.holder()}"
+    by = holder(message, case.workers())
+    text = f"runs now, attempt {message.attempts} of {message.max_attempts}, {by}"
     if message.leased_until is not None and message.leased_until <= case.now:
         text += (
             ". Its lease is not renewed while the handler has the row locked: it lapsed at"
@@ -161,9 +161,10 @@ def _running(case: _Case) -> Reason:
 
 def _leased(case: _Case) -> Reason:
     message = case.message
+    by = holder(message, case.workers())
     return (
-        f"is leased until {local_text(message.leased_until)}, {case.holder()}: it will run there"
-        " soon, or another worker takes it over when the lease lapses",
+        f"is leased until {local_text(message.leased_until)}, {by}: it will run there soon, or"
+        " another worker takes it over when the lease lapses",
         "",
     )
 
@@ -269,7 +270,8 @@ def _processable(case: _Case) -> Reason:
         return f"{text}, but {waits}", of_first or message.last_error
     if message.leased_until is not None:
         text += ", and the next worker that polls takes it over"
-    return f"{text}, {in_line(message, case.workers(), case.alias)}", message.last_error
+    waits = in_line(message, case.workers(), case.alias, passed_over=case.is_passed_over())
+    return f"{text}, {waits}", message.last_error
 
 
 #: In these states a message first waits for a condition of its own, then in its line.

@@ -1,0 +1,67 @@
+"""Which worker has a message, and whether all workers of a queue are busy, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from django_mq.conf.local_time import local_text
+from django_mq.messages import worker_of
+from django_mq.models import QueuedMessage
+from django_mq.policy.durations import span
+from django_mq.queues.fleet import WorkerProcess
+from django_mq.queues.running import RunningMessage, running
+
+#: For how long each message of a busy worker must have run: shorter ones soon make room.
+LONG = timedelta(seconds=5)
+#: How many running messages are named, the longest-running first.
+MAX_NAMED = 3
+
+
+def holder(message: QueuedMessage, workers: Sequence[WorkerProcess]) -> str:
+    """Return the worker that claimed `message`, with host and process if known."""
+    id = worker_of(message.claimed_by)
+    for worker in workers:
+        if worker.id == id:
+            seen = "" if worker.alive else f", last seen {local_text(worker.last_seen)}"
+            return f"by worker {id} (host {worker.host}, process {worker.pid}{seen})"
+    return f"by worker {id} (no heartbeat is stored)"
+
+
+def busy(serving: Sequence[WorkerProcess], alias: str) -> str:
+    """Name what runs on the workers `serving` if all of them are busy; empty if one is not.
+
+    A heartbeat does not tell how many threads are free. So ask this about a message that any free
+    thread would have claimed by now: then a worker is busy if all that it runs has run for LONG.
+    """
+    found: dict[str, list[RunningMessage]] = {worker.id: [] for worker in serving}
+    ids = {id for worker in serving for id in worker.running if id > 0}
+    longest = running(ids=ids, using=alias)
+    for each in longest:
+        if each.worker in found:
+            found[each.worker].append(each)
+    if not serving or not all(_is_busy(each, found[each.id]) for each in serving):
+        return ""
+    named = [
+        f"worker {each.worker[:8]} has run message {each.id}{_handler(each)}"
+        f" for {span(each.ran_for or timedelta())}"
+        for each in longest[:MAX_NAMED]
+    ]
+    if (more := len(longest) - MAX_NAMED) > 0:
+        named.append(f"and {more:,} more message{' runs' if more == 1 else 's run'}")
+    return f"; the workers that serve its queue are busy: {', '.join(named)}"
+
+
+def _is_busy(worker: WorkerProcess, found: Sequence[RunningMessage]) -> bool:
+    """Return whether all that `worker` ran at its last heartbeat still runs, and for long."""
+    if (
+        not found
+        or "running" in worker.unreadable
+        or {each.id for each in found} != set(worker.running)
+    ):
+        return False
+    return all(each.ran_for is not None and each.ran_for >= LONG for each in found)
+
+
+def _handler(message: RunningMessage) -> str:
+    return f" ({message.handler})" if message.handler else ""

@@ -1,0 +1,93 @@
+"""A due message that no worker claims, because all of them are busy."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.queues.explained import why
+from tests.rows import add, beat, decide
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
+
+BUSY = "; the workers that serve its queue are busy: "
+
+
+def runs(worker, *seconds, queue="mail", **given):
+    """Insert a worker that runs a message for each of `seconds` (None: of unknown start)."""
+    found = [add(queue, leased=60, claimed_by=f"{worker}:1", handler="app.slow") for _ in seconds]
+    ran = {str(each.pk): ran for each, ran in zip(found, seconds, strict=True) if ran is not None}
+    beat(worker, **{"running": [each.pk for each in found], "ran": ran, **given})
+    return [each.pk for each in found]
+
+
+def test_what_runs_is_named_the_longest_running_first():
+    one, two = runs("a7c1585c00000000", 95.0, 61.0)
+    [three] = runs("b200000000000000", 8000.0, queues=["mail"])
+    runs("elsewhere", 9.0, queues=["other"])
+    answer = why(add(), "processable", f"and is next to be claimed{BUSY}worker b2000000 has run")
+    assert answer.text.partition(BUSY)[2] == (
+        f"worker b2000000 has run message {three} (app.slow) for 2 h 13 min,"
+        f" worker a7c1585c has run message {one} (app.slow) for 1 min 35 s,"
+        f" worker a7c1585c has run message {two} (app.slow) for 1 min 1 s."
+    )
+    why(add(after=-30), "processable", f"is behind 1 other message of its queue{BUSY}")
+
+
+def test_no_more_than_three_are_named():
+    ids = runs("a7c1585c00000000", 95.0, 94.0, 93.0, 92.0, 91.0)
+    answer = why(add(), "processable", f"{BUSY}worker a7c1585c has run message {ids[0]} ")
+    assert answer.text.endswith(" for 1 min 33 s, and 2 more messages run.")
+
+
+def test_workers_that_claim_nothing_do_not_count():
+    runs("busy", 95.0)
+    beat("quiet", quiet=True)
+    beat("drains", draining=True)
+    beat("gone", seen=-31)
+    why(add(), "processable", f"{BUSY}worker busy has run")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({}, id="it runs nothing"),
+        pytest.param({"seconds": [95.0, 2.0]}, id="one of its messages has just begun"),
+        pytest.param({"seconds": [None]}, id="it does not say since when"),
+        pytest.param({"seconds": [95.0], "ran": ["odd"]}, id="it says something else"),
+        pytest.param({"seconds": [95.0], "running": ["odd"]}, id="its ids are none"),
+        pytest.param({"running": [-1, 2**63 - 1]}, id="its messages have ended"),
+    ],
+)
+def test_one_that_may_be_free_is_enough_to_say_nothing(given):
+    runs("busy", 95.0)
+    odd = {name: value for name, value in given.items() if name != "seconds"}
+    if "ran" in odd:
+        odd["ran"] = {"odd": odd["ran"]}
+    runs("other", *given.get("seconds", ()), **odd)
+    assert "busy" not in why(add(), "processable", "is next to be claimed.").text
+
+
+def test_a_message_that_ended_since_the_heartbeat_made_room():
+    [id] = runs("worker", 95.0)
+    beat("two", running=[id, 10**9], ran={str(id): 95.0})
+    assert "busy" not in why(add(), "processable", "is next to be claimed.").text
+
+
+def test_a_message_that_has_just_become_due_is_claimed_in_a_moment(settings):
+    runs("busy", 95.0)
+    why(add(after=-5), "processable", "is next to be claimed.")
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 60}
+    why(add(after=-90), "processable", "is next to be claimed.")
+    why(add(after=-130), "processable", f"is next to be claimed{BUSY}")
+
+
+def test_other_reasons_come_first():
+    runs("busy", 95.0)
+    decide(max_in_flight=1)
+    assert "busy" not in why(add(), "processable", "reached its limit of messages in").text
+
+
+def test_an_ordered_queue_waits_for_a_free_worker(settings):
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True}}}
+    runs("busy", 95.0, queue="other")
+    why(add(ordered=True), "processable", f"takes ownership in a moment{BUSY}worker busy has")
