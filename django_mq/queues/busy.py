@@ -1,14 +1,16 @@
-"""Which worker has a message, and whether all workers of a queue are busy, in words."""
+"""What workers run, in words: for how long, and whether all workers of a queue are busy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
 
+from django_mq import handlers
+from django_mq.conf import command_on, get_settings
 from django_mq.conf.local_time import local_text
 from django_mq.messages import worker_of
 from django_mq.models import QueuedMessage
-from django_mq.policy.durations import span
+from django_mq.policy.durations import precise_span, span
 from django_mq.queues.fleet import WorkerProcess
 from django_mq.queues.running import RunningMessage, running
 
@@ -26,6 +28,24 @@ def holder(message: QueuedMessage, workers: Sequence[WorkerProcess]) -> str:
             seen = "" if worker.alive else f", last seen {local_text(worker.last_seen)}"
             return f"by worker {id} (host {worker.host}, process {worker.pid}{seen})"
     return f"by worker {id} (no heartbeat is stored)"
+
+
+def own_run(message: QueuedMessage, alias: str) -> tuple[str, str]:
+    """Say for how long a running message has run, and when its attempt ends at the latest.
+
+    Both are empty if they are not known.
+    """
+    found = next(iter(running(ids=[message.pk], using=alias)), None)
+    ran_for = found.ran_for if found else None
+    known = handlers.get(message.handler)
+    limits = []
+    if known is not None:
+        seconds = handlers.timeout_of(known, get_settings())
+        limits.append(f"Its handler's timeout is {precise_span(seconds)}")
+    if ran_for is not None and ran_for >= LONG:
+        limits.append(f"{command_on(alias, f'mq_stop {message.pk}')} ends the attempt now")
+    began = f"for {span(ran_for)}, " if ran_for is not None else ""
+    return began, f". {'; '.join(limits)}" if limits else ""
 
 
 def busy(serving: Sequence[WorkerProcess], alias: str) -> str:

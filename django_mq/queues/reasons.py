@@ -14,7 +14,7 @@ from django_mq.conf.local_time import local_text
 from django_mq.messages import worker_of
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.policy.error_text import Failure
-from django_mq.queues.busy import holder
+from django_mq.queues.busy import holder, own_run
 from django_mq.queues.claim_refusals import claim_refusal
 from django_mq.queues.deaths import OWN_REASONS, death, remedy, remedy_of_head
 from django_mq.queues.fleet import WorkerProcess, workers
@@ -149,14 +149,15 @@ def _error_of_dead(message: QueuedMessage) -> str:
 
 def _running(case: _Case) -> Reason:
     message = case.message
-    by = holder(message, case.workers())
+    ran_for, limits = own_run(message, case.alias)
+    by = ran_for + holder(message, case.workers())
     text = f"runs now, attempt {message.attempts} of {message.max_attempts}, {by}"
     if message.leased_until is not None and message.leased_until <= case.now:
         text += (
             ". Its lease is not renewed while the handler has the row locked: it lapsed at"
             f" {local_text(message.leased_until)}, and the worker keeps the message"
         )
-    return text, ""
+    return text + limits, ""
 
 
 def _leased(case: _Case) -> Reason:

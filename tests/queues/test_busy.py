@@ -1,9 +1,10 @@
-"""A due message that no worker claims, because all of them are busy."""
+"""What runs: the message itself, or those for which a due message waits."""
 
 from __future__ import annotations
 
 import pytest
 
+from django_mq import handlers, queues
 from tests.queues.explained import why
 from tests.rows import add, beat, decide
 
@@ -12,9 +13,10 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
 BUSY = "; the workers that serve its queue are busy: "
 
 
-def runs(worker, *seconds, queue="mail", **given):
+def runs(worker, *seconds, queue="mail", key=None, **given):
     """Insert a worker that runs a message for each of `seconds` (None: of unknown start)."""
-    found = [add(queue, leased=60, claimed_by=f"{worker}:1", handler="app.slow") for _ in seconds]
+    claimed = {"leased": 60, "claimed_by": f"{worker}:1", "handler": "app.slow", "key": key}
+    found = [add(queue, **claimed) for _ in seconds]
     ran = {str(each.pk): ran for each, ran in zip(found, seconds, strict=True) if ran is not None}
     beat(worker, **{"running": [each.pk for each in found], "ran": ran, **given})
     return [each.pk for each in found]
@@ -91,3 +93,47 @@ def test_an_ordered_queue_waits_for_a_free_worker(settings):
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True}}}
     runs("busy", 95.0, queue="other")
     why(add(ordered=True), "processable", f"takes ownership in a moment{BUSY}worker busy has")
+
+
+def handle(timeout):
+    handlers.handler("#", name="app.slow", queue="mail", timeout=timeout)(lambda delivery: None)
+
+
+def test_a_running_message_says_for_how_long_and_how_to_end_it():
+    handle(timeout=5400)
+    [id] = runs("a7c1585c00000000", 95.0)
+    answer = queues.why(id)
+    assert answer.state == "running"
+    assert answer.text.endswith(
+        " runs now, attempt 0 of 20, for 1 min 35 s, by worker a7c1585c00000000 (host host, process"
+        f" 7). Its handler's timeout is 1 h 30 min; mq_stop {id} ends the attempt now."
+    )
+
+
+def test_one_that_has_just_begun_needs_no_end():
+    handle(timeout=None)
+    [id] = runs("worker", 3.0)
+    text = queues.why(id).text
+    assert ", for 3 s, by worker" in text
+    assert text.endswith("7). Its handler's timeout is 5 min.")
+
+
+def test_without_its_handler_no_timeout_is_known():
+    [id] = runs("worker", 95.0)
+    assert queues.why(id).text.endswith(f"process 7). mq_stop {id} ends the attempt now.")
+    [id] = runs("odd", None)
+    assert queues.why(id).text.endswith("attempt 0 of 20, by worker odd (host host, process 7).")
+
+
+def test_the_command_names_a_database_that_is_not_the_default(settings):
+    settings.DJANGO_MQ = {"DATABASE": "other"}
+    [id] = runs("worker", 95.0)
+    text = queues.why(id, using="default").text
+    assert text.endswith(f"mq_stop {id} --database default ends the attempt now.")
+
+
+def test_one_that_waits_behind_it_says_the_same():
+    [id] = runs("worker", 95.0, key="k")
+    behind = add(key="k", blocked_by=id, handler="app.slow")
+    line = f"message {id} of its key k, which runs now"
+    why(behind, "blocked", line, "for 1 min 35 s", f"mq_stop {id}")
