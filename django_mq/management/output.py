@@ -11,16 +11,16 @@ from typing import Any
 from django_mq.conf.local_time import local_text
 from django_mq.policy import durations
 from django_mq.policy.error_text import one_line
-from django_mq.queues import Head, WorkerProcess
+from django_mq.queues import Head, RunningMessage, WorkerProcess
 
 #: Table cells are cut to this width; names have at most 128 characters.
 MAX_CELL_WIDTH = 200
 #: The headers of columns of counts and ids, which stand on the right. If the values decided that, a
 #: column would change sides while it has only dashes.
 NUMBERS = {
-    "id", "message", "first", "pid", "version", "attempts", "behind", "count", "newest messages",
-    "depth", "processable", "in flight", "delayed", "retrying", "held", "blocked", "dead",
-    "waiting", "running", "acked", "failed", "retried", "snoozed",
+    "id", "message", "first", "pid", "version", "attempt", "attempts", "behind", "count",
+    "newest messages", "depth", "processable", "in flight", "delayed", "retrying", "held",
+    "blocked", "dead", "waiting", "running", "acked", "failed", "retried", "snoozed",
 }  # fmt: skip
 WORKER_HEADERS = (
     "worker",
@@ -114,6 +114,25 @@ def _plain(value: Any) -> Any:
 def workers_table(workers: Iterable[WorkerProcess]) -> str:
     """Return a table of worker processes, each with the beginning of its id."""
     return table(WORKER_HEADERS, map(_worker, workers))
+
+
+def running_table(messages: Iterable[RunningMessage]) -> str:
+    """Return a table of running messages: the columns that may be long come last."""
+    headers = ("worker", "message", "ran for", "attempt", "handler", "type")
+    return table(
+        headers,
+        (
+            (
+                each.worker[:8],
+                each.id,
+                span(each.ran_for),
+                each.attempt,
+                each.handler or "-",
+                each.type,
+            )
+            for each in messages
+        ),
+    )
 
 
 def _queues(worker: WorkerProcess) -> str:

@@ -6,7 +6,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_mq import handlers, queues
-from django_mq.models import WorkerCommand
+from django_mq.management.commands import mq_workers
+from django_mq.models import QueuedMessage, WorkerCommand, WorkerHeartbeat
 from django_mq.queues.doctor.subscriptions import unserved
 from tests.management.conftest import rows, run, run_json
 from tests.rows import add, beat
@@ -111,3 +112,58 @@ def test_why_and_the_doctor_name_quiet_workers():
     assert "mq_workers resume" in found.hint
     beat("ee66666666", queues=["web"])
     assert not [each for each in unserved("default") if "web" in each.text]
+
+
+def runs(worker, **given):
+    """Insert a running message of `worker`, which has a heartbeat, and return its id."""
+    message = add(leased=60, claimed_by=f"{worker}:1", handler="app.slow", **given)
+    found = WorkerHeartbeat.objects.get(pk=worker)
+    found.running, found.ran = [*found.running, message.pk], {**found.ran, str(message.pk): 95.0}
+    found.save()
+    return message.pk
+
+
+def test_the_list_ends_with_what_runs():
+    assert "ATTEMPT" not in run("mq_workers")
+    ids = [runs("aa11111111", attempts=3), runs("aa22222222", type="shop.mail")]
+    WorkerHeartbeat.objects.filter(pk="aa22222222").update(ran={str(ids[1]): 8000.0})
+    workers, messages = run("mq_workers").split("\n\n")
+    assert len(workers.splitlines()) == 5
+    assert [line.split() for line in messages.splitlines()] == [
+        ["WORKER", "MESSAGE", "RAN", "FOR", "ATTEMPT", "HANDLER", "TYPE"],
+        ["aa222222", str(ids[1]), "2", "h", "13", "min", "0", "app.slow", "shop.mail"],
+        ["aa111111", str(ids[0]), "1", "min", "35", "s", "3", "app.slow", "shop.orders.placed"],
+    ]
+    assert max(map(len, messages.splitlines())) <= 80
+
+
+def test_a_message_whose_start_is_unknown_and_one_without_a_handler():
+    id = runs("aa11111111")
+    WorkerHeartbeat.objects.update(ran={})
+    QueuedMessage.objects.update(handler="")
+    assert f"{id}  -              0  -        shop." in run("mq_workers")
+
+
+def test_a_long_list_is_cut(monkeypatch):
+    monkeypatch.setattr(mq_workers, "MAX_RUNNING", 2)
+    for _ in range(4):
+        runs("aa11111111")
+    lines = run("mq_workers").splitlines()
+    assert lines[-1] == "... and 2 more: --json has them all"
+    assert [line.split()[0] for line in lines[-3:-1]] == ["aa111111", "aa111111"]
+
+
+def test_the_json_has_the_messages_of_each_worker():
+    id = runs("aa11111111", attempts=3)
+    listed = {each["id"]: each for each in run_json("mq_workers")}
+    assert listed["aa22222222"]["messages"] == []
+    assert listed["aa11111111"]["running"] == [id]
+    [message] = listed["aa11111111"]["messages"]
+    assert message.pop("ran_for") >= 95.0
+    assert message == {
+        "id": id,
+        "queue": "mail",
+        "type": "shop.orders.placed",
+        "handler": "app.slow",
+        "attempt": 3,
+    }

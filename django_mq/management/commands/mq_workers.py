@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -10,9 +11,12 @@ from django.core.management.base import CommandError, CommandParser
 from django_mq import queues
 from django_mq.management.arguments import login, wrong_arguments
 from django_mq.management.base import Declined, OperatorCommand
-from django_mq.management.output import as_json, workers_table
+from django_mq.management.output import as_json, running_table, workers_table
 from django_mq.policy.error_text import one_line
-from django_mq.queues import WorkerProcess
+from django_mq.queues import RunningMessage, WorkerProcess
+
+#: The maximum number of running messages shown; --json has all.
+MAX_RUNNING = 100
 
 ORDERS = {
     "quiet": queues.quiet_workers,
@@ -29,7 +33,10 @@ NOTES = {
 
 class Command(OperatorCommand):
     actions = ("list", *ORDERS)
-    help = "List the worker processes, or tell some to claim nothing, to resume, or to stop."
+    help = (
+        "List the worker processes and what they run, or tell some to claim nothing, to resume, or"
+        " to stop."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -48,7 +55,7 @@ class Command(OperatorCommand):
     def operate(self, *, database: str | None, **options: Any) -> None:
         action, known = options["action"], queues.workers(using=database)
         if action == "list":
-            self._list(known, options)
+            self._list(known, queues.running(using=database), options)
             return
         chosen = _chosen([each for each in known if each.alive], options)
         self._show_chosen(chosen, options)
@@ -63,21 +70,41 @@ class Command(OperatorCommand):
             text = f"Told {_count(told)} to {ORDER_PHRASES[action]}."
             self.stdout.write(f"{text} mq_workers shows their states.")
 
-    def _list(self, known: Sequence[WorkerProcess], options: dict[str, Any]) -> None:
+    def _list(
+        self,
+        known: Sequence[WorkerProcess],
+        runs: Sequence[RunningMessage],
+        options: dict[str, Any],
+    ) -> None:
         if options["ids"] or options["host"] is not None or options["all"]:
             raise wrong_arguments(
                 "list shows all workers; name workers after quiet, resume or stop"
             )
         if options["json"]:
-            self.stdout.write(as_json(known))
+            self.stdout.write(as_json([_with_messages(each, runs) for each in known]))
         elif known:
             self.stdout.write(workers_table(known))
+            if runs:
+                self.stdout.write(f"\n{running_table(runs[:MAX_RUNNING])}")
+            if len(runs) > MAX_RUNNING:
+                more = len(runs) - MAX_RUNNING
+                self.stdout.write(f"... and {more:,} more: --json has them all")
         else:
             self.stdout.write("No worker is known: start one with manage.py mq_worker.")
 
     def _show_chosen(self, chosen: Sequence[WorkerProcess], options: dict[str, Any]) -> None:
         if not options["json"]:
             self.stdout.write(workers_table(chosen))
+
+
+def _with_messages(worker: WorkerProcess, runs: Sequence[RunningMessage]) -> dict[str, Any]:
+    """Return the columns of a worker, with what is known about the messages that it runs."""
+    found = {field.name: getattr(worker, field.name) for field in fields(worker)}
+    names = ("id", "queue", "type", "handler", "attempt", "ran_for")
+    messages = [
+        {name: getattr(each, name) for name in names} for each in runs if each.worker == worker.id
+    ]
+    return {**found, "messages": messages}
 
 
 def _chosen(alive: Sequence[WorkerProcess], options: dict[str, Any]) -> list[WorkerProcess]:
