@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import partial
+from io import StringIO
 
 import pytest
+from django.core.management import call_command
 
-from django_mq import queues
+from django_mq import RetryPolicy, fixed, queues
 from django_mq.models import FailedAttempt
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker, is_running
+from tests.test_docs import ROOT, snippets
 
 
 @pytest.mark.parametrize("kind", ["gate", "acall"])
@@ -43,6 +48,33 @@ def test_stop(start: Callable[..., Worker], queue: Queue, witness: Witness, kind
     queues.stop(endless)  # it has ended, so this has no effect
     assert queue.failures(beside) == []
     assert queue.failures(endless) == ["Stopped"]
+
+
+def test_the_steps_of_the_docs_keep_a_stopped_message_from_running_again(
+    start: Callable[..., Worker], queue: Queue, witness: Witness
+) -> None:
+    """A retry comes within a second, and would hang the next process."""
+    [block] = [each for each in snippets(ROOT / "docs/operating.md", "sh") if "mq_stop" in each]
+    steps = re.findall(r"manage\.py (.+?) *(?:#.*)?$", block, re.MULTILINE)
+    worker = start("--threads", 1)
+    [endless] = queue.send("gate", "endless", gate="never", retry=RetryPolicy(backoff=fixed(0)))
+    worker.until(lambda: queues.ask_stack(endless).ids and witness.started(), "it runs")
+    name = queue.message(endless).queue
+    for step in steps:
+        command = step.replace("QUEUE", name).replace("ID", str(endless))
+        is_done = queue.empty if command.startswith("mq_purge") else lambda: True
+        worker.until(partial(_run, command, is_done), command)
+    [after] = queue.send("gate", "after", gate="open")
+    witness.open("open")
+    queue.wait_empty(worker)
+    assert [name for name, _, _ in witness.started()] == ["endless", "after"]
+    assert queue.failures(endless) == ["Stopped"]
+    assert queue.failures(after) == []
+
+
+def _run(command: str, is_done: Callable[[], bool]) -> bool:
+    call_command(*command.split(), "--yes", stdout=StringIO())
+    return is_done()
 
 
 def pid_of(witness: Witness) -> int:
