@@ -92,7 +92,7 @@ def test_the_alerts() -> None:
     assert len(asked) >= 4
     assert asked <= known()
     alerts = re.findall(r"- alert: (\w+)\n +expr: ", text)
-    assert len(alerts) == len(set(alerts)) == 10
+    assert len(alerts) == len(set(alerts)) == 11
 
 
 @pytest.mark.parametrize(

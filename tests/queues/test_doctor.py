@@ -109,7 +109,7 @@ class TestTheCommand:
         assert run_doctor("--ignore", "d003", "--ignore", "D020")[0] == 0
 
     def test_an_id_that_no_finding_has_is_an_error(self) -> None:
-        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D026") as raised:
+        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D027") as raised:
             run_doctor("--ignore", "d099", "--ignore", "D013", "--ignore", "x")
         assert raised.value.returncode == 2
 
@@ -740,6 +740,37 @@ class TestOutages:
         assert text.startswith("The handler h in the queue mail acked nothing")
         assert "200 attempts failed" in text
 
+    def test_d027_a_forgotten_pause(self) -> None:
+        beat()
+        state = decide(paused=-4 * 3600)
+        decide("empty", paused=-4 * 3600)
+        decide("resumed", paused=-4 * 3600, until=-60)
+        add("resumed", after=-3 * 3600)
+        add("running", after=-3 * 3600)
+        add(after=-3500)
+        add(after=60)
+        add(after=-3 * 3600, held=-60)
+        add(after=-3 * 3600, leased=60)
+        add(after=-3 * 3600, dead=-60)
+        assert found("D027") == []
+        add(after=-3 * 3600)
+        (finding,) = [each for each in examine() if each.id == "D027"]
+        assert (finding.level, finding.text) == (
+            "warning",
+            f"The queue mail has been paused since {local_text(state.paused_at)}, and its oldest"
+            " message has been due for 3 h.",
+        )
+        (command,) = re.findall(r"mq_resume \w+", finding.hint)
+        call_command(*command.split(), stdout=StringIO())
+        assert found("D027") == []
+
+    def test_d027_a_pause_with_an_end(self) -> None:
+        state = decide(paused=-4 * 3600, until=86_400)
+        add(after=-2 * 86_400)
+        (text,) = found("D027")
+        assert f", until {local_text(state.paused_until)}, and its oldest message" in text
+        assert "has been due for 2 d." in text
+
 
 def figures_of(handler: str, ago: int = 0, worker: str = "w", **given: Any) -> None:
     """Store the figures of a minute, `ago` minutes before this one."""
@@ -767,6 +798,9 @@ class TestAnotherDatabase:
         decide("other", backoff=60, backoff_level=5)
         add("other")
         assert "mq_resume other --backoff --database default" in self.hints("D025")[0]
+        decide("late", paused=-9000)
+        add("late", after=-9000)
+        assert "mq_resume late --database default" in self.hints("D027")[0]
         ended, full = self.hints("D019")
         assert "mq_schedule run full --database default broadcasts" in full
         assert "mq_schedule enable ended --database default." in ended

@@ -20,7 +20,7 @@ from psycopg.errors import (
 
 from django_mq.conf import alias_of
 from django_mq.policy.error_text import one_line
-from django_mq.queues.doctor import links, outages, schedules, schema, subscriptions, upkeep
+from django_mq.queues.doctor import links, outages, pauses, schedules, schema, subscriptions, upkeep
 from django_mq.queues.doctor.findings import Finding
 from django_mq.store.lost import LOST, was_refused
 
@@ -46,6 +46,7 @@ EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
     ("queues without a worker", subscriptions.unserved),
     ("held messages", subscriptions.unheard),
     ("stalled lines", subscriptions.stalled),
+    ("paused queues", pauses.forgotten),
     ("queues that back off", outages.backing_off),
     ("the figures of handlers", outages.unsuccessful),
     ("overdue schedules", schedules.late_schedules),
