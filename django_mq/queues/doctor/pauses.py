@@ -13,7 +13,7 @@ from django_mq.conf.local_time import local_text
 from django_mq.models import QueueState
 from django_mq.policy.durations import span
 from django_mq.queues.doctor.findings import Finding, short_cursor
-from django_mq.queues.totals import counts_of
+from django_mq.queues.message_counts import counts_of
 
 #: For how long a message must have been due: pauses for a deployment or a repair are shorter.
 LONG = timedelta(hours=1)
