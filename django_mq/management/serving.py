@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from shlex import quote
 
@@ -12,33 +12,39 @@ from django_mq.management.output import table
 from django_mq.policy.routing import Pattern
 from django_mq.policy.similar_names import similar
 
-#: The maximum number of types shown per handler.
-MAX_PATTERNS = 5
+#: The maximum numbers of types and of queues shown per handler.
+MAX_PATTERNS, MAX_QUEUES = 5, 5
 
 
 def served(patterns: Iterable[str], settings: Settings) -> str:
-    """Return a table of the queues that `patterns` name, and of their handlers here."""
+    """Return a table of the queues that `patterns` name, and of their handlers here.
+
+    A handler stands there once, with its queues in one cell: a task may run in dozens of them.
+    """
     asked = [Pattern(each) for each in patterns]
-    rows = sorted(
-        (queue, *cells)
-        for queue, *cells in _subscriptions(settings)
-        if any(pattern.matches(queue) for pattern in asked)
-    )
+    rows = []
+    for queues, *cells in _subscriptions(settings):
+        shown = [name for name in queues if any(each.matches(name) for each in asked)]
+        if shown:
+            rows.append((_listed(shown, MAX_QUEUES), *cells))
     if not rows:
         return "No handler here takes messages of these queues."
-    return table(("queue", "handler", "types"), rows)
+    return table(("queue", "handler", "types"), sorted(rows))
 
 
-def _subscriptions(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    """Yield each queue that has a handler in this process or options, with handlers and types."""
-    found = set()
+def _subscriptions(settings: Settings) -> Iterator[tuple[Sequence[str], str, str]]:
+    """Yield each handler of this process with its queues and types, then the other queues."""
+    found: set[str] = set()
     for each in handlers.all_handlers():
-        for queue in handlers.allowed_queues(each, settings):
-            found.add(queue)
-            more = ", ..." if each.patterns[MAX_PATTERNS:] else ""
-            yield queue, each.name, ", ".join(each.patterns[:MAX_PATTERNS]) + more or "(a task)"
+        queues = handlers.allowed_queues(each, settings)
+        found.update(queues)
+        yield queues, each.name, _listed(each.patterns, MAX_PATTERNS) or "(a task)"
     for queue in {settings.default_queue, *settings.queues} - found:
-        yield queue, "-", "-"
+        yield (queue,), "-", "-"
+
+
+def _listed(names: Sequence[str], most: int) -> str:
+    return ", ".join(names[:most]) + (", ..." if names[most:] else "")
 
 
 def unknown_queue_warning(name: str, known: Collection[str]) -> str:

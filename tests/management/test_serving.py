@@ -51,3 +51,13 @@ def test_a_worker_shows_its_queues_also_those_without_a_handler(settings: Any) -
         table = served(["mail.*"], get_settings())
     rows = [line.split(maxsplit=2) for line in table.splitlines()[1:]]
     assert rows == [["mail.in", "-", "-"], ["mail.out", "h", "a, b, c, d, e, ..."]]
+
+
+def test_a_handler_with_several_queues_is_shown_once(settings: Any) -> None:
+    names = [f"q{number}" for number in range(8)]
+    with handlers.isolated():
+        handler("a", queue=names[0], queues=names[1:], name="h")(print)
+        assert served(["#"], get_settings()).splitlines()[2:] == [
+            "q0, q1, q2, q3, q4, ...  h        a"
+        ]
+        assert served(["q1"], get_settings()).splitlines()[1:] == ["q1     h        a"]

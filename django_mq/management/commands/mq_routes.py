@@ -59,6 +59,7 @@ class Command(OperatorCommand):
                 "reason": _reason(each, type, version),
             }
             for each in sorted(explained, key=lambda each: not each.matches)
+            if each.matches or each.subscription.patterns  # not the tasks that it does not name
         ]
         if json:
             self.stdout.write(as_json(found))

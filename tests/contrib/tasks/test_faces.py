@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from io import StringIO
 from typing import Any
 
@@ -12,9 +14,11 @@ from django.db import transaction
 from django.test import Client
 from django.urls import reverse
 
-from django_mq import fixed, queues
+from django_mq import fixed, handler, queues
 from django_mq.admin import QueueStateAdmin
+from django_mq.conf import get_settings
 from django_mq.contrib.tasks.compat import TaskResultStatus
+from django_mq.management.serving import served
 from django_mq.models import QueuedMessage, Result
 from django_mq.testing import assert_broadcast, capture_broadcasts, deliver, drain, due
 from django_mq.worker import Worker
@@ -98,6 +102,24 @@ def test_why_and_routes_and_peek() -> None:
     assert "No handler is registered" not in everything
     drain()
     assert f"handler {NOTE} returned a value" in said("mq_why", result.id)
+
+
+def test_the_routes_of_a_type_list_no_tasks_but_the_one_it_names() -> None:
+    handler("shop.*", name="books")(lambda delivery: None)
+    found = json.loads(said("mq_routes", "shop.placed", json=True))
+    assert {row["handler"]: row["gets_it"] for row in found} == {"books": True}
+    found = json.loads(said("mq_routes", f"tasks.{NOTE}", json=True))
+    assert {row["handler"]: row["gets_it"] for row in found} == {NOTE: True, "books": False}
+
+
+def test_a_worker_lists_a_task_once_with_all_its_queues() -> None:
+    def line(*patterns: str) -> list[str]:
+        table = served(patterns, get_settings())
+        [found] = [line for line in table.splitlines() if f" {NOTE} " in line]
+        return re.split("  +", found.strip())
+
+    assert line("#") == ["default, second, own", NOTE, "(a task)"]
+    assert line("own", "other") == ["own", NOTE, "(a task)"]
 
 
 def test_requeue() -> None:
