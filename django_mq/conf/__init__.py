@@ -80,7 +80,9 @@ def _queue_backoff(value: object) -> QueueBackoff | None:
 def _hidden_settings() -> re.Pattern[str]:
     from django.views.debug import SafeExceptionReporterFilter  # imports the template engine
 
-    return SafeExceptionReporterFilter.hidden_settings
+    hidden = SafeExceptionReporterFilter.hidden_settings
+    # The metadata of an event contain its order key as `ce_partitionkey`.
+    return re.compile(hidden.pattern.replace("KEY", "(?<!PARTITION)KEY"), hidden.flags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

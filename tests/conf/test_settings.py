@@ -203,6 +203,15 @@ def test_redact_hides_by_default_what_django_hides() -> None:
     assert read(REDACT=None).redact is None
 
 
+def test_redact_shows_the_order_key_of_an_event_by_default() -> None:
+    """S12: inboxes store it as `ce_partitionkey`, and the column `key` shows it anyway."""
+    pattern = read().redact
+    assert pattern is not None
+    assert not any(pattern.search(each) for each in ("partitionkey", "ce_partitionKey"))
+    hidden = ("key", "ce_key", "partitionkey_secret", "partitionkey.apikey", "PartitionSigningKey")
+    assert all(pattern.search(each) for each in hidden)
+
+
 class OwnEncoder(json.JSONEncoder):
     pass
 

@@ -57,6 +57,7 @@ class TestLines:
     def test_peek(self):
         head, follower = self.line()
         found = rows(run("mq_peek", "mail"))
+        assert [words[4] for words in found.values()] == ["KEY", "k"]
         assert f"blocked, behind {head.pk}" in " ".join(found[str(follower.pk)])
         [row] = run_json("mq_peek", "mail")
         assert (row["key"], row["behind"]) == ("k", head.pk)

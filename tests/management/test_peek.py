@@ -19,10 +19,11 @@ class TestPeek:
         message = add(payload={"to": "canary"}, metadata={"m": "canary"}, last_error="canary")
         text = run("mq_peek") + run("mq_peek", "--json")
         assert "canary" not in text
-        assert rows(text)[str(message.pk)][:6] == [
+        assert rows(text)[str(message.pk)][:7] == [
             str(message.pk),
             "mail",
             "shop.orders.placed",
+            "-",
             "-",
             "processable",
             "0/20",
@@ -45,6 +46,10 @@ class TestPeek:
     def test_secrets_are_covered_by_default(self):
         add(payload={"nested": [{"password": "canary"}]})
         assert "canary" not in run("mq_peek", "--payload")
+
+    def test_the_order_key_is_no_secret(self):
+        add(key="customer-7", metadata={"ce_partitionkey": "customer-7"})
+        assert run("mq_peek", "--payload").count("customer-7") == 2
 
     def test_a_payload_moves_no_cursor(self):
         """S30."""
@@ -73,7 +78,7 @@ class TestPeek:
         assert run("mq_peek") == (
             "No messages. There are dead letters in mail: see mq_peek --dead.\n"
         )
-        assert rows(run("mq_peek", "--dead"))[str(dead.pk)][4] == "dead"
+        assert rows(run("mq_peek", "--dead"))[str(dead.pk)][5] == "dead"
 
     def test_what_cannot_be_decoded(self):
         message = add()

@@ -74,13 +74,14 @@ class Command(OperatorCommand):
         self, messages: Sequence[QueuedMessage], behind: dict[int, int], private: bool
     ) -> None:
         """Print a table; with `private`, payload, metadata and last error below each row."""
-        headers = ("id", "queue", "type", "handler", "state", "attempts", "due", "stored")
+        headers = ("id", "queue", "type", "handler", "key", "state", "attempts", "due", "stored")
         rows = [
             (
                 message.pk,
                 message.queue,
                 message.type,
                 message.handler or "-",
+                message.key or "-",
                 _state(message, behind.get(message.pk)),
                 f"{message.attempts}/{message.max_attempts}",
                 local_text(message.processable_after),
