@@ -60,6 +60,24 @@ def login_limits(driver: psycopg.Connection[Any]) -> LoginLimits:
     return LoginLimits(*row) if row else LoginLimits(0, None)
 
 
+LENT_LIMITS = """
+select s.name, current_setting(s.name)
+  from pg_settings s
+ where s.name in ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout',
+                  'transaction_timeout')
+   and s.source = 'session' and s.setting <> s.reset_val
+ order by s.name
+"""
+
+
+def lent_limits(driver: psycopg.Connection[Any]) -> dict[str, str]:
+    """Return the limits that another program left in this session of a pooler, by name.
+
+    `driver` must be new: what its own program has SET since would be among them.
+    """
+    return dict(driver.execute(LENT_LIMITS).fetchall()) if is_pooled(driver) else {}
+
+
 # The view lists neither the role (of which "none" is the login itself) nor settings with a dot.
 SETTINGS = """
 select s.name, s.setting

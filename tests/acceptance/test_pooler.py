@@ -15,8 +15,9 @@ import psycopg
 import pytest
 from django.db import connection, connections
 
-from django_mq import queues
+from django_mq import handler, handlers, queues
 from django_mq.executor.watchdog import Link
+from django_mq.queues.doctor.links import limits
 from django_mq.worker.listener import Listener
 from django_mq.worker.wakeup import Wakeup
 from testproject.embedded.places import Account
@@ -156,9 +157,7 @@ def test_a_worker_that_listens_through_a_transaction_pooler_is_degraded(
 def test_a_listener_takes_the_last_session_of_a_pooler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it hears cannot be tried then; it listens."""
     with pooler(mode="session", size=1) as url:
-        here = connections["default"].settings_dict
-        place = {"HOST": "127.0.0.1", "PORT": psycopg.conninfo.conninfo_to_dict(url)["port"]}
-        monkeypatch.setitem(connections.settings, "pooler", {**here, **place})
+        name_alias(url, monkeypatch)
         wakeup = Wakeup()
         listener = Listener("pooler", wakeup, link=Link(), on_command=lambda: None)
         rung = threading.Event()
@@ -173,6 +172,30 @@ def test_a_listener_takes_the_last_session_of_a_pooler(monkeypatch: pytest.Monke
             listener.stop()
             listener.join(30)
             assert not listener.is_alive()
+
+
+def test_the_doctor_finds_what_a_program_left_in_the_sessions_of_a_pooler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """D016: the limit is not the login's, so ALTER ROLE would not change it."""
+    with handlers.isolated(), pooler(mode="transaction", size=1) as url:
+        handler("a.b", name="long", timeout=900)(print)
+        name_alias(url, monkeypatch)
+        assert list(limits("pooler")) == []
+        with psycopg.connect(url, autocommit=True) as program:
+            program.execute("set statement_timeout = '10min'; set lock_timeout = 200")
+        [found] = limits("pooler")
+    assert found.id == "D016"
+    assert "left lock_timeout = 200ms, statement_timeout = 10min" in found.text
+    assert "RECONNECT" in found.hint
+    assert "ALTER ROLE" not in found.hint
+
+
+def name_alias(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the alias "pooler" lead to `url`."""
+    here = connections["default"].settings_dict
+    place = {"HOST": "127.0.0.1", "PORT": psycopg.conninfo.conninfo_to_dict(url)["port"]}
+    monkeypatch.setitem(connections.settings, "pooler", {**here, **place})
 
 
 def notify() -> None:

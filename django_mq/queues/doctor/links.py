@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 from django.db import connections
 
 from django_mq.checks.pooler import POOLED, POOLED_HINT
 from django_mq.conf import get_settings, is_postgresql
+from django_mq.executor.connections import plain_connection
 from django_mq.executor.outage import reason_of
 from django_mq.handlers import all_handlers, timeout_of
 from django_mq.queues.doctor.findings import Finding, session, short_cursor
@@ -100,12 +102,20 @@ def limits(alias: str) -> Iterator[Finding]:
     settings = get_settings()
     with session(alias) as driver:
         found = session_facts.login_limits(driver)
-    longer = [
+    if lent := _lent_limits(alias):
+        yield Finding(
+            id="D016",
+            level="warning",
+            text="The pooler lends sessions in which another program left"
+            f" {', '.join(f'{name} = {value}' for name, value in lent.items())}.",
+            hint="Correct the settings of that program (of a worker: docs/deploy/pgbouncer.md) and"
+            " send RECONNECT to PgBouncer's console, or restart the pooler.",
+        )
+    elif longer := [
         each.name
         for each in all_handlers()
         if 0 < found.statement < 1000 * timeout_of(each, settings)
-    ]
-    if longer:
+    ]:
         more = f" and {len(longer) - 3} more" if len(longer) > 3 else ""
         yield Finding(
             id="D016",
@@ -125,6 +135,17 @@ def limits(alias: str) -> Iterator[Finding]:
             hint="Raise max_connections or the CONNECTION LIMIT of the role, or lower PROCESSES and"
             " THREADS.",
         )
+
+
+def _lent_limits(alias: str) -> dict[str, str]:
+    """Return the limits that another program left in a session of the pooler, by name.
+
+    Receivers of `connection_created` do not hear of this session: what they set was not left.
+    """
+    wrapper = plain_connection(alias)
+    with closing(wrapper.get_new_connection(wrapper.get_connection_params())) as driver:
+        driver.autocommit = True
+        return session_facts.lent_limits(driver)
 
 
 def connections_needed(processes: int, threads: int) -> int:
