@@ -378,6 +378,35 @@ def test_a_command_that_is_refused_names_the_role_that_allows_it(
 
 
 @pytest.mark.usefixtures("roles")
+@pytest.mark.parametrize(
+    ("role", "call", "needed"),
+    [
+        ("mq_task_reader", lambda: broadcast("a.b"), ["mq_producer"]),
+        ("mq_task_reader", many, ["mq_producer"]),
+        ("mq_producer", lambda: broadcast("a.b", queue="limited"), ["mq_limited_producer"]),
+        ("mq_producer", lambda: duplicate("skip"), ["mq_unique_producer"]),
+        ("mq_producer", lambda: duplicate("debounce"), ["mq_replacing_producer"]),
+        ("mq_unique_producer", lambda: duplicate("replace"), ["mq_replacing_producer"]),
+        (
+            "mq_unique_producer",
+            lambda: broadcast("a.b", queue="limited", unique_id="x"),
+            ["mq_unique_producer", "mq_limited_producer"],
+        ),
+    ],
+)
+def test_a_broadcast_that_is_refused_names_the_roles_that_allow_it(
+    role: str, call: Call, needed: list[str]
+) -> None:
+    with pytest.raises(ProgrammingError, match="permission denied") as refused, acting_as(role):
+        call()
+    [note] = refused.value.__notes__
+    assert re.findall(r"\bmq_\w+", note) == needed
+    with connection.cursor() as cursor:
+        cursor.execute(f"create role enough; grant {', '.join(needed)} to enough")
+    assert allowed("enough", call)
+
+
+@pytest.mark.usefixtures("roles")
 def test_monitoring_works_in_a_read_only_transaction() -> None:
     """Like a replica."""
     for name, call in CALLS["monitor"].items():

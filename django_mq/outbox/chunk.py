@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
+from django.db import ProgrammingError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.messages import Message, Receipt
@@ -13,6 +14,7 @@ from django_mq.outbox.build import RowBuilder
 from django_mq.outbox.dedupe_plan import Candidate
 from django_mq.outbox.options import unique_seconds
 from django_mq.outbox.write import RowWriter
+from django_mq.policy.missing_right import is_missing_right
 from django_mq.policy.names import check_key
 from django_mq.store.rows import NewRow, Rows
 
@@ -28,6 +30,8 @@ CHUNK_ROWS = 10_000
 CHUNK_SIZE = 4 * 1024 * 1024
 #: The limit for a chunk with unique ids, since each id is looked up and locked.
 CHUNK_UNIQUE = 2_000
+#: The values of `on_duplicate` with which no waiting message is changed.
+KEEPING = {"skip", "raise", "requeue"}
 
 
 class Chunk:
@@ -70,6 +74,17 @@ class Chunk:
         A chunk that is `streamed` is one of many in the caller's savepoint, and needs no receipts.
         """
         writer = RowWriter(connection, self._builder.queues, has_savepoint=streamed)
+        try:
+            return self._store(writer, streamed=streamed)
+        except ProgrammingError as error:
+            if is_missing_right(error):
+                roles = " and ".join(self._needed_roles())
+                error.add_note(
+                    f"The login needs the role {roles}: see 'Database roles' in the documentation"
+                )
+            raise
+
+    def _store(self, writer: RowWriter, *, streamed: bool) -> list[Receipt]:
         if self._unique:
             return self._dedupe(writer)
         builder = ReceiptBuilder(self.rows.templates, () if streamed else self._counts)
@@ -79,6 +94,16 @@ class Chunk:
             for share in _split(self.rows, self._counts):
                 _notify_observers(writer.connection, share)
         return builder.receipts
+
+    def _needed_roles(self) -> list[str]:
+        """Return the roles of docs/roles.md that together allow to store these rows."""
+        ways = {each.on_duplicate for each in self._unique.values()}
+        if not ways <= KEEPING:
+            return ["mq_replacing_producer"]
+        found = ["mq_unique_producer"] if ways else []
+        if self._builder.queues.max_backlogs:
+            found.append("mq_limited_producer")
+        return found or ["mq_producer"]
 
     def _dedupe(self, writer: RowWriter) -> list[Receipt]:
         """Store rows with unique ids; observers are not called for duplicates."""

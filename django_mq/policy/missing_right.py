@@ -4,8 +4,9 @@ from __future__ import annotations
 
 #: SQLSTATE insufficient_privilege.
 _REFUSED = "42501"
-#: The source file of the server in which it checks rights. Row-level security is not checked there.
-_CHECKS = "aclchk.c"
+#: The source files of the server in which it checks rights: of nextval() in the second. Row-level
+#: security is not checked there.
+_CHECKS = {"aclchk.c", "sequence.c"}
 
 
 def is_missing_right(error: BaseException) -> bool:
@@ -24,5 +25,5 @@ def _is_refused_by_acl(error: BaseException | None) -> bool:
     if getattr(error, "sqlstate", None) != _REFUSED:
         return False
     details = getattr(error, "diag", None)
-    raised_in = getattr(details, "source_file", None), getattr(details, "context", None)
-    return raised_in == (_CHECKS, None)
+    in_function = getattr(details, "context", None) is not None
+    return getattr(details, "source_file", None) in _CHECKS and not in_function
