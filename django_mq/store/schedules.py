@@ -81,7 +81,7 @@ select {_COLUMNS}
    and (s.next_at, s.name) > (%(after_at)s::timestamptz, %(after_name)s::text)
    and (%(cron)s or s.cron = '')
  order by s.next_at, s.name
- limit %(limit)s
+ limit %(limit)s::bigint
    for no key update skip locked
 """
 
@@ -93,7 +93,7 @@ FIRST: Position = (datetime(1, 1, 1, tzinfo=UTC), "")
 def take_due(
     cursor: Cursor,
     *,
-    limit: int,
+    limit: int | None,
     after: Position = FIRST,
     cron: bool = True,
     until: datetime | None = None,
@@ -101,7 +101,8 @@ def take_due(
     """Lock the next schedules that are due, in order, except those that other sessions have locked.
 
     They follow the position `after`. `cron=False` leaves out cron expressions, for a process that
-    cannot read them. With `until`, locks those that are due by that time instead of by now.
+    cannot read them. `limit=None` locks all. With `until`, locks those that are due by that time
+    instead of by now.
     """
     at, name = after
     cursor.execute(

@@ -24,6 +24,7 @@ from django_mq.outbox.send import queue_connection
 from django_mq.policy.column_bounds import MAX_SPAN_SECONDS
 from django_mq.policy.names import check_name
 from django_mq.policy.similar_names import similar
+from django_mq.queues.scheduling import no_schedule
 from django_mq.requests.pending import test_runners
 from django_mq.store import Cursor, schedules
 from django_mq.store import testing as store
@@ -183,14 +184,22 @@ def _raise_first(failed: Sequence[InlineFailure], all_of_them: str) -> None:
     raise failed[0].error
 
 
-def due(queue: str | None = None, *, until: When | None = None, using: str | None = None) -> int:
+def due(
+    queue: str | None = None,
+    *,
+    until: When | None = None,
+    schedule: str | None = None,
+    using: str | None = None,
+) -> int:
     """Make delayed, retrying and held messages due now, as if time had passed; return how many.
 
     With `until` (seconds or a timedelta from now, or an aware datetime), only messages due by then.
     Schedules move, too: declarations of `periodic()` are stored as a worker stores them, and each
-    time up to `until` is broadcast, regardless of `queue`; those messages count. Then call
-    `drain()`. Raises the errors of such a broadcast, InvalidName for a bad `queue`, ValueError for
-    a bad `until`, and RuntimeError where DEBUG is off and no test runner runs.
+    time up to `until` is broadcast, regardless of `queue`; those messages count. With `schedule`,
+    the name of one, the others stay. Then call `drain()`.
+
+    Raises the errors of such a broadcast, InvalidName for a bad `queue`, ValueError for a bad
+    `until` or an unknown `schedule`, and RuntimeError where DEBUG is off and no test runner runs.
 
         due(until=timedelta(days=1))
     """
@@ -200,6 +209,8 @@ def due(queue: str | None = None, *, until: When | None = None, using: str | Non
     settings = get_settings()
     connection = queue_connection(using)
     if until is None:
+        if schedule is not None:
+            raise ValueError("schedule= moves a schedule to a time: give until=, too")
         with connection.cursor() as cursor:
             return store.make_due(cursor, queue=queue)
     when = checked_when(until)
@@ -217,5 +228,7 @@ def due(queue: str | None = None, *, until: When | None = None, using: str | Non
     with block() as own:
         if not isinstance(when, datetime):
             when = schedules.now(own) + timedelta(seconds=when)
-        broadcast = fire_until(own, connection.alias, when)
+        if schedule is not None and schedule not in (known := schedules.names(own)):
+            raise ValueError(no_schedule(schedule, known))
+        broadcast = fire_until(own, connection.alias, when, schedule=schedule)
         return broadcast + store.make_due(own, queue=queue, until=when)

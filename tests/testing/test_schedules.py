@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.test import TestCase
+from django.test.utils import CaptureQueriesContext
 
 from django_mq import Delivery, RoutingError, broadcast, handler, periodic
 from django_mq.models import QueuedMessage, Schedule
@@ -72,6 +73,36 @@ class DueUntilTest(TestCase):
         with pytest.raises(RoutingError):
             due(until=DAY)
         assert not QueuedMessage.objects.exists()
+
+    def test_a_schedule_moves_once_however_often_it_is_due(self) -> None:
+        """In one transaction each version of its row slows down the next search."""
+        periodic("often", "shop.often", every=60)
+        due(until=0)
+        with CaptureQueriesContext(connection) as seen:
+            assert due(until=3600) == 60
+        assert len([each for each in seen if "update django_mq_schedule" in each["sql"]]) == 1
+        schedule = Schedule.objects.get()
+        assert schedule.last_at
+        assert schedule.next_at == schedule.last_at + timedelta(minutes=1)
+        assert schedule.last_message == QueuedMessage.objects.latest("id").pk
+
+    def test_one_schedule_alone(self) -> None:
+        periodic("often", "shop.often", every=5)
+        periodic("nightly", "shop.nightly", every=DAY)
+        with transaction.atomic():
+            broadcast("shop.later", after=3600)
+        assert due(until=2 * DAY, schedule="nightly") == 3
+        assert due(until=5) == 1, "the others stay"
+        drain()
+        assert [type for type, _ in self.ran].count("shop.nightly") == 2
+
+    def test_one_schedule_that_there_is_not(self) -> None:
+        periodic("nightly", "shop.nightly", every=DAY, enabled=False)
+        assert due(until=DAY, schedule="nightly") == 0
+        with pytest.raises(ValueError, match="no schedule nihgtly: did you mean nightly"):
+            due(until=DAY, schedule="nihgtly")
+        with pytest.raises(ValueError, match="until="):
+            due(schedule="nightly")
 
     def test_what_is_broadcast_is_captured(self) -> None:
         periodic("hourly", "shop.hourly", every=3600)
