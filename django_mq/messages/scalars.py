@@ -57,7 +57,7 @@ class Scalar:
 
     `dumped` and `loaded` convert them to JSON and back; without these functions, values stay as
     they are. `loaded` raises ValueError. In errors, `shown` names the values in JSON and `given`
-    those in Python.
+    those in Python; `hint` says how a text or number becomes one.
     """
 
     def __init__(
@@ -67,11 +67,13 @@ class Scalar:
         schema: dict[str, Any],
         *,
         given: str | None = None,
+        hint: str = "",
         dumped: Callable[[Any], Any] = lambda value: value,
         loaded: Callable[[Any], Any] = lambda value: value,
     ) -> None:
         self._shown = shown
         self._given = given or shown
+        self._hint = hint
         self._is_one = is_one
         self._schema = schema
         self._dumped = dumped
@@ -79,7 +81,8 @@ class Scalar:
 
     def dump(self, value: Any) -> Any:
         if not self._is_one(value):
-            raise Mismatch(f"must be {self._given}; got {kind_of(value)}")
+            hint = self._hint if isinstance(value, int | float | str) else ""
+            raise Mismatch(f"must be {self._given}; got {kind_of(value)}{hint}")
         try:
             return self._dumped(value)
         except OverflowError:  # float(10**400)
@@ -202,6 +205,8 @@ SCALARS: dict[Any, Scalar] = {
         lambda value: isinstance(value, Decimal) and value.is_finite(),
         _text(),
         given="a finite Decimal",
+        # The total of Order.objects.create(total=10) is an int.
+        hint=": pass Decimal(...), or call refresh_from_db() after create()",
         dumped=str,
         loaded=_read(Decimal),
     ),

@@ -311,9 +311,11 @@ def test_a_schema_describes_what_is_stored() -> None:
     [
         ({"at": datetime(2026, 1, 1)}, "at must be an aware datetime; got a naive datetime,"),
         ({"at": "2026-01-01T00:00:00+00:00"}, "at must be an aware datetime; got text"),
-        ({"price": "1.5"}, "price must be a finite Decimal; got text"),
+        ({"price": "1.5"}, "price must be a finite Decimal; got text: pass Decimal"),
+        ({"price": 10}, r"got a whole number: pass Decimal\(\.\.\.\), or call refresh_from_db\(\)"),
+        ({"price": None}, "price must be a finite Decimal; got null$"),
         ({"price": Decimal("NaN")}, "price must be a finite Decimal; got a Decimal that is not"),
-        ({"wait": 5}, "wait must be a timedelta; got a whole number"),
+        ({"wait": 5}, "wait must be a timedelta; got a whole number$"),
     ],
 )
 def test_a_producer_reads_what_it_must_give_in_python(fields: dict[str, Any], text: str) -> None:
