@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import unittest
 from datetime import timedelta
+from io import StringIO
 from types import ModuleType
 from typing import Any
 
 import django
 import pytest
+from django.core.management import call_command
 
 from django_mq import DuplicateMessage, RetryPolicy, exponential, handlers
 from django_mq.checks import check_schedules
@@ -20,6 +23,8 @@ from testproject.shop.models import Invoice, Order, Product
 from tests.contrib.tasks.conftest import BACKEND
 from tests.test_docs import ROOT, snippets
 
+PAGE = ROOT / "docs/tasks.md"
+
 
 @pytest.fixture
 def story(settings: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -28,7 +33,7 @@ def story(settings: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setitem(sys.modules, "shop", sys.modules["testproject.shop"])
     monkeypatch.setitem(sys.modules, "shop.models", sys.modules["testproject.shop.models"])
     monkeypatch.setitem(sys.modules, "shop.tasks", module)
-    first, *others = snippets(ROOT / "docs/tasks.md", "python")
+    first, *others = snippets(PAGE, "python")
     exec(first, vars(module))  # noqa: S102
     settings.TASKS = module.TASKS
     for code in others:
@@ -67,6 +72,26 @@ def test_the_options_of_the_page(story: dict[str, Any]) -> None:
     assert (posted.key, posted.max_attempts) == ("account/a", 1)
     with pytest.raises(DuplicateMessage):
         story["send_receipt"].using(unique_id="receipt-7", on_duplicate="raise").enqueue(7)
+
+
+@pytest.mark.django_db
+def test_the_renamed_task(story: dict[str, Any]) -> None:
+    """Messages of the old name run, and the command of the page counts those that are left."""
+
+    def left() -> str:
+        [command] = re.findall(r"manage\.py (mq_purge .*--dry-run)", PAGE.read_text())
+        out = StringIO()
+        call_command(*command.split(), stdout=out)
+        return out.getvalue()
+
+    product = Product.objects.create(name="chair", price=20, stock=1)
+    order = Order.objects.create(product=product, price=20, quantity=2, email="ada@example.com")
+    result = story["create_invoice"].enqueue(order.pk)
+    assert "remove 1 " in left()
+    drain()
+    assert "remove 0 " in left()
+    result.refresh()
+    assert result.return_value == Invoice.objects.get(order=order).pk
 
 
 @pytest.mark.django_db
