@@ -192,16 +192,21 @@ def _event_id(attributes: Mapping[str, Any]) -> str | None:
     The ids of a relay are those of its database, which gives some of them again after a backup was
     restored. Its events, which have a `schemaversion`, are told apart by their time as well.
 
+    The first `#` ends the source. Some services send numbers, which should be texts.
+
     >>> _event_id({"source": "/shop", "id": "7", "time": "2026-01-01T00:00:00Z"})
     '/shop#7'
+    >>> _event_id({"source": "/a%#b", "id": 7})
+    '/a%25%23b#7'
     >>> _event_id(
     ...     {"source": "/shop", "id": "7", "time": "2026-01-01T00:00:00Z", "schemaversion": "1"}
     ... )
     '/shop#7@2026-01-01T00:00:00Z'
     """
     source, id = attributes.get("source"), attributes.get("id")
-    if not (source and id and isinstance(source, str) and isinstance(id, str)):
+    if not (source and isinstance(source, str) and id != "" and isinstance(id, str | int)):
         return None
+    source = source.replace("%", "%25").replace("#", "%23")
     if "schemaversion" in attributes and (time := attributes.get("time")):
         return f"{source}#{id}@{time}"
     return f"{source}#{id}"

@@ -67,6 +67,23 @@ def test_an_id_that_a_relay_gives_again_after_a_restore_is_another_event() -> No
         assert not receive("crm", id="5", headers=headers)
 
 
+@pytest.mark.usefixtures("inbox")
+def test_a_source_with_a_fragment_is_another_source() -> None:
+    assert receive("crm", headers=event(id="5", source="/shop#eu"))
+    assert receive("crm", headers=event(id="eu#5", source="/shop"))
+    assert receive("crm", headers=event(id="5", source="/shop%2523eu"))
+
+
+@pytest.mark.usefixtures("inbox")
+def test_a_structured_event_whose_id_is_a_number_has_that_id() -> None:
+    """The specification wants a text; by the ids of the broker, two services would collide."""
+    structured = {"content_type": "application/cloudevents+json"}
+    assert receive("crm", {"id": 5, "source": "/eu"}, id="5", **structured)
+    assert receive("crm", {"id": 5, "source": "/us"}, id="5", **structured)
+    assert not receive("crm", {"id": 5, "source": "/us"}, id="6", **structured)
+    assert not receive("crm", id="7", headers=event(id="5", source="/us"))
+
+
 @pytest.mark.parametrize("attributes", [{"id": "5"}, {"source": "/eu"}, {"id": "", "source": "/"}])
 @pytest.mark.usefixtures("inbox")
 def test_without_a_source_and_an_id_the_broker_decides(attributes: dict[str, str]) -> None:
