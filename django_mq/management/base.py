@@ -11,8 +11,7 @@ from io import TextIOWrapper
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
-from django.db import DatabaseError, connections
-from psycopg.errors import UndefinedColumn, UndefinedTable
+from django.db import DatabaseError
 
 from django_mq import handlers, queues
 from django_mq.exceptions import MQError
@@ -23,8 +22,7 @@ from django_mq.management.databases import (
     UNUSABLE,
     add_database,
     chosen_database,
-    missing_migrations,
-    missing_role,
+    refusal,
 )
 from django_mq.management.interruption import interruptible
 from django_mq.management.output import as_json
@@ -34,7 +32,6 @@ from django_mq.policy.names import check_name
 from django_mq.policy.rounding import message_count
 from django_mq.policy.similar_names import similar
 from django_mq.queues import Changed
-from django_mq.store.lost import LOST, is_read_only, was_refused
 from django_mq.supervisor.output import discard
 
 #: The errors of a disk that takes nothing more.
@@ -122,6 +119,7 @@ class OperatorCommand(BaseCommand):
             raise wrong_arguments(f"no action is {options['action']!r}: choose one of {known}")
         if self.needs_queue and options["queue"] is None:
             raise wrong_arguments("name a queue, as QUEUE or by --queue")
+        alias = ""  # until one is chosen
         try:
             alias = chosen_database(options.setdefault("database", None))
             if self.needs_queue:
@@ -131,16 +129,7 @@ class OperatorCommand(BaseCommand):
         except Declined:
             self.stdout.write("Nothing was changed.")
         except (MQError, ValueError, DatabaseError, *UNUSABLE) as error:
-            text = one_line(str(error)) or type(error).__name__
-            if isinstance(error, LOST) and not was_refused(error):
-                text = f"database {alias!r} cannot be used: {text}"
-            elif is_read_only(error):
-                text = f"database {alias!r} is read-only: {text}"
-            if isinstance(error.__cause__, UndefinedTable | UndefinedColumn):
-                text += missing_migrations(connections[alias])
-            text += missing_role(error, self.role)
-            code = 2 if isinstance(error, ValueError) else 1
-            raise CommandError(text, returncode=code) from error
+            raise refusal(error, alias, self.role) from error
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         """Run the command with its parsed options."""

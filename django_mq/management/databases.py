@@ -8,7 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from psycopg.errors import InsufficientPrivilege
+from psycopg.errors import InsufficientPrivilege, UndefinedColumn, UndefinedTable
 
 from django_mq.conf import alias_of
 from django_mq.policy.error_text import one_line
@@ -18,6 +18,7 @@ from django_mq.queues.doctor.schema import (
     read_only,
     unapplied_migrations,
 )
+from django_mq.store.lost import LOST, is_read_only, was_refused
 
 #: Other errors of an unusable database. Django reads an alias when it first connects; the driver
 #: raises NotImplementedError for times in a DateStyle other than ISO.
@@ -50,6 +51,19 @@ def missing_role(error: BaseException, role: str) -> str:
     if isinstance(error.__cause__, InsufficientPrivilege):
         return f". The login needs the role {role}: see 'Database roles' in the documentation"
     return ""
+
+
+def refusal(error: Exception, alias: str, role: str) -> CommandError:
+    """Return the error of a command for an error of the library or the database."""
+    text = one_line(str(error)) or type(error).__name__
+    if isinstance(error, LOST) and not was_refused(error):
+        text = f"database {alias!r} cannot be used: {text}"
+    elif is_read_only(error):
+        text = f"database {alias!r} is read-only: {text}"
+    if isinstance(error.__cause__, UndefinedTable | UndefinedColumn):
+        text += missing_migrations(connections[alias])
+    text += missing_role(error, role)
+    return CommandError(text, returncode=2 if isinstance(error, ValueError) else 1)
 
 
 def must_be_migrated(connection: BaseDatabaseWrapper) -> None:

@@ -138,10 +138,37 @@ class Consumer:
         return False
 
     def store(self, batch: Sequence[Incoming]) -> None:
-        """Store messages in one transaction: those that cannot be decoded as dead letters.
+        """Store messages in one transaction: those that cannot be broadcast as dead letters.
 
         Messages that came before are dropped, and counted as `duplicates`.
         """
+        with self._transaction():
+            duplicates, refused = self._broadcast_all(batch)
+            for each, why in refused:
+                self._bury(each, why)
+        self._count(len(batch) - duplicates, duplicates)
+        if refused:
+            text = f"messages stored as dead letters: {len(refused)}"
+            self._log(logging.WARNING, "inbox_refused", text)
+
+    def broadcast(self, batch: Sequence[Incoming]) -> list[tuple[Incoming, Undecodable]]:
+        """Broadcast messages in one transaction; return those that cannot be, which it leaves."""
+        with self._transaction():
+            duplicates, refused = self._broadcast_all(batch)
+        self._count(len(batch) - duplicates - len(refused), duplicates)
+        return refused
+
+    def _count(self, stored: int, duplicates: int) -> None:
+        self.stored += stored
+        self.duplicates += duplicates
+        if duplicates:
+            text = f"messages dropped because they came before: {duplicates}"
+            self._log(logging.INFO, "inbox_duplicates", text)
+
+    def _broadcast_all(
+        self, batch: Sequence[Incoming]
+    ) -> tuple[int, list[tuple[Incoming, Undecodable]]]:
+        """Broadcast messages; return the number of duplicates, and those that are refused."""
         good: list[tuple[Incoming, Message]] = []
         bad: list[tuple[Incoming, Undecodable]] = []
         for each in batch:
@@ -149,19 +176,9 @@ class Consumer:
                 good.append((each, message_of(each, self.name, self.inbox)))
             except Undecodable as error:
                 bad.append((each, error))
-        with self._transaction(), marked(self.name):
-            duplicates, refused_ones = self._broadcast(good)
-            bad += refused_ones
-            for each, refused in bad:
-                self._bury(each, refused)
-        self.stored += len(batch) - duplicates
-        self.duplicates += duplicates
-        if duplicates:
-            text = f"messages dropped because they came before: {duplicates}"
-            self._log(logging.INFO, "inbox_duplicates", text)
-        if bad:
-            text = f"messages stored as dead letters: {len(bad)}"
-            self._log(logging.WARNING, "inbox_refused", text)
+        with marked(self.name):
+            duplicates, refused = self._broadcast(good)
+        return duplicates, bad + refused
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -181,7 +198,7 @@ class Consumer:
     def _broadcast(
         self, good: Sequence[tuple[Incoming, Message]]
     ) -> tuple[int, list[tuple[Incoming, Undecodable]]]:
-        """Broadcast messages; return the number of duplicates, and those that are refused."""
+        """Do it in one statement if no message is refused, else one by one."""
         try:
             with transaction.atomic(using=self.alias):
                 receipts = broadcast_many([message for _, message in good], using=self.alias)

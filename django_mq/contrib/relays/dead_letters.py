@@ -2,51 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from django.db import transaction
 from django.db.models import QuerySet
 
 from django_mq.contrib.relays.consumer import Consumer
-from django_mq.contrib.relays.incoming import Incoming, default_type, incoming_of, message_of
+from django_mq.contrib.relays.incoming import Incoming, default_type, incoming_of
 from django_mq.contrib.relays.sending import INBOX
 from django_mq.models import QueuedMessage
 
 #: How many dead letters one transaction replaces.
 AT_ONCE = 100
+#: What `undecodable_payload()` has had in each version.
+NAMES = ["raw", "content_type", "headers", "id"]
 
 
 def broadcast_again(consumer: Consumer) -> int:
     """Store what the broker once delivered, by the present settings; return how many stay dead.
 
-    `consumer` counts those that it stores. The order is that in which they came in.
+    `consumer` counts those that it stores. The order is that in which they came in, also while
+    another process does the same: it waits for the locks of this one.
     """
     ids = list(_letters(consumer).order_by("pk").values_list("pk", flat=True))
     for first in range(0, len(ids), AT_ONCE):
-        chunk = ids[first : first + AT_ONCE]
-        with transaction.atomic(using=consumer.alias):
-            found = _letters(consumer).filter(pk__in=chunk).order_by("pk")
-            good = {}
-            for letter in found.select_for_update(skip_locked=True):
-                if incoming := _repaired(consumer, letter):
-                    good[letter.pk] = incoming
-            _letters(consumer).filter(pk__in=good).delete()
-            consumer.store(list(good.values()))
+        _broadcast_some(consumer, ids[first : first + AT_ONCE])
     return _letters(consumer).count()
 
 
+def _broadcast_some(consumer: Consumer, ids: Sequence[int]) -> None:
+    with transaction.atomic(using=consumer.alias):
+        letters = _letters(consumer).filter(pk__in=ids).order_by("pk").select_for_update()
+        found = [incoming for letter in letters if (incoming := _incoming_of(letter))]
+        refused = {incoming.token for incoming, _ in consumer.broadcast(found)}
+        done = [incoming.token for incoming in found if incoming.token not in refused]
+        _letters(consumer).filter(pk__in=done).delete()
+
+
 def _letters(consumer: Consumer) -> QuerySet[QueuedMessage]:
+    """Return the inbox's dead letters, also those that somebody requeued, and that died again.
+
+    Messages that it could broadcast, and that died, have other payloads.
+    """
     return (
         QueuedMessage.objects.using(consumer.alias)
         .dead()
         .filter(type=default_type(consumer.name), handler="")
-        .filter(**{f"metadata__{INBOX}": consumer.name})
+        .filter(**{f"metadata__{INBOX}": consumer.name}, payload__has_keys=NAMES)
     )
 
 
-def _repaired(consumer: Consumer, letter: QueuedMessage) -> Incoming | None:
-    """Return the message of a dead letter if it can be broadcast now."""
+def _incoming_of(letter: QueuedMessage) -> Incoming | None:
+    """Return what the broker delivered; None if somebody edited the payload."""
     try:
-        incoming = incoming_of(letter.payload)
-        message_of(incoming, consumer.name, consumer.inbox)
-    except Exception:  # of a payload that somebody edited, too: it stays dead
+        return replace(incoming_of(letter.payload), token=letter.pk)
+    except Exception:
         return None
-    return incoming

@@ -8,7 +8,7 @@ from typing import Any
 
 from django_mq.conf import alias_of, get_settings
 from django_mq.contrib.relays.consumer import Consumer
-from django_mq.contrib.relays.incoming import Incoming, message_of
+from django_mq.contrib.relays.incoming import Incoming
 
 __all__ = ["receive"]
 
@@ -35,6 +35,6 @@ def receive(
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     incoming = Incoming(raw, dict(headers or {}), content_type, id, key=key)
     consumer = Consumer(inbox, get_settings().inboxes[inbox], using=alias_of(using))
-    message_of(incoming, inbox, consumer.inbox)
-    consumer.store([incoming])
+    for _, refused in consumer.broadcast([incoming]):
+        raise refused
     return consumer.stored == 1

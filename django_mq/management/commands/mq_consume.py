@@ -6,13 +6,14 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import connections
+from django.db import DatabaseError, connections
 
 from django_mq.conf import get_settings
 from django_mq.contrib.relays.consumer import READ_SECONDS, Consumer
 from django_mq.contrib.relays.dead_letters import broadcast_again
+from django_mq.exceptions import MQError
 from django_mq.management.arguments import port_and_address
-from django_mq.management.databases import add_database, chosen_database
+from django_mq.management.databases import UNUSABLE, add_database, chosen_database, refusal
 from django_mq.management.interruption import quiet
 from django_mq.management.logs import configure_logging
 from django_mq.management.ports import endpoint
@@ -64,9 +65,7 @@ class Command(BaseCommand):
             connections[alias].close()  # the consumer bounds the waits of its own
         consumer = Consumer(name, settings.inboxes[name], using=alias)
         if options["dead"]:
-            left = broadcast_again(consumer)
-            self.stdout.write(f"{self._counts(consumer)} Dead letters that are left: {left}.")
-            return
+            return self._broadcast_again(consumer)
         seconds = max(settings.drain_seconds, IDLE_STOP_SECONDS)
         health = endpoint("health", options["health_port"])
         service = Service.of_environment()
@@ -76,6 +75,13 @@ class Command(BaseCommand):
             except ImproperlyConfigured as error:
                 raise CommandError(str(error)) from error
         output.say(self.stdout, self._counts(consumer))
+
+    def _broadcast_again(self, consumer: Consumer) -> None:
+        try:
+            left = broadcast_again(consumer)
+        except (MQError, DatabaseError, *UNUSABLE) as error:
+            raise refusal(error, consumer.alias, "mq_worker") from error
+        output.say(self.stdout, f"{self._counts(consumer)} Dead letters that are left: {left}.")
 
     def _counts(self, consumer: Consumer) -> str:
         plural = "message was" if consumer.stored == 1 else "messages were"

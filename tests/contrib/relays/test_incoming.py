@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
+from django.db import connections, transaction
+from django.db.models.functions import Now
 
 from django_mq import queues
 from django_mq.contrib.relays import relay
@@ -13,6 +16,8 @@ from django_mq.contrib.relays.incoming import Undecodable
 from django_mq.contrib.relays.testing import receive
 from django_mq.models import QueuedMessage, UniqueKey
 from django_mq.testing import drain
+from tests.database import second_connection, until_any_blocked
+from tests.roles import acting_as, make_role
 from tests.rows import add, the_message
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -152,6 +157,73 @@ class TestDeadLetters:
             "1 message was stored, 1 dropped that came before. Dead letters that are left: 1.\n"
         )
 
+    def test_what_the_limits_refuse_stays_as_it_is(
+        self, inbox: Any, settings: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        inbox(id="hash")
+        settings.DJANGO_MQ = {**settings.DJANGO_MQ, "MAX_PAYLOAD_BYTES": 5}
+        before = list(QueuedMessage.objects.order_by("pk").values())
+        call_command("mq_consume", "crm", "--dead")
+        assert list(QueuedMessage.objects.order_by("pk").values()) == before
+        assert capsys.readouterr().out == (
+            "0 messages were stored. Dead letters that are left: 3.\n"
+        )
+
+    def test_a_message_that_died_for_want_of_a_handler_is_none(
+        self, inbox: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        inbox(id="hash")
+        receive("crm", {"n": 0})
+        QueuedMessage.objects.filter(dead_at=None).update(dead_at=Now())
+        call_command("mq_consume", "crm", "--dead")
+        assert "left: 1." in capsys.readouterr().out
+
+    def test_a_letter_that_was_requeued_and_died_is_broadcast(self, inbox: Any) -> None:
+        queues.requeue(QueuedMessage.objects.values_list("pk", flat=True))
+        QueuedMessage.objects.update(dead_at=Now(), dead_reason="held for too long")
+        inbox(id="hash")
+        call_command("mq_consume", "crm", "--dead")
+        assert QueuedMessage.objects.filter(dead_at=None).count() == 2
+
+    def test_a_second_command_waits_for_what_the_first_one_broadcasts(self, inbox: Any) -> None:
+        """If it went on with later letters, those would be handled first."""
+        inbox(id="hash")
+        first = QueuedMessage.objects.order_by("pk")[0]
+        with second_connection() as other, other.transaction():
+            other.execute(
+                "select from django_mq_queuedmessage where id = %s for update", [first.pk]
+            )
+            thread = threading.Thread(target=self.broadcast_again, daemon=True)
+            thread.start()
+            until_any_blocked()
+            assert QueuedMessage.objects.filter(dead_at=None).count() == 0
+        thread.join(60)
+        assert QueuedMessage.objects.filter(dead_at=None).count() == 2
+
+    def broadcast_again(self) -> None:
+        try:
+            call_command("mq_consume", "crm", "--dead")
+        finally:
+            connections.close_all()
+
+    def test_a_full_queue_is_told_without_a_traceback(self, inbox: Any, settings: Any) -> None:
+        inbox(id="hash")
+        settings.DJANGO_MQ = {**settings.DJANGO_MQ, "QUEUES": {"default": {"max_backlog": 1}}}
+        receive("crm", {"n": 0})
+        with pytest.raises(CommandError, match="max_backlog"):
+            call_command("mq_consume", "crm", "--dead")
+        assert QueuedMessage.objects.dead().count() == 3
+
+    def test_a_login_that_may_not_delete_is_told_without_a_traceback(self, inbox: Any) -> None:
+        inbox(id="hash")
+        with transaction.atomic():
+            may_look = "grant select, update on all tables in schema public to {role}"
+            role = make_role("looker", may_look)
+            told = pytest.raises(CommandError, match=r"permission denied.*the role mq_worker")
+            with told, acting_as(role):
+                call_command("mq_consume", "crm", "--dead")
+            transaction.set_rollback(True)
+
     def test_a_letter_that_somebody_edited_stays_dead(self, inbox: Any) -> None:
         letter = QueuedMessage.objects.order_by("pk")[0]
         for payload in ([], {"raw": "é"}, {"raw": ""}, {**letter.payload, "headers": 5}):
@@ -173,3 +245,11 @@ def test_received_messages_are_handled_in_a_test() -> None:
         receive("nope")
     assert receive("crm", {"n": 1})
     assert the_message().payload == {"n": 1}
+
+
+@pytest.mark.usefixtures("inbox")
+def test_what_only_the_broadcast_refuses_is_told_in_a_test(settings: Any) -> None:
+    settings.DJANGO_MQ = {**settings.DJANGO_MQ, "MAX_PAYLOAD_BYTES": 5}
+    with pytest.raises(Undecodable, match="at most 5"):
+        receive("crm", {"n": 12345})
+    assert not QueuedMessage.objects.exists()
