@@ -248,6 +248,14 @@ def test_received_messages_are_handled_in_a_test() -> None:
 
 
 @pytest.mark.usefixtures("inbox")
+def test_messages_of_a_test_have_different_ids_unless_it_gives_them() -> None:
+    assert receive("crm", {"n": 1})
+    assert receive("crm", {"n": 2})
+    assert receive("crm", {"n": 3}, id="a")
+    assert not receive("crm", {"n": 4}, id="a")
+
+
+@pytest.mark.usefixtures("inbox")
 def test_what_only_the_broadcast_refuses_is_told_in_a_test(settings: Any) -> None:
     settings.DJANGO_MQ = {**settings.DJANGO_MQ, "MAX_PAYLOAD_BYTES": 5}
     with pytest.raises(Undecodable, match="at most 5"):
