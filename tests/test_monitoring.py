@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from django_mq.contrib.prometheus import QueueCollector
-from django_mq.policy.handler_totals import HandlerTotals
+from django_mq.policy.handler_stats import HandlerTotals
 from django_mq.supervisor.worker_figures import exposed
 from tests.test_docs import ROOT, snippets
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from django_mq.executor.minutes import FigureSource
 from django_mq.policy.exposition import family, histogram
-from django_mq.policy.handler_totals import HandlerTotals
+from django_mq.policy.handler_stats import HandlerTotals
 
 #: Seconds between two reports of a process.
 REPORT_SECONDS = 5.0

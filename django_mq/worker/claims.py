@@ -24,9 +24,9 @@ from django_mq.store import (
 )
 from django_mq.store.claim import LANE_START, NOTHING, Claim, Lane
 from django_mq.store.claim_lapsed import Lapsed, Mark
-from django_mq.worker.claim_options import ClaimArguments, ClaimOptions
 from django_mq.worker.claim_round import ClaimResult
 from django_mq.worker.queue_facts import QueueFacts
+from django_mq.worker.queue_options import ClaimArguments, ClaimOptions
 from django_mq.worker.refused_rows import RefusedRows
 from django_mq.worker.take_over import announce_dead, take_over
 

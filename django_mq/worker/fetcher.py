@@ -8,12 +8,12 @@ from time import monotonic, perf_counter
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.store import Cursor, poll
 from django_mq.store.claim import LANE_START, Lane
-from django_mq.worker.claim_options import ClaimOptions
 from django_mq.worker.claim_round import ClaimResult, ClaimRound
 from django_mq.worker.claims import KEYED, PLAIN, ClaimRouter
 from django_mq.worker.intake import Intake
 from django_mq.worker.lanes import Lanes
 from django_mq.worker.ordered_queues import OrderedQueues
+from django_mq.worker.queue_options import ClaimOptions
 from django_mq.worker.watermarks import REST_AFTER_FULL_SCAN, LaneName, Watermarks
 
 #: Seconds until the next poll, after a ring or a claim that took something: it finds messages whose

@@ -38,9 +38,9 @@ from django_mq.signals import is_observed, message_started
 from django_mq.store import leases, ordered_queues, poll
 from django_mq.store.claim import Lane
 from django_mq.worker.borrowed_connection import TransactionGuard
-from django_mq.worker.claim_options import ClaimOptionsCache
 from django_mq.worker.claims import ClaimRouter
 from django_mq.worker.ordered_queues import ADOPT_WINDOW
+from django_mq.worker.queue_options import ClaimOptionsCache
 from django_mq.worker.resolver import Resolver, settle_held
 
 if TYPE_CHECKING:

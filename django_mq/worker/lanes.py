@@ -11,7 +11,7 @@ from itertools import chain, groupby
 from typing import TypeVar
 
 from django_mq.policy.routing import Pattern
-from django_mq.worker.claim_options import REMEMBERED_QUEUES
+from django_mq.worker.queue_options import REMEMBERED_QUEUES
 from django_mq.worker.watermarks import LaneName
 
 #: Seconds for which a lane is still claimed from after a poll last saw a message in it.

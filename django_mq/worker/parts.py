@@ -21,7 +21,6 @@ from django_mq.executor.scoreboard import ExecutorEntries, MonitoredPart
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link, Watchdog
 from django_mq.messages import fence_of
-from django_mq.worker.claim_options import ClaimOptionsCache
 from django_mq.worker.claimers import Claimers
 from django_mq.worker.claims import ClaimRouter
 from django_mq.worker.commands import Commands
@@ -36,6 +35,7 @@ from django_mq.worker.operation_runner import OperationRunner
 from django_mq.worker.ordered_queues import OrderedQueues
 from django_mq.worker.prefetch import Prefetch
 from django_mq.worker.queue_backoff import BackoffLevels
+from django_mq.worker.queue_options import ClaimOptionsCache
 from django_mq.worker.quota import Quota
 from django_mq.worker.recovery import Recovery
 from django_mq.worker.resolver import Resolver, line_of

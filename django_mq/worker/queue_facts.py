@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from time import monotonic
 
 from django_mq.store.poll import PolledRow
-from django_mq.worker.claim_options import ClaimOptions
+from django_mq.worker.queue_options import ClaimOptions
 
 #: Seconds after a key was last seen in a queue until the plain claim serves it again.
 KEYS_TTL = 60.0

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from django_mq.policy.handler_totals import HandlerTotals
+from django_mq.policy.handler_stats import HandlerTotals
 from django_mq.supervisor.worker_figures import ChangedTotals, WorkerFigures, exposed, summed
 
 

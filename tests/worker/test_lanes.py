@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from django_mq.conf import get_settings
-from django_mq.worker import claim_options
 from django_mq.worker import lanes as lanes_module
+from django_mq.worker import queue_options
 from django_mq.worker.lanes import LANE_TTL, Lanes
 from django_mq.worker.watermarks import LaneName
 
@@ -86,9 +86,9 @@ def test_neighbours_share_a_group_but_never_the_first_lanes_with_the_others(
 
 def test_ever_new_queues_take_no_ever_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes_module, "REMEMBERED_QUEUES", 3)
-    monkeypatch.setattr(claim_options, "REMEMBERED_QUEUES", 3)
+    monkeypatch.setattr(queue_options, "REMEMBERED_QUEUES", 3)
     lanes = Lanes(["#"])
-    options = claim_options.ClaimOptionsCache(get_settings(), batch_size=None)
+    options = queue_options.ClaimOptionsCache(get_settings(), batch_size=None)
     for n in range(9):
         lanes.preference(f"tenant.{n}")
         options.of(f"tenant.{n}")

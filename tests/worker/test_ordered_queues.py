@@ -17,9 +17,9 @@ from django_mq.messages import ClaimedRow, Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
 from django_mq.store import ordered_queues as line
 from django_mq.store.claim import Lane
-from django_mq.worker import claim_options, ordered_queues
-from django_mq.worker.claim_options import ClaimOptions
+from django_mq.worker import ordered_queues, queue_options
 from django_mq.worker.claims import MAX_BATCHES, ClaimRouter
+from django_mq.worker.queue_options import ClaimOptions
 from tests.database import second_connection
 from tests.rows import add, decide, stored
 from tests.waiting import until
@@ -250,7 +250,7 @@ def test_a_drain_keeps_the_line_of_what_still_runs(
     settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"line": {"ordered": True}}}
     monkeypatch.setattr(ordered_queues, "LEASE_SECONDS", 1.0)
     monkeypatch.setattr(ordered_queues, "TURN_SECONDS", 0.2)
-    monkeypatch.setattr(claim_options, "OWNER_LEASE", 1.0)
+    monkeypatch.setattr(queue_options, "OWNER_LEASE", 1.0)
     gate, started = threading.Event(), threading.Event()
     ran: list[int] = []
 

@@ -13,11 +13,11 @@ from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.messages import ClaimedRow
 from django_mq.worker import fetcher as fetcher_module
 from django_mq.worker import watermarks as marks_module
-from django_mq.worker.claim_options import ClaimOptions
 from django_mq.worker.claims import ClaimRouter
 from django_mq.worker.fetcher import Fetcher
 from django_mq.worker.intake import Intake
 from django_mq.worker.ordered_queues import OrderedQueues
+from django_mq.worker.queue_options import ClaimOptions
 from tests.database import second_connection
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_mq.models import QueuedMessage
-from django_mq.worker.claim_options import ClaimOptions
+from django_mq.worker.queue_options import ClaimOptions
 from tests.rows import add, stored
 from tests.worker.fetcher.conftest import Rig
 

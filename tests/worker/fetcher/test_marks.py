@@ -8,7 +8,7 @@ from django_mq.models import QueuedMessage
 from django_mq.worker import fetcher as fetcher_module
 from django_mq.worker import lanes as lanes_module
 from django_mq.worker import watermarks as marks_module
-from django_mq.worker.claim_options import ClaimOptions
+from django_mq.worker.queue_options import ClaimOptions
 from django_mq.worker.watermarks import LaneName, Watermarks
 from tests.rows import add, insert_all, stored
 from tests.worker.fetcher.conftest import Clock, Rig

@@ -6,8 +6,8 @@ import pytest
 
 from django_mq.models import QueuedMessage
 from django_mq.worker import lanes as lanes_module
-from django_mq.worker.claim_options import ClaimOptions
 from django_mq.worker.claims import MAX_BATCHES
+from django_mq.worker.queue_options import ClaimOptions
 from tests.rows import add
 from tests.worker.fetcher.conftest import Rig
 

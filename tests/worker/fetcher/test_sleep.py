@@ -10,9 +10,9 @@ from django.db.models.functions import Now
 
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.worker import fetcher as fetcher_module
-from django_mq.worker.claim_options import ClaimOptions
 from django_mq.worker.claims import MAX_BATCHES
 from django_mq.worker.fetcher import REPOLL_DELAY
+from django_mq.worker.queue_options import ClaimOptions
 from tests.database import second_connection
 from tests.rows import add, decide, stored
 from tests.worker.fetcher.conftest import Rig

@@ -8,7 +8,7 @@ import pytest
 
 from django_mq import handler
 from django_mq.conf import get_settings
-from django_mq.worker.claim_options import ClaimOptionsCache
+from django_mq.worker.queue_options import ClaimOptionsCache
 
 
 @pytest.mark.parametrize(
