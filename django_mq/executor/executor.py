@@ -136,10 +136,12 @@ class Executor(threading.Thread):
             return
         ran = Counter(map(attrgetter("handler"), tasks[: len(tasks) - unstarted]))
         for handler, count in ran.items():
+            pace = self._local_queue.paces.of(handler)
+            pace.seconds = seconds / ran.total()
             if seconds > self._slice_seconds:
-                self._local_queue.paces.of(handler).overran()
+                pace.overran()
             else:
-                self._local_queue.paces.of(handler).ended_in_time(count, self._slice_size)
+                pace.ended_in_time(count, self._slice_size)
 
 
 def _in_order(some: Sequence[Task], tasks: Sequence[Task]) -> list[Task]:

@@ -118,6 +118,7 @@ class LocalQueue:
             self.paces.of,
             batch=self._batch,
             slice_size=self._slice_size,
+            idle=self._free,
         )
         if len(waiting.ready) < self._notify_below:
             self._notify_below = -1

@@ -6,15 +6,21 @@ from dataclasses import dataclass
 
 from django_mq.handlers import Handler
 
+#: Messages that take longer, in seconds, are divided among idle threads. For shorter ones, more
+#: transactions cost as much as more threads save.
+WORTH_DIVIDING = 0.005
+
 
 @dataclass(slots=True)
 class Pace:
     """A slice may have `limit` messages of one handler. The limit doubles while slices end in time.
 
     After a conflict (deadlock, serialization) the limit is 1 until `run_singly` messages have run.
+    `seconds` is how long a message took in the last slice, on average.
     """
 
     limit: int = 1
+    seconds: float = 0.0
     patience: int = 0
     run_singly: int = 0
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from math import ceil
 
 from django_mq.executor.ordering import Ordering
-from django_mq.executor.pace import Pace
+from django_mq.executor.pace import WORTH_DIVIDING, Pace
 from django_mq.executor.tasks import Slice, Task, max_in_call
 from django_mq.handlers import Handler
 
@@ -18,12 +19,14 @@ def next_slice(
     *,
     batch: int,
     slice_size: int,
+    idle: int,
 ) -> Slice:
     """Take the next slice from the front of `ready`, and occupy its lines in `ordering`.
 
     The slice has up to `slice_size` messages, with as many per handler as its pace allows; or one
     message that runs outside any transaction; or the messages of one batch handler, up to `batch`
-    or its `max_batch`.
+    or its `max_batch`. While `idle` other threads wait, it leaves them their share of messages that
+    take long.
     """
     slice_ = Slice([ready.popleft()])
     _occupy(slice_, ordering, slice_.tasks[0])
@@ -32,6 +35,8 @@ def next_slice(
     limits = {first: max_in_call(head, batch) if first.batch else pace(first).limit}
     if not (first.atomic or first.batch) or limits[first] == 1:
         return slice_
+    if idle and not first.batch and pace(first).seconds > WORTH_DIVIDING:
+        slice_size = min(slice_size, ceil((1 + len(ready)) / (1 + idle)))
     taken = {first: 1}
     while ready and len(slice_.tasks) < slice_size:
         task = ready[0]

@@ -14,6 +14,7 @@ from django_mq.executor.local_queue import STUCK_AFTER, LocalQueue
 from django_mq.executor.pace import Pace
 from django_mq.messages import Fence
 from tests.executor.local_queue.conftest import Told, take, task
+from tests.waiting import until
 
 
 def put(local_queue: LocalQueue, *names: str) -> None:
@@ -53,6 +54,33 @@ def test_the_pace_of_a_handler() -> None:
     for _ in range(20):
         pace.overran()
     assert pace.limit == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sizes"), [(0.02, [2, 3, 3]), (0.0001, [8])], ids=["long", "short"]
+)
+def test_idle_threads_share_messages_that_take_long(
+    local_queue: LocalQueue, seconds: float, sizes: list[int]
+) -> None:
+    """A burst of as many messages as threads must not run one after the other on one of them."""
+    pace = local_queue.paces.of(task(1).handler)
+    pace.limit, pace.seconds = 100, seconds
+    taken: list[int] = []
+
+    def executor() -> None:
+        if (slice_ := local_queue.take()) is not None:
+            taken.append(len(slice_.tasks))
+
+    threads = [Thread(target=executor, daemon=True) for _ in range(3)]
+    for each in threads:
+        each.start()
+    until(lambda: local_queue._free == len(threads), "all threads wait")
+    put(local_queue, *["h"] * 8)
+    until(lambda: sum(taken) == 8, "all messages are taken")
+    local_queue.close()
+    for each in threads:
+        each.join(60)
+    assert sorted(taken) == sizes
 
 
 def test_a_slice_has_one_kind(local_queue: LocalQueue) -> None:
