@@ -11,21 +11,21 @@ from typing import Any
 
 from django_mq.error_logs import log_failure
 from django_mq.executor import reports
-from django_mq.executor.async_settler import AsyncSettler, StartAnswer
+from django_mq.executor.async_settler import AsyncSettler
+from django_mq.executor.call_starts import CallStarts
 from django_mq.executor.call_timeout import CANCEL_SECONDS, LoopTimeout, own_cancel, wait_for_calls
 from django_mq.executor.ended import ACKED, Ended, Settled
-from django_mq.executor.lease_clock import lease_clock
-from django_mq.executor.leased_call import leased_call, result_of, split_started
-from django_mq.executor.lingering import Lingering
+from django_mq.executor.leased_call import leased_call, result_of
 from django_mq.executor.local_queue import STUCK_AFTER, LocalQueue
+from django_mq.executor.loop_watch import LoopWatch
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import CallEntries, Scoreboard
 from django_mq.executor.shared_thread import OtherThreads, SharedThread
-from django_mq.executor.tasks import Task, has_expired, may_start_unlocked
+from django_mq.executor.tasks import Task, fences
 from django_mq.executor.watchdog import Link
-from django_mq.messages import Fence, set_current
+from django_mq.messages import set_current
 from django_mq.policy.outcomes import AttemptEnded, cut_short
-from django_mq.policy.stack import Frame, awaited_by, raised_from
+from django_mq.policy.stack import Frame, all_stacks, awaited_by, of_handler, raised_from
 from django_mq.signals import is_observed, message_started
 
 #: Seconds over which freed slots are collected before they are announced, so that one claim fills
@@ -59,10 +59,8 @@ class AsyncRunner(threading.Thread):
         self._poke = poke
         self._slots = local_queue.slots
         self._first_entry = first_entry
-        self._free = list(range(first_entry, first_entry + self._slots.count))
         self._room_notice_due = False
-        self._lingering = Lingering(batch=batch, max_linger=context.max_linger)
-        self._timer: asyncio.TimerHandle | None = None
+        self._watch = LoopWatch(poke)
         #: Whether the drain ran out of time and cancelled handlers.
         self.cut_off = False
         self._cancelling = self._drained = False
@@ -72,6 +70,14 @@ class AsyncRunner(threading.Thread):
         self._settler = AsyncSettler(
             context, on_calls_settled=self._calls_settled, give_up=self._give_up, link=link
         )
+        self._starts = CallStarts(
+            context,
+            scoreboard=scoreboard,
+            indexes=range(first_entry, first_entry + self._slots.count),
+            batch=batch,
+            settler=self._settler,
+            create=self._create_call,
+        )
 
     def start(self) -> None:
         # Created here, because a loop has file descriptors that are closed only when the thread
@@ -80,12 +86,41 @@ class AsyncRunner(threading.Thread):
         super().start()
 
     def stuck(self) -> bool:
-        """Return whether all slots are taken, and no call has ended for STUCK_AFTER seconds."""
-        return self._slots.full_for() > STUCK_AFTER
+        """Return whether no call could start for a second: no slot came free, or `blocked()`."""
+        return self._slots.full_for() > STUCK_AFTER or self.blocked()
 
     def submit(self, tasks: list[Task]) -> None:
         """Start `tasks`, which have slots. Called by the thread that claims."""
-        self._loop.call_soon_threadsafe(self._start, tasks)
+        self._starts.hand_over(tasks)
+        self._watch.ask()
+        self._loop.call_soon_threadsafe(self._start_handed)
+
+    def blocked(self) -> bool:
+        """Return whether a handler blocks the loop; the worker is poked once it moves again."""
+        return self._watch.blocked()
+
+    def watch(self) -> float:
+        """Ask the loop whether it moves; report it if not. Returns the seconds to the next look."""
+        if not (self._running or self._starts.waiting):
+            return float("inf")
+        if self._watch.is_to_be_asked():
+            self._watch.ask()
+            self._loop.call_soon_threadsafe(self._answer)
+        if self.blocked() and (seconds := self._watch.is_to_be_reported()) is not None:
+            self._report_blocked(seconds)
+        return self._watch.look_in(starting=self._starts.waiting)
+
+    def take_back(self) -> list[Task]:
+        """Take back the tasks that have not begun; they keep their slots. From any thread."""
+        return self._starts.take_back()
+
+    def _report_blocked(self, seconds: float) -> None:
+        """Report which call runs on the loop, if any, and where it is."""
+        running: asyncio.Task[Any] | None = asyncio.current_task(self._loop)
+        entries = self._running.get(running) if running else None
+        unsettled = self._local_queue.unsettled.all() if entries else []
+        delivery = next((each for each in unsettled if entries and entries.has(each.id)), None)
+        reports.loop_blocked(delivery, of_handler(all_stacks().get(self.ident or 0, ())), seconds)
 
     def stop(self, id: int, by: str) -> bool:
         """Stop the call of message `id`, if it runs here. From any thread."""
@@ -106,6 +141,7 @@ class AsyncRunner(threading.Thread):
     def end(self, seconds: float | None) -> None:
         """Wait up to `seconds` for running handlers, then cancel them. Callable from any thread."""
         if self.is_alive():
+            self._watch.ask()
             asyncio.run_coroutine_threadsafe(self._drain(seconds), self._loop)
 
     def run(self) -> None:
@@ -132,35 +168,22 @@ class AsyncRunner(threading.Thread):
 
     # ---- on the loop
 
-    def _start(self, tasks: list[Task]) -> None:
-        for task in tasks:
-            if self._lingering.limit(task) == 1:
-                self._begin([task])
-            elif full := self._lingering.add(task):
-                self._begin(full)
-        if self._lingering:
-            self._start_due()
+    def _answer(self) -> None:
+        """Answer that the loop moves; if it did all the time, more slots may be used."""
+        if self._watch.moved() and self._slots.widen():
+            self._poke()
 
-    def _start_due(self) -> None:
-        """Start the calls whose lists have waited long enough."""
-        for together in self._lingering.take_due(monotonic()):
-            self._begin(together)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._lingering:
-            wait = self._lingering.next_at() - monotonic()
-            self._timer = self._loop.call_later(max(0.0, wait), self._start_due)
+    def _start_handed(self) -> None:
+        self._watch.moved()
+        self._starts.start_handed()
 
-    def _begin(self, tasks: list[Task]) -> None:
-        indexes = [self._free.pop() for _ in tasks]
-        entries = CallEntries(self._scoreboard, indexes, _fences(tasks))
+    def _create_call(self, tasks: list[Task], entries: CallEntries) -> None:
         running = self._loop.create_task(self._run(tasks, entries))
         self._running[running] = entries
         running.add_done_callback(lambda task: self._end_call(task, tasks, entries))
 
     async def _run(self, tasks: list[Task], entries: CallEntries) -> list[Ended]:
-        if not (ready := await self._ready(tasks)):
+        if not (ready := await self._starts.ready(tasks, entries)):
             return []
         ended = await self._call(ready, entries)
         # Before the settle: if the process is ended now, these messages are not the cause.
@@ -170,6 +193,8 @@ class AsyncRunner(threading.Thread):
     def _end_call(self, call: CallTask, tasks: list[Task], entries: CallEntries) -> None:
         """Settle an ended call; one that a handler cancelled may not even have begun."""
         del self._running[call]
+        if not (entries.begun or self._starts.begin(entries)):
+            return  # the worker has taken its messages back
         cancelled = call.cancelled()
         error = asyncio.CancelledError("by another handler") if cancelled else call.exception()
         ended = call.result() if error is None else []
@@ -181,35 +206,18 @@ class AsyncRunner(threading.Thread):
             ended = [Ended(task.delivery, settled) for task in tasks]
             entries.end()
         failed = any(each.settled is not ACKED for each in ended)
-        self._slots.end(_fences(tasks), failed=failed, seconds=monotonic() - entries.made_at)
-        self._free += entries.indexes
+        self._slots.end(fences(tasks), failed=failed, seconds=monotonic() - entries.made_at)
+        self._starts.free(entries)
         self._settler.settle(ended, tasks)
         # Lists wait for the notice: more slots may be free then, and a list has more messages.
         if next_ := self._local_queue.take_coroutines(lists=False):
-            self._start(next_)
+            self._starts.start(next_)
         if self._local_queue.wants_poke():
             self._notify_room()
 
-    async def _ready(self, tasks: list[Task]) -> list[Task]:
-        """Return the tasks that may start; settle the others."""
-        since = lease_clock() - self._context.unlocked_for
-        if all(
-            may_start_unlocked(task, since) and not has_expired(task.delivery) for task in tasks
-        ):
-            return tasks
-        answer: StartAnswer = self._loop.create_future()
-        self._settler.start_leases(tasks, answer)
-        barred, ready = split_started(tasks, await answer)
-        for each in barred:
-            if each.settled is Settled.LOST:
-                reports.lease_lost(each.delivery)
-        if barred:
-            self._settler.settle(barred, tasks, call_ended=False)
-        return ready
-
     def _calls_settled(self, tasks: Sequence[Task]) -> None:
         """Note that the calls of `tasks` are settled. Called by the settler's thread."""
-        came_free = self._slots.settle(_fences(tasks))
+        came_free = self._slots.settle(fences(tasks))
         self._local_queue.coroutines_done(*[task.line for task in tasks])
         if came_free or self._local_queue.wants_poke():
             self._poke()
@@ -279,8 +287,8 @@ class AsyncRunner(threading.Thread):
                 self._stopped[id] = by
 
     async def _drain(self, seconds: float | None) -> None:
-        for together in self._lingering.take_due(float("inf")):
-            self._begin(together)
+        self._watch.moved()
+        self._starts.start_lingering()
         await wait_for_calls(self._running, seconds)
         self._cancelling = True
         for running in list(self._running):
@@ -289,7 +297,3 @@ class AsyncRunner(threading.Thread):
         await wait_for_calls(self._running, CANCEL_SECONDS)
         self._drained = True
         self._loop.stop()
-
-
-def _fences(tasks: Sequence[Task]) -> list[Fence]:
-    return [task.delivery.fence for task in tasks]

@@ -48,6 +48,8 @@ class Slots:
     def __init__(self, count: int, *, clock: Callable[[], float] = monotonic) -> None:
         #: The number of slots.
         self.count = count
+        # How many of them may be used: fewer after a handler has blocked the loop.
+        self._usable = count
         self._clock = clock
         self._lock = threading.Lock()
         self._taken = 0
@@ -64,9 +66,9 @@ class Slots:
         return 0.0 if since is None else self._clock() - since
 
     def room(self) -> int:
-        """Return how many messages may start now."""
+        """Return how many messages may start now; negative if more run than slots may be used."""
         with self._lock:
-            return min(self.count - self._taken, 2 * self.count - self._unsettled)
+            return min(self._usable - self._taken, 2 * self.count - self._unsettled)
 
     def to_claim(self, waiting: int, *, ahead: bool = True) -> int:
         """Return how many messages to claim while `waiting` of them wait here; 0: none yet.
@@ -96,7 +98,25 @@ class Slots:
         with self._lock:
             self._taken += count
             self._unsettled += count
-            self._full_since = self._clock() if self._taken >= self.count else None
+            self._full_since = self._clock() if self._taken >= self._usable else None
+
+    def reset(self) -> None:
+        """Use only one slot, because a handler blocks the loop; more as calls end.
+
+        If all handlers block it, each message that runs would else cause as many claims and
+        releases as there are slots.
+        """
+        with self._lock:
+            self._usable = 1
+
+    def widen(self) -> bool:
+        """Use twice as many slots; return whether there are more to use."""
+        with self._lock:
+            if self._usable == self.count:
+                return False
+            self._usable = min(2 * self._usable, self.count)
+            self._full_since = None
+            return True
 
     def give_back(self, count: int) -> None:
         """Free the slots of `count` messages that could not start."""
@@ -112,6 +132,8 @@ class Slots:
             mean = seconds if self._mean_seconds is None else self._mean_seconds
             self._mean_seconds = mean + (seconds - mean) * WEIGHT
             self._ends.extend([self._clock()] * len(fences))
+            if self._usable < self.count:
+                self._usable = min(self._usable + len(fences), self.count)
             if failed:
                 self._failed.update(fences)
             else:

@@ -214,16 +214,16 @@ class LocalQueue:
             since = self._waiting.ordering.slot_wanted_since()
         return max(0.0, since + SLOT_WAIT_SECONDS - monotonic())
 
-    def release_overdue(self) -> None:
-        """Mark for release the coroutines that wait for a slot, if one has waited too long."""
-        if self.overdue_in() == 0.0:
+    def release_coroutines(self, *, overdue: bool) -> None:
+        """Mark for release those that wait for a slot; `overdue`: only if one waits too long."""
+        if not overdue or self.overdue_in() == 0.0:
             with self._lock:
                 self._waiting.drop_coroutines()
 
     def wants_poke(self) -> bool:
         """Return whether coroutines that wait have free slots, or more are to be claimed."""
         waiting = len(self._waiting.ordering.coroutines)
-        return bool(waiting and self.slots.room()) or self.slots.to_claim(waiting) > 0
+        return (waiting > 0 and self.slots.room() > 0) or self.slots.to_claim(waiting) > 0
 
     def coroutines(self) -> int:
         """The number of coroutines that wait here: each will need a slot."""

@@ -20,6 +20,7 @@ from django_mq.policy.durations import precise_span
 from django_mq.policy.error_text import Failure, one_line
 from django_mq.policy.outcomes import EXHAUSTED, DeadLettered, Retried, Snoozed
 from django_mq.policy.redacted_error import loggable_text
+from django_mq.policy.stack import Frame
 
 logger = logging.getLogger("django_mq")
 
@@ -161,6 +162,31 @@ def lease_lost(delivery: Delivery) -> None:
         delivery.queue,
         delivery.attempt,
         extra={"event": "lease_lost", "message_id": delivery.id, "queue": delivery.queue},
+    )
+
+
+def loop_blocked(delivery: Delivery | None, frames: Sequence[Frame], seconds: float) -> None:
+    """Report that the event loop has not moved for `seconds`, while `delivery` runs on it.
+
+    `frames` are the calls of the handler; `delivery` is None if a task that a handler created runs.
+    """
+    runs = "a task of an async handler"
+    if delivery is not None:
+        runs = f"message {delivery.id} (queue {delivery.queue}, handler {delivery.handler})"
+    # The handler's own line and, if that calls a library, the one that waits.
+    outer_and_inner = dict.fromkeys([*frames[:1], *frames[-1:]])
+    places = [f"{file}:{line} in {name}" for file, line, name in outer_and_inner]
+    logger.warning(
+        "an async handler blocks the event loop: it has not moved for %.0f s, and %s runs on it%s;"
+        " make blocking calls with sync_to_async() or asyncio.to_thread()",
+        seconds,
+        runs,
+        f" ({', '.join(places)})" if places else "",
+        extra={
+            "event": "loop_blocked",
+            "message_id": delivery.id if delivery else None,
+            "queue": delivery.queue if delivery else None,
+        },
     )
 
 

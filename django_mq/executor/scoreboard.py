@@ -220,7 +220,9 @@ class CallEntries:
         self._entries = {fence.id: (at, fence) for at, fence in zip(indexes, fences, strict=False)}
         self._lock = threading.Lock()
         self._began = 0.0
-        #: The timeout that cancels the call, once the call has begun.
+        #: Whether the call has begun: its messages are no longer taken back.
+        self.begun = False
+        #: The timeout that cancels the call, once its handler is about to be called.
         self.limit: asyncio.Timeout | None = None
 
     def has(self, id: int) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.handlers import Handler
-from django_mq.messages import LONG_AGO, Delivery
+from django_mq.messages import LONG_AGO, Delivery, Fence
 
 #: Identifies deliveries that are handled one after another: an order key of a handler, or an
 #: ordered queue.
@@ -40,6 +41,11 @@ class Slice:
     alone: bool = False
     put_back: bool = False
     lines: set[Line] = field(default_factory=set)
+
+
+def fences(tasks: Sequence[Task]) -> list[Fence]:
+    """Return the fences of `tasks`, in order."""
+    return [task.delivery.fence for task in tasks]
 
 
 def is_coroutine(task: Task) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import linecache
 import os.path
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from traceback import walk_tb
+from traceback import walk_stack, walk_tb
 from types import FrameType
 
 #: One call: file, line number (0: unknown), function.
@@ -66,6 +67,14 @@ def raised_from(error: BaseException) -> list[Frame]:
 def frames_of(walk: Iterable[tuple[FrameType, int]]) -> list[Frame]:
     """Return the calls of a walk through frames or a traceback, in its order (outermost first)."""
     return [(frame.f_code.co_filename, line or 0, frame.f_code.co_name) for frame, line in walk]
+
+
+def all_stacks() -> dict[int, list[Frame]]:
+    """Return the calls of each thread of this process, by its identifier."""
+    return {
+        thread: frames_of(reversed(list(walk_stack(frame))))
+        for thread, frame in sys._current_frames().items()
+    }
 
 
 def awaited_by(coroutine: object) -> list[Frame]:

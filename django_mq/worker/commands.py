@@ -6,11 +6,9 @@ process (be quiet, resume, or leave).
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from traceback import walk_stack
 
 from django_mq.error_logs import log_failure
 from django_mq.executor.async_runner import AsyncRunner
@@ -20,7 +18,7 @@ from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link
 from django_mq.messages import Fence
 from django_mq.policy.error_text import stack_text
-from django_mq.policy.stack import Frame, frames_of, running_in
+from django_mq.policy.stack import Frame, all_stacks, running_in
 from django_mq.store import commands as store_commands
 from django_mq.store.leases import Command
 from django_mq.store.limits import Limits
@@ -94,8 +92,4 @@ class Commands:
     def _where(self, entry: Entry) -> list[Frame]:
         if awaited := self.runner.where(entry.fence.id):
             return awaited
-        stacks = {
-            thread: frames_of(reversed(list(walk_stack(frame))))
-            for thread, frame in sys._current_frames().items()
-        }
-        return running_in(stacks, entry.thread)
+        return running_in(all_stacks(), entry.thread)

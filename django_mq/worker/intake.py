@@ -47,7 +47,8 @@ class Intake:
             rooms.append(self._local_room(list_size))
         if kind != "sync":
             room = self._local_queue.slots.to_claim(self._local_queue.coroutines(), ahead=ahead)
-            rooms.append(0 if self._local_queue.exclusive() else room)
+            never = self._local_queue.exclusive() or self._runner.blocked()
+            rooms.append(0 if never else room)
         if self._quota.remaining is not None:
             rooms.append(self._quota.remaining)
         return min(rooms)

@@ -148,6 +148,7 @@ class Run:
         orders.report(self.id)
         sleep = self._suspend(cursor) if orders.quiet else self._claim(cursor)
         sleep = min(sleep, parts.scheduler.poll(cursor), parts.operation_runner.poll(cursor))
+        sleep = min(sleep, parts.runner.watch())
         self._worked |= not urgent  # an urgent first fetch does not know any queue yet
         if parts.statements.link.answers > answers:
             parts.outage.end()

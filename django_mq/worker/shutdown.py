@@ -69,7 +69,8 @@ class Shutdown:
     def _release(self) -> None:
         """Release messages that have not started, so that other workers may run them at once."""
         try:
-            if self.parts.dispatch.release(self.parts.local_queue.close()):
+            waiting = self.unstarted.take_back() if self.parts.runner.blocked() else []
+            if self.parts.dispatch.release(waiting + self.parts.local_queue.close()):
                 self._ring()
         except LOST:
             self.parts.statements.close()
@@ -104,6 +105,8 @@ class Shutdown:
         deadline = Deadline(None if left is None else max(left, 0.5))
         while thread.is_alive() and not deadline.passed():
             self.parts.rounds += 1
+            if self.parts.runner.blocked():
+                self._release()
             self._renew_ordered_queues()
             left = deadline.remaining()
             thread.join(RENEW_INTERVAL if left is None else min(left, RENEW_INTERVAL))

@@ -54,6 +54,8 @@ class Unstarted:
         stuck = parts.local_queue.waiting() and parts.local_queue.stuck()
         if stuck or parts.prefetch.holds_too_much(parts.intake.waiting()):
             self._release_waiting(cursor)
+        if parts.runner.blocked():
+            self._leave_to_siblings(cursor, self.take_back())
         self._leave_lines(cursor)
         if parts.backoffs.has_pending():
             parts.backoffs.write(cursor)
@@ -62,14 +64,15 @@ class Unstarted:
         if to_release := parts.local_queue.take_to_release():
             self._release(to_release)
         parts.dispatch.start_coroutines()
-        parts.local_queue.release_overdue()  # the rest, in the next round
+        parts.local_queue.release_coroutines(overdue=True)  # the rest, in the next round
 
     def release_all(self, cursor: Cursor) -> None:
         """Release what has not started, and the ordered queues with nothing running here."""
         parts = self._parts
         if self.in_doubt:
             self.release_unanswered(cursor)
-        waiting = parts.local_queue.take_to_release() + parts.local_queue.suspend()
+        waiting = self.take_back() if parts.runner.blocked() else []
+        waiting += parts.local_queue.take_to_release() + parts.local_queue.suspend()
         released = parts.dispatch.release(waiting)
         parts.prefetch.reset()
         disowned = self.disown_unused(cursor, parts.ordered_queues.owned)
@@ -80,13 +83,25 @@ class Unstarted:
         parts.ordered_queues.maintain(cursor)
 
     def _release_waiting(self, cursor: Cursor) -> None:
-        """Release waiting messages, and their ordered queues, so that siblings can have them."""
-        parts = self._parts
-        if waiting := parts.local_queue.take_waiting():
-            parts.prefetch.reset()
-            self._release(waiting)
-            self.disown_unused(cursor, {task.delivery.queue for task in waiting})
+        if waiting := self._parts.local_queue.take_waiting():
+            self._parts.prefetch.reset()
+            self._leave_to_siblings(cursor, waiting)
+
+    def _leave_to_siblings(self, cursor: Cursor, tasks: list[Task]) -> None:
+        """Release `tasks`, and their ordered queues, so that siblings can have them."""
+        if tasks:
+            self._release(tasks)
+            self.disown_unused(cursor, {task.delivery.queue for task in tasks})
             notify.ring(cursor)
+
+    def take_back(self) -> list[Task]:
+        """Remove and return the coroutines that have not begun, and those that wait behind them."""
+        local_queue = self._parts.local_queue
+        local_queue.slots.reset()
+        local_queue.release_coroutines(overdue=False)
+        if handed := self._parts.runner.take_back():
+            local_queue.cancel_start(handed)
+        return handed + local_queue.take_to_release()
 
     def _leave_lines(self, cursor: Cursor) -> None:
         """Leave ordered queues to siblings if their due messages cannot start here."""

@@ -191,6 +191,13 @@ async def abrief(delivery: Any) -> None:
     begin(delivery)
 
 
+@handler("acceptance.ablockloop", queue="acalls", retry=SOON)
+async def ablockloop(delivery: Any) -> None:
+    """Wait like a plain function: it blocks the event loop."""
+    begin(delivery)
+    witness().wait_at(gate_of(delivery))
+
+
 @handler("acceptance.fail", queue="work", retry=SOON)
 def fail(delivery: Any) -> None:
     """Write, then raise, unless the attempt is the one in `until`."""

@@ -146,10 +146,10 @@ def test_they_are_released_when_they_wait_too_long(
     end(local_queue, first[0])
     dispatch(local_queue, [*coroutines(3, 4), *coroutines(5, 6, line="a"), task(7)])
     assert local_queue.coroutines() == 3
-    local_queue.release_overdue()
+    local_queue.release_coroutines(overdue=True)
     assert local_queue.take_to_release() == []
     monkeypatch.setattr(local_queue_module, "SLOT_WAIT_SECONDS", -1.0)
-    local_queue.release_overdue()
+    local_queue.release_coroutines(overdue=True)
     assert sorted(ids(local_queue.take_to_release())) == [4, 5, 6]
     assert local_queue.coroutines() == 0
     assert ids(start(local_queue).tasks) == [7]
@@ -169,7 +169,7 @@ def test_those_taken_over_do_not_postpone_the_release_of_others(
     assert 0.0 < local_queue.overdue_in() <= local_queue_module.SLOT_WAIT_SECONDS
     monkeypatch.setattr(local_queue_module, "SLOT_WAIT_SECONDS", -1.0)
     assert local_queue.overdue_in() == 0.0
-    local_queue.release_overdue()
+    local_queue.release_coroutines(overdue=True)
     assert local_queue.overdue_in() == float("inf")
 
 
@@ -195,7 +195,7 @@ def test_a_suspect_does_not_hold_them_back(
     suspect = start(local_queue)
     assert dispatch(local_queue, coroutines(2)) == []
     monkeypatch.setattr(local_queue_module, "SLOT_WAIT_SECONDS", -1.0)
-    local_queue.release_overdue()
+    local_queue.release_coroutines(overdue=True)
     assert ids(local_queue.take_to_release()) == [2]
     local_queue.done(suspect)
 
