@@ -203,6 +203,35 @@ def test_calls_that_wait_for_their_leases_go_back(
     assert blocking.began == keyed
 
 
+def test_an_ordered_queue_goes_to_a_sibling(
+    start: Start, gate: threading.Event, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner cannot begin the first message, and disowns it."""
+    settings.DJANGO_MQ = {
+        **getattr(settings, "DJANGO_MQ", {}),
+        "POLL_INTERVAL": 0.05,
+        "QUEUES": {"line": {"ordered": True}},
+    }
+    blocking = Blocking(gate)
+
+    @handler("#", queue="mail", queues=("line",), name="h")
+    async def h(delivery: Any) -> None:
+        await blocking(delivery)
+
+    monkeypatch.setattr(loop_watch, "BLOCKED_AFTER", NEVER)
+    first = add_blocking()
+    start(async_slots=10)
+    until(blocking.blocks.is_set)
+    line = [message.pk for message in add_many(3, queue="line", handler="h")]
+    until(lambda: line[0] in claimed())
+    monkeypatch.setattr(loop_watch, "BLOCKED_AFTER", 0.2)
+    start(async_slots=10)
+    until(lambda: waiting() == {first})
+    assert blocking.began == line
+    gate.set()
+    until(lambda: not waiting())
+
+
 def test_lists_that_linger_go_back(
     start: Start, blocking: Blocking, gate: threading.Event, polls: Callable[[float], None]
 ) -> None:
