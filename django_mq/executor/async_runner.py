@@ -193,7 +193,7 @@ class AsyncRunner(threading.Thread):
     def _end_call(self, call: CallTask, tasks: list[Task], entries: CallEntries) -> None:
         """Settle an ended call; one that a handler cancelled may not even have begun."""
         del self._running[call]
-        if not (entries.begun or self._starts.begin(entries)):
+        if not (entries.owned_by_loop or self._starts.begin(entries)):
             return  # the worker has taken its messages back
         cancelled = call.cancelled()
         error = asyncio.CancelledError("by another handler") if cancelled else call.exception()
@@ -201,8 +201,8 @@ class AsyncRunner(threading.Thread):
         # Cancelled by the drain it stays on the scoreboard, and the attempt counts.
         if error is not None and not (cancelled and self._cancelling):
             log_failure("executor_failed", error, "async runner failed")
-            begun = entries.limit is not None or not cancelled
-            settled = Settled.LOST if begun else Settled.RELEASED
+            was_called = entries.limit is not None or not cancelled
+            settled = Settled.LOST if was_called else Settled.RELEASED
             ended = [Ended(task.delivery, settled) for task in tasks]
             entries.end()
         failed = any(each.settled is not ACKED for each in ended)

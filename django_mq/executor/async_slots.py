@@ -101,13 +101,13 @@ class Slots:
             self._full_since = self._clock() if self._taken >= self._usable else None
 
     def reset(self) -> None:
-        """Use only one slot, because a handler blocks the loop; more as calls end.
+        """Use no more slots than are taken, because a handler blocks the loop; more as calls end.
 
         If all handlers block it, each message that runs would else cause as many claims and
         releases as there are slots.
         """
         with self._lock:
-            self._usable = 1
+            self._usable = min(max(self._taken, 1), self.count)
 
     def widen(self) -> bool:
         """Use twice as many slots; return whether there are more to use."""

@@ -130,8 +130,8 @@ class CallStarts:
     def begin(self, entries: CallEntries) -> bool:
         """Begin a call: from now on nobody takes it back. Returns False if that has happened."""
         if self._unbegun.pop(entries, None) is not None:
-            entries.begun = True
-        return entries.begun
+            entries.owned_by_loop = True
+        return entries.owned_by_loop
 
     def free(self, entries: CallEntries) -> None:
         """Free the places of a call on the scoreboard."""

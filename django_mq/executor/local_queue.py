@@ -240,9 +240,8 @@ class LocalQueue:
                 self._waiting.free_line(line, behind=slice_.put_back)
             if self._alone or self._waiting.suspects or slice_.alone or slice_.lines:
                 self._lock.notify_all()
-        if slice_.alone:
-            self._poke()  # async handlers may start again
-        self._notify_if_idle()
+        if slice_.alone or not (self._running or self.unsettled):
+            self._poke()  # async handlers may start again, or nothing is left
 
     def coroutines_done(self, *lines: Line | None) -> None:
         """Note that coroutines are settled, or could not start: one for each of `lines`."""
@@ -252,7 +251,8 @@ class LocalQueue:
                 self._waiting.free_line(line)
             if self._waiting.suspects or any(lines):
                 self._lock.notify_all()
-        self._notify_if_idle()
+        if not (self._running or self.unsettled):
+            self._poke()
 
     def suspend(self) -> list[Task]:
         """Start nothing until `resume()`; return the tasks that did not start."""
@@ -295,7 +295,3 @@ class LocalQueue:
     def exclusive(self) -> bool:
         """Return whether a suspect runs, or waits for everything else to end."""
         return self._alone or bool(self._waiting.suspects)
-
-    def _notify_if_idle(self) -> None:
-        if not (self._running or self.unsettled):
-            self._poke()

@@ -16,7 +16,7 @@ class Pace:
     """A slice may have `limit` messages of one handler. The limit doubles while slices end in time.
 
     After a conflict (deadlock, serialization) the limit is 1 until `run_singly` messages have run.
-    `seconds` is how long a message took in the last slice, on average.
+    `seconds` is how long a message of the last slice took, on average over all its handlers.
     """
 
     limit: int = 1

@@ -220,8 +220,8 @@ class CallEntries:
         self._entries = {fence.id: (at, fence) for at, fence in zip(indexes, fences, strict=False)}
         self._lock = threading.Lock()
         self._began = 0.0
-        #: Whether the call has begun: its messages are no longer taken back.
-        self.begun = False
+        #: Whether the messages are no longer taken back: the handler is about to be called.
+        self.owned_by_loop = False
         #: The timeout that cancels the call, once its handler is about to be called.
         self.limit: asyncio.Timeout | None = None
 

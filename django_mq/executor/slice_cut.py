@@ -35,7 +35,8 @@ def next_slice(
     limits = {first: max_in_call(head, batch) if first.batch else pace(first).limit}
     if not (first.atomic or first.batch) or limits[first] == 1:
         return slice_
-    if idle and not first.batch and pace(first).seconds > WORTH_DIVIDING:
+    may_divide = idle and not (first.batch or head.delivery._row.ordered)
+    if may_divide and pace(first).seconds > WORTH_DIVIDING:
         slice_size = min(slice_size, ceil((1 + len(ready)) / (1 + idle)))
     taken = {first: 1}
     while ready and len(slice_.tasks) < slice_size:

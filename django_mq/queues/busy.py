@@ -15,7 +15,7 @@ from django_mq.queues.fleet import WorkerProcess
 from django_mq.queues.running import RunningMessage, running
 
 #: For how long each message of a busy worker must have run: shorter ones soon make room.
-LONG = timedelta(seconds=5)
+BUSY_AFTER = timedelta(seconds=5)
 #: How many running messages are named, the longest-running first.
 MAX_NAMED = 3
 
@@ -39,10 +39,10 @@ def own_run(message: QueuedMessage, alias: str) -> tuple[str, str]:
     ran_for = found.ran_for if found else None
     known = handlers.get(message.handler)
     limits = []
-    if known is not None:
+    if known is not None and known.of_row is None:  # a task's message may have its own timeout
         seconds = handlers.timeout_of(known, get_settings())
         limits.append(f"Its handler's timeout is {precise_span(seconds)}")
-    if ran_for is not None and ran_for >= LONG:
+    if ran_for is not None and ran_for >= BUSY_AFTER:
         limits.append(f"{command_on(alias, f'mq_stop {message.pk}')} ends the attempt now")
     began = f"for {span(ran_for)}, " if ran_for is not None else ""
     return began, f". {'; '.join(limits)}" if limits else ""
@@ -52,7 +52,8 @@ def busy(serving: Sequence[WorkerProcess], alias: str) -> str:
     """Name what runs on the workers `serving` if all of them are busy; empty if one is not.
 
     A heartbeat does not tell how many threads are free. So ask this about a message that any free
-    thread would have claimed by now: then a worker is busy if all that it runs has run for LONG.
+    thread would have claimed by now: then a worker is busy if all that it runs has run for
+    BUSY_AFTER.
     """
     found: dict[str, list[RunningMessage]] = {worker.id: [] for worker in serving}
     ids = {id for worker in serving for id in worker.running if id > 0}
@@ -80,7 +81,7 @@ def _is_busy(worker: WorkerProcess, found: Sequence[RunningMessage]) -> bool:
         or {each.id for each in found} != set(worker.running)
     ):
         return False
-    return all(each.ran_for is not None and each.ran_for >= LONG for each in found)
+    return all(each.ran_for is not None and each.ran_for >= BUSY_AFTER for each in found)
 
 
 def _handler(message: RunningMessage) -> str:

@@ -105,6 +105,7 @@ class Shutdown:
         deadline = Deadline(None if left is None else max(left, 0.5))
         while thread.is_alive() and not deadline.passed():
             self.parts.rounds += 1
+            self.parts.runner.watch()
             if self.parts.runner.blocked():
                 self._release()
             self._renew_ordered_queues()

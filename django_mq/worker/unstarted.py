@@ -97,10 +97,10 @@ class Unstarted:
     def take_back(self) -> list[Task]:
         """Remove and return the coroutines that have not begun, and those that wait behind them."""
         local_queue = self._parts.local_queue
-        local_queue.slots.reset()
         local_queue.release_coroutines(overdue=False)
         if handed := self._parts.runner.take_back():
             local_queue.cancel_start(handed)
+        local_queue.slots.reset()
         return handed + local_queue.take_to_release()
 
     def _leave_lines(self, cursor: Cursor) -> None:

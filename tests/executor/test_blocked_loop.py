@@ -331,3 +331,30 @@ def test_what_blocks_the_loop_is_reported_once(
     assert " in h," in text
     gate.set()
     until(lambda: not waiting())
+
+
+def test_a_list_that_a_drain_starts_behind_a_blocked_loop_is_given_back(
+    start: Start, gate: threading.Event
+) -> None:
+    """The drain starts lists that linger; the first blocks the loop, and the second waits."""
+    began = threading.Event()
+
+    @handler("#", queue="mail", name="first", batch=True, linger=60)
+    async def first(deliveries: list[Any]) -> None:
+        began.set()
+        gate.wait()
+
+    @handler("#", queue="mail", name="second", batch=True, linger=60)
+    async def second(deliveries: list[Any]) -> None: ...
+
+    one = add(handler="first", after=-100).pk
+    two = add(handler="second", after=-50).pk
+    running = start(async_slots=10, drain_seconds=600)
+    until(lambda: claimed() == {one, two})
+    until(lambda: len(parts_of(running).runner._starts._lingering) == 2)
+    running.worker.ask_to_stop()
+    assert began.wait(60)
+    until(lambda: claimed() == {one}, "the second list is given back")
+    assert QueuedMessage.objects.get(pk=two).attempts == 0
+    gate.set()
+    assert running.join()

@@ -142,7 +142,7 @@ class Consumer:
 
         Messages that came before are dropped, and counted as `duplicates`.
         """
-        with self._transaction():
+        with self.transaction():
             duplicates, refused = self._broadcast_all(batch)
             for each, why in refused:
                 self._bury(each, why)
@@ -153,7 +153,7 @@ class Consumer:
 
     def broadcast(self, batch: Sequence[Incoming]) -> list[tuple[Incoming, Undecodable]]:
         """Broadcast messages in one transaction; return those that cannot be, which it leaves."""
-        with self._transaction():
+        with self.transaction():
             duplicates, refused = self._broadcast_all(batch)
         self._count(len(batch) - duplicates - len(refused), duplicates)
         return refused
@@ -181,7 +181,7 @@ class Consumer:
         return duplicates, bad + refused
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """Open a transaction under limits of its own, unless the caller has opened one.
 
         The server then ends a statement that waits for a lock: it does not notice that its client

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from django.db import transaction
 from django.db.models import QuerySet
 
 from django_mq.contrib.relays.consumer import Consumer
 from django_mq.contrib.relays.incoming import Incoming, default_type, incoming_of
 from django_mq.contrib.relays.sending import INBOX
 from django_mq.models import QueuedMessage
+
+logger = logging.getLogger("django_mq")
 
 #: How many dead letters one transaction replaces.
 AT_ONCE = 100
@@ -32,18 +34,26 @@ def broadcast_again(consumer: Consumer) -> int:
 
 
 def _broadcast_some(consumer: Consumer, ids: Sequence[int]) -> None:
-    with transaction.atomic(using=consumer.alias):
+    with consumer.transaction():
         letters = _letters(consumer).filter(pk__in=ids).order_by("pk").select_for_update()
         found = [incoming for letter in letters if (incoming := _incoming_of(letter))]
         refused = {incoming.token for incoming, _ in consumer.broadcast(found)}
         done = [incoming.token for incoming in found if incoming.token not in refused]
         _letters(consumer).filter(pk__in=done).delete()
+    if done:
+        logger.info(
+            "inbox %s: dead letters broadcast again: %d",
+            consumer.name,
+            len(done),
+            extra={"event": "inbox_repaired", "inbox": consumer.name, "message_ids": done},
+        )
 
 
 def _letters(consumer: Consumer) -> QuerySet[QueuedMessage]:
-    """Return the inbox's dead letters, also those that somebody requeued, and that died again.
+    """Return the inbox's dead letters, also those that were requeued and held until they died.
 
-    Messages that it could broadcast, and that died, have other payloads.
+    One that a handler took after it was requeued is a message like any other. Messages that the
+    inbox could broadcast, and that died, have other payloads.
     """
     return (
         QueuedMessage.objects.using(consumer.alias)

@@ -12,7 +12,7 @@ from django_mq.conf import get_settings
 from django_mq.contrib.relays.consumer import READ_SECONDS, Consumer
 from django_mq.contrib.relays.dead_letters import broadcast_again
 from django_mq.exceptions import MQError
-from django_mq.management.arguments import port_and_address
+from django_mq.management.arguments import port_and_address, wrong_arguments
 from django_mq.management.databases import UNUSABLE, add_database, chosen_database, refusal
 from django_mq.management.interruption import quiet
 from django_mq.management.logs import configure_logging
@@ -65,6 +65,10 @@ class Command(BaseCommand):
             connections[alias].close()  # the consumer bounds the waits of its own
         consumer = Consumer(name, settings.inboxes[name], using=alias)
         if options["dead"]:
+            if options["until_empty"] or options["health_port"] is not None:
+                raise wrong_arguments(
+                    "--dead ends by itself: it takes no --until-empty, and no port"
+                )
             return self._broadcast_again(consumer)
         seconds = max(settings.drain_seconds, IDLE_STOP_SECONDS)
         health = endpoint("health", options["health_port"])

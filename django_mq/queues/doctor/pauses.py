@@ -16,7 +16,7 @@ from django_mq.queues.doctor.findings import Finding, short_cursor
 from django_mq.queues.message_counts import counts_of
 
 #: For how long a message must have been due: pauses for a deployment or a repair are shorter.
-LONG = timedelta(hours=1)
+FORGOTTEN_AFTER = timedelta(hours=1)
 
 
 def forgotten(alias: str) -> Iterator[Finding]:
@@ -27,7 +27,7 @@ def forgotten(alias: str) -> Iterator[Finding]:
         )
         since = dict(states.order_by("queue").values_list("queue", "paused_at"))
     for queue, found in counts_of(list(since), using=alias).items():
-        if not found.paused or found.oldest is None or found.oldest < LONG:
+        if not found.paused or found.oldest is None or found.oldest < FORGOTTEN_AFTER:
             continue
         end = f", until {local_text(found.paused_until)}" if found.paused_until else ""
         resume = command_on(alias, f"mq_resume {queue}")

@@ -142,6 +142,20 @@ class TestDeadLetters:
         assert first.metadata["headers"] == {"tenant": "ä"}
         assert "not JSON" in QueuedMessage.objects.dead().get().dead_reason
 
+    def test_the_log_names_those_that_were_replaced(
+        self, inbox: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        letters = list(QueuedMessage.objects.dead().order_by("pk").values_list("pk", flat=True))
+        inbox(id="hash")
+        call_command("mq_consume", "crm", "--dead")
+        [line] = [each for each in caplog.records if vars(each).get("event") == "inbox_repaired"]
+        assert vars(line)["message_ids"] == [letters[0], letters[2]]
+
+    @pytest.mark.parametrize("option", ["--until-empty", "--health-port=8081"])
+    def test_options_of_a_consumer_are_refused(self, option: str) -> None:
+        with pytest.raises(CommandError, match="--dead ends by itself"):
+            call_command("mq_consume", "crm", "--dead", option)
+
     def test_they_stay_as_they_are_while_nothing_is_corrected(self) -> None:
         before = list(QueuedMessage.objects.order_by("pk").values())
         call_command("mq_consume", "crm", "--dead")

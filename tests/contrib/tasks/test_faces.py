@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import timedelta
 from io import StringIO
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
 from django.db import transaction
+from django.db.models.functions import Now
 from django.test import Client
 from django.urls import reverse
 
@@ -24,6 +26,7 @@ from django_mq.testing import assert_broadcast, capture_broadcasts, deliver, dra
 from django_mq.worker import Worker
 from tests.admin.pages import text, url
 from tests.contrib.tasks import jobs
+from tests.rows import beat, the_message
 from tests.worker.conftest import Bench, bench, make_bench  # noqa: F401  (fixtures)
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -197,3 +200,16 @@ def test_a_task_broadcasts_and_enqueues_in_its_own_transaction() -> None:
 def test_deliver_says_how_a_task_is_tested() -> None:
     with pytest.raises(LookupError, match=r"is a Django task: .*\.call\(.*drain\(\)"):
         deliver(jobs.note, {"args": [], "kwargs": {}})
+
+
+def test_why_names_no_timeout_of_a_task_whose_message_may_have_its_own() -> None:
+    with transaction.atomic():
+        jobs.sleep.using(timeout=7200).enqueue(60)
+    message = the_message()
+    QueuedMessage.objects.update(
+        leased_until=Now() + timedelta(seconds=30), claimed_by="w:1", attempts=1
+    )
+    beat("w", running=[message.pk], ran={str(message.pk): 600})
+    why = queues.why(message.pk).text
+    assert "runs now" in why
+    assert "timeout" not in why

@@ -83,6 +83,18 @@ def test_idle_threads_share_messages_that_take_long(
     assert sorted(taken) == sizes
 
 
+def test_an_ordered_queue_is_not_shared(local_queue: LocalQueue) -> None:
+    """No other thread could take the rest: smaller slices would only be more transactions."""
+    pace = local_queue.paces.of(task(1).handler)
+    pace.limit, pace.seconds = 100, 0.02
+    tasks = [task(id, line="mail") for id in range(1, 9)]
+    for each in tasks:
+        each.delivery._row = each.delivery._row._replace(ordered=True)
+    local_queue.put(tasks)
+    local_queue._free = 3
+    assert len(take(local_queue)) == 8
+
+
 def test_a_slice_has_one_kind(local_queue: LocalQueue) -> None:
     """In order; non-atomic handlers alone; batches of a single handler."""
     for name in ("h", "i", "unbound"):
