@@ -24,7 +24,7 @@ def test_a_due_message_waits_for_a_free_thread(
     witness: Witness,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(busy, "LONG", timedelta(0))  # no test waits for five seconds
+    monkeypatch.setattr(busy, "BUSY_AFTER", timedelta(0))  # no test waits for five seconds
     worker = start("--threads", 2)
     ids = queue.send("gate", "one", "two", gate="end")
     worker.until(lambda: len(witness.started()) == 2, "both run")
