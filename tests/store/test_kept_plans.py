@@ -114,7 +114,7 @@ CALLS: dict[str, Call] = {
         cursor, worker="me", running=ids[:10]
     ),
     "anything_left": lambda cursor, ids: recover.anything_left(cursor, worker="me"),
-    "store": lambda cursor, ids: store(cursor, [Reply(id, "h", "1") for id in ids], ring=False),
+    "store": lambda cursor, ids: store(cursor, [Reply(id, "h", "1") for id in ids]),
     "end": lambda cursor, ids: free_unique_ids.end(
         cursor, [EndedMessage(id, UniqueId("mine", "h", "a", str(id)), success=True) for id in ids]
     ),
