@@ -101,8 +101,8 @@ class AsyncRunner(threading.Thread):
 
     def watch(self) -> float:
         """Ask the loop whether it moves; report it if not. Returns the seconds to the next look."""
-        if not (self._running or self._starts.waiting):
-            return float("inf")
+        if not (self.is_alive() and (self._running or self._starts.waiting)):
+            return float("inf")  # a drain closes the loop, also if a call ignored its cancel
         if self._watch.is_to_be_asked():
             self._watch.ask()
             self._loop.call_soon_threadsafe(self._answer)

@@ -50,7 +50,7 @@ class OperatorCommand(BaseCommand):
 
     #: Whether the command concerns one queue.
     needs_queue = False
-    #: What the first word of the command may be, the default first.
+    #: The actions that the first word may name, the default first.
     actions: Sequence[str] = ()
     #: The role of docs/roles.md that allows the command.
     role = "mq_operator"

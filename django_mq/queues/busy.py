@@ -1,4 +1,4 @@
-"""What workers run, in words: for how long, and whether all workers of a queue are busy."""
+"""Describe what workers run and for how long, and whether all workers of a queue are busy."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.acceptance.processes import Worker
 def test_the_sibling_runs_everything_else(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
-    """What came before the loop was blocked, soon after, and once that was noticed."""
+    """Messages from before the block, from soon after it, and from after it was noticed."""
     before = [f"before{n}" for n in range(20)]
     [blocks] = queue.send("ablockloop", "blocks", gate="open")
     queue.send("abrief", *before)

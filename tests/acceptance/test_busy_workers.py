@@ -1,4 +1,4 @@
-"""What operators read while all threads of a worker are in long handlers."""
+"""The output of commands while all threads of a worker are in long handlers."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -358,3 +360,24 @@ def test_a_list_that_a_drain_starts_behind_a_blocked_loop_is_given_back(
     assert QueuedMessage.objects.get(pk=two).attempts == 0
     gate.set()
     assert running.join()
+
+
+def test_a_loop_that_a_drain_has_closed_is_not_asked(start: Start, gate: threading.Event) -> None:
+    """A call that ignores its cancel is still known then."""
+    began = threading.Event()
+
+    @handler("#", queue="mail", name="stubborn")
+    async def stubborn(delivery: Any) -> None:
+        began.set()
+        while not gate.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    add(handler="stubborn")
+    running = start(drain_seconds=0.1)
+    assert began.wait(60)
+    parts = parts_of(running)
+    running.worker.ask_to_stop()
+    until(lambda: parts.runner._loop.is_closed() and not parts.runner.is_alive())
+    assert parts.runner._running
+    assert parts.runner.watch() == float("inf")

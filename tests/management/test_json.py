@@ -1,4 +1,4 @@
-"""What a command tells as text, it also tells as JSON."""
+"""The JSON of a command has everything that its text has."""
 
 from __future__ import annotations
 

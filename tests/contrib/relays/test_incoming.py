@@ -1,4 +1,4 @@
-"""What makes an incoming message unique, and its dead letters; without a broker."""
+"""The identity of an incoming message, and its dead letters; without a broker."""
 
 from __future__ import annotations
 
