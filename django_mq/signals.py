@@ -19,7 +19,7 @@ from typing import Any
 
 from django.dispatch import Signal
 
-from django_mq.error_logs import error_name, log_failure, traced
+from django_mq.conf.error_logs import error_name, log_failure, traced
 from django_mq.messages import Delivery
 
 logger = logging.getLogger("django_mq")

@@ -24,8 +24,8 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode
 
 from django_mq.conf import get_settings
+from django_mq.conf.error_logs import traced
 from django_mq.conf.version import VERSION
-from django_mq.error_logs import traced
 from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload
 from django_mq.executor import calls
 from django_mq.messages import Delivery

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
 from typing import Any
 
-from django_mq.error_logs import log_failure
+from django_mq.conf.error_logs import log_failure
 from django_mq.executor import reports
 from django_mq.executor.async_settler import AsyncSettler
 from django_mq.executor.call_starts import CallStarts

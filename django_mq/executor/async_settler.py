@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 from typing import NamedTuple
 
-from django_mq.error_logs import log_failure
+from django_mq.conf.error_logs import log_failure
 from django_mq.executor import reports
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.run_context import RunContext

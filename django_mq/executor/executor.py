@@ -11,7 +11,7 @@ from time import monotonic
 
 from django.db import connections
 
-from django_mq.error_logs import log_failure
+from django_mq.conf.error_logs import log_failure
 from django_mq.executor.connections import plain_connection
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.nonatomic import NonAtomic

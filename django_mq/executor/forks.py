@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-from django_mq.error_logs import log_failure
+from django_mq.conf.error_logs import log_failure
 
 #: Stands for this process; a fork has another object. Two calls of `os.getpid()` per message took
 #: 1.4 of the 13 us of a no-op on a virtual machine.

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from asgiref.sync import async_to_sync
 
-from django_mq.error_logs import log_failure
+from django_mq.conf.error_logs import log_failure
 from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import reports
 from django_mq.executor.call_timeout import EntryTimeout

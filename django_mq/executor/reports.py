@@ -10,8 +10,8 @@ from typing import Any
 
 from django_mq import signals
 from django_mq.conf import get_settings
+from django_mq.conf.error_logs import error_name, log_failure
 from django_mq.conf.local_time import local_text
-from django_mq.error_logs import error_name, log_failure
 from django_mq.executor import handler_counts
 from django_mq.executor.ended import ACKED, DONE, Ended, Settled
 from django_mq.executor.handler_counts import queued_for

@@ -14,7 +14,7 @@ import psycopg
 from django.db import connections, transaction
 from psycopg.pq import TransactionStatus
 
-from django_mq.error_logs import log_failure
+from django_mq.conf.error_logs import log_failure
 from django_mq.executor import created_sessions
 from django_mq.executor.connections import (
     DATABASE_ERRORS,

@@ -11,7 +11,7 @@ from operator import attrgetter
 
 import psycopg
 
-from django_mq.error_logs import log_failure
+from django_mq.conf.error_logs import log_failure
 from django_mq.executor.ended import DONE, Ended, Settled
 from django_mq.executor.replies import EncodedResults
 from django_mq.messages import ClaimedRow

@@ -6,7 +6,7 @@ from django.apps import apps
 from django.contrib.auth import get_user_model
 from django.db import connections, router, transaction
 
-from django_mq.error_logs import log_failure
+from django_mq.conf.error_logs import log_failure
 from django_mq.operations.filter_words import public_words
 
 REMOVING_ACTIONS = ("cancel", "discard")

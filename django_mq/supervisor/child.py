@@ -15,7 +15,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from django_mq.error_logs import log_failure
+from django_mq.conf.error_logs import log_failure
 from django_mq.messages import Fence
 from django_mq.policy.error_text import one_line
 from django_mq.policy.stack import readable

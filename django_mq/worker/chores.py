@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from django_mq.conf import Settings
-from django_mq.error_logs import error_name, log_failure
+from django_mq.conf.error_logs import error_name, log_failure
 from django_mq.executor.statements import within_transaction
 from django_mq.signals import announce_queue, queue_deep
 from django_mq.store import (

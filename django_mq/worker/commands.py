@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from django_mq.error_logs import log_failure
+from django_mq.conf.error_logs import log_failure
 from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.call_timeout import CANCEL_SECONDS
 from django_mq.executor.scoreboard import Entry, Scoreboard

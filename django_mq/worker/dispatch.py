@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from django_mq.error_logs import log_failure
+from django_mq.conf.error_logs import log_failure
 from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.ended import Ended
 from django_mq.executor.local_queue import LocalQueue

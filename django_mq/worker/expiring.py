@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from django_mq.conf import Settings
-from django_mq.error_logs import error_name, log_failure
+from django_mq.conf.error_logs import error_name, log_failure
 from django_mq.executor import reports, settle_effects
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.statements import within_transaction

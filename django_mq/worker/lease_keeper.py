@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 from psycopg.errors import LockNotAvailable
 
-from django_mq.error_logs import traced
+from django_mq.conf.error_logs import traced
 from django_mq.executor import handler_counts
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.local_queue import LocalQueue

@@ -10,7 +10,7 @@ from time import monotonic
 
 import psycopg
 
-from django_mq.error_logs import log_failure
+from django_mq.conf.error_logs import log_failure
 from django_mq.executor import reports, settle_effects
 from django_mq.executor.ended import Ended, failed_row, failure_end
 from django_mq.executor.outage import Outage

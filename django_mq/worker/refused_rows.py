@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 import psycopg
 
-from django_mq.error_logs import error_name, traced
+from django_mq.conf.error_logs import error_name, traced
 from django_mq.executor.connections import is_idle
 from django_mq.executor.statements import within_transaction
 from django_mq.store import Cursor, refused_rows

@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from django_mq import handlers
 from django_mq.conf import Settings
-from django_mq.error_logs import log_failure
+from django_mq.conf.error_logs import log_failure
 from django_mq.executor import reports
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.settle_rows import settle_all

@@ -13,7 +13,7 @@ import os
 import secrets
 import threading
 
-from django_mq.error_logs import log_failure
+from django_mq.conf.error_logs import log_failure
 from django_mq.executor.deadline import Deadline
 from django_mq.executor.thread_connections import remembering_sessions
 from django_mq.signals import announce_worker, worker_started, worker_stopped

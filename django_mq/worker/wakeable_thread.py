@@ -11,7 +11,7 @@ from django.db import connections, transaction
 from django.db.backends.utils import CursorWrapper
 from psycopg import IsolationLevel
 
-from django_mq.error_logs import log_failure
+from django_mq.conf.error_logs import log_failure
 from django_mq.executor.connections import plain_connection_as
 from django_mq.executor.watchdog import Link
 from django_mq.store.limits import Limits, set_local

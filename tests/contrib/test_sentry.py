@@ -11,7 +11,7 @@ from sentry_sdk.envelope import Envelope
 from sentry_sdk.transport import Transport
 
 from django_mq import RetryPolicy, handler, handlers
-from django_mq.error_logs import log_failure
+from django_mq.conf.error_logs import log_failure
 from django_mq.messages import Delivery
 from django_mq.signals import message_dead, worker_stopped
 from django_mq.testing import drain

@@ -24,7 +24,7 @@ from django_mq import (
     queues,
     signals,
 )
-from django_mq.error_logs import error_name
+from django_mq.conf.error_logs import error_name
 from django_mq.executor import reports
 from django_mq.executor.ended import failure_end
 from django_mq.messages import Delivery, classes

@@ -6,11 +6,11 @@ import json
 from time import time
 
 from django_mq import handlers
+from django_mq.conf.error_logs import log_failure
 from django_mq.contrib.tasks import errors, results
 from django_mq.contrib.tasks.compat import task_finished
 from django_mq.contrib.tasks.registration import task_of
 from django_mq.contrib.tasks.results import TaskAttempts
-from django_mq.error_logs import log_failure
 from django_mq.executor.ended import DONE, Ended, Settled
 from django_mq.executor.replies import EncodedResults
 from django_mq.messages import worker_of

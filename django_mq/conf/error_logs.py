@@ -1,4 +1,4 @@
-"""Errors in log lines: their names and stacks, without their texts, which may be private."""
+"""Errors in log lines: their names and stacks, and their texts if LOG_ERROR_TEXTS allows."""
 
 from __future__ import annotations
 
