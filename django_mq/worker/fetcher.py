@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
 
 from django_mq.executor.lease_clock import lease_clock
@@ -12,6 +12,7 @@ from django_mq.worker.claim_round import ClaimResult, ClaimRound
 from django_mq.worker.claims import KEYED, PLAIN, ClaimRouter
 from django_mq.worker.intake import Intake
 from django_mq.worker.lanes import Lanes
+from django_mq.worker.lapsed_fetcher import LapsedFetcher
 from django_mq.worker.ordered_queues import OrderedQueues
 from django_mq.worker.queue_options import ClaimOptions
 from django_mq.worker.watermarks import REST_AFTER_FULL_SCAN, LaneName, Watermarks
@@ -48,17 +49,20 @@ class Fetcher:
             PLAIN: self._watermarks,
             KEYED: Watermarks(),
         }
-        self._lapsed_marks: Watermarks[str] = Watermarks()
+        self._lapsed = LapsedFetcher(
+            options=options,
+            intake=intake,
+            claims=claims,
+            ordered_queues=ordered_queues,
+            clock=self._clock,
+        )
         self._lanes = Lanes(patterns)
         self._kinds: set[str] = set()
-        self._leased: list[str] = []
         self._rung = self._postponed = False
         self._may_be_due = True
         self._must_poll = True
         self._poll_at = 0.0
         self._poll_allowed_at = 0.0
-        self._lapsed_at = 0.0
-        self._more_lapsed = self._lapsed_behind = False
         self._repoll_at = float("inf")
         self._due_at = float("inf")
         self._was_limited = False
@@ -107,12 +111,8 @@ class Fetcher:
         now = monotonic()
         if now >= self._poll_at:
             self._may_be_due |= self._poll(cursor)
-        if self._more_lapsed or now >= self._lapsed_at:
-            # Twice per poll interval while there is a backlog, since a lapsed row also waits behind
-            # the local queue. Otherwise together with the next poll: one wakeup per poll interval.
-            next_at = now + (self._poll_interval / 2 if self._may_be_due else self._poll_interval)
-            self._lapsed_at = min(next_at, self._poll_at)
-            self._claim_lapsed(cursor)
+        if self._lapsed.more or now >= self._lapsed.due_at:
+            self._take_over(cursor, now)
         if now >= self._due_at:
             self._due_at = float("inf")
             self._may_be_due = self._must_poll = True
@@ -206,33 +206,15 @@ class Fetcher:
             self._intake.take(cursor, rows, lapsed=False, list_size=size, asked_at=asked_at)
         return result
 
-    def _claim_lapsed(self, cursor: Cursor) -> None:
-        self._more_lapsed, found = False, False
-        full = self._lapsed_marks.full_is_due()
-        for options, queues in self._leased_groups():
-            room = min(self._intake.room(options.kind), options.batch_size)
-            if room <= 0:
-                self._more_lapsed = True  # perhaps: the thread that makes room pokes the loop
-                continue
-            began = self._clock()
-            marks = {queue: self._lapsed_marks.mark(queue, full=full) for queue in queues}
-            lapsed = self._claims.take_over(cursor, queues, options, limit=room, marks=marks)
-            self._lapsed_marks.record_scan(lapsed.marks, self._clock() - began, full=full)
-            found |= bool(lapsed.marks)
-            if lapsed.released or lapsed.dead:  # the next messages of their lines may be due
-                self.on_freed()
-            if lapsed.taken:
-                self.empty = False
-                self._intake.take(cursor, lapsed.taken, lapsed=True)
-        if found:  # there may be more
-            self._more_lapsed = self._lapsed_behind = True
-            self._lapsed_at = 0.0
-        elif full:
-            self._lapsed_behind = False
-        elif self._lapsed_behind:  # the lock on a skipped row may be free now
-            self._more_lapsed = True
-            self._lapsed_marks.request_full()
-            self._lapsed_at = min(self._lapsed_at, monotonic() + self._lapsed_marks.full_in())
+    def _take_over(self, cursor: Cursor, now: float) -> None:
+        # Twice per poll interval while there is a backlog, since a lapsed row also waits behind the
+        # local queue. Otherwise together with the next poll: one wakeup per poll interval.
+        next_at = now + (self._poll_interval / 2 if self._may_be_due else self._poll_interval)
+        done = self._lapsed.fetch(cursor, next_at=min(next_at, self._poll_at))
+        if done.freed:
+            self.on_freed()
+        if done.taken:
+            self.empty = False
 
     def _poll(self, cursor: Cursor) -> bool:
         """Read the current lanes and the next due time; return whether anything new is due."""
@@ -244,18 +226,18 @@ class Fetcher:
         self._poll_allowed_at = now + REST_AFTER_FULL_SCAN * (now - began)
         self._poll_at = max(began + self._poll_interval, self._poll_allowed_at)
         mine = [each for each in seen if self._lanes.preference(each.queue) is not None]
-        self._leased = [each.queue for each in mine if each.kind == "leased"]
+        leased = [each.queue for each in mine if each.kind == "leased"]
+        self._lapsed.update(leased)
         lanes = [(each.queue, each.number) for each in mine if each.kind == "lane"]
         self.due_queues = {each.queue for each in mine if each.due}
         self._lanes.update(lanes, now)
         self._kinds = {self._options(queue).kind for queue, _ in self._lanes.known}
         for marks in self._marks.values():
             marks.keep(self._lanes.known)
-        self._lapsed_marks.keep(self._leased)
         waits = [each.next_in for each in mine if each.next_in and each.next_in > 0]
         self._due_at = now + min(waits, default=float("inf"))
         owned = self._ordered_queues.owned
-        for queue in owned.difference(self._leased, (lane[0] for lane in lanes)):
+        for queue in owned.difference(leased, (lane[0] for lane in lanes)):
             self._ordered_queues.caught_up(queue)
         facts = self._claims.facts
         self._intake.drop(facts.withdrawn, facts.backing_off)
@@ -268,13 +250,13 @@ class Fetcher:
                 self._may_be_due = True  # committed since the claim, or in a lane unknown to it
                 return 0.0
         self.empty = not (
-            self._may_be_due or self._more_lapsed or self._must_poll or self._was_limited
+            self._may_be_due or self._lapsed.more or self._must_poll or self._was_limited
         )
         return self._until_next()
 
     def _until_next(self) -> float:
         """Return the seconds until there is a reason to do something again."""
-        until = min(self._poll_at, self._lapsed_at, self._due_at, self._repoll_at)
+        until = min(self._poll_at, self._lapsed.due_at, self._due_at, self._repoll_at)
         if self._must_poll and self._repoll_at == float("inf"):
             until = min(until, self._poll_allowed_at)
         return max(0.0, min(until - monotonic(), self._ordered_queues.next_turn_in()))
@@ -287,13 +269,3 @@ class Fetcher:
         """Return the options and the statement group, which all lanes of a claim have in common."""
         options = self._options(lane[0])
         return options, self._claims.statement_group(lane[0], options)
-
-    def _leased_groups(self) -> Iterator[tuple[ClaimOptions, list[str]]]:
-        groups: dict[tuple[ClaimOptions, str], list[str]] = {}
-        for queue in self._leased:
-            options = self._options(queue)
-            if not options.ordered or queue in self._ordered_queues.owned:
-                group = self._claims.lapsed_statement_group(queue, options)
-                groups.setdefault((options, group), []).append(queue)
-        for (options, _), queues in groups.items():
-            yield options, queues

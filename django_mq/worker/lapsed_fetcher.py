@@ -1,0 +1,100 @@
+"""Decide when to take over messages whose leases have lapsed, and how many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+from django_mq.store import Cursor
+from django_mq.worker.claims import ClaimRouter
+from django_mq.worker.intake import Intake
+from django_mq.worker.ordered_queues import OrderedQueues
+from django_mq.worker.queue_options import ClaimOptions
+from django_mq.worker.watermarks import Watermarks
+
+
+@dataclass(slots=True)
+class TakenOver:
+    """What one look for lapsed leases did.
+
+    `taken`: some were claimed. `freed`: some were released or died, so the messages behind them in
+    their lines may be due.
+    """
+
+    taken: bool = False
+    freed: bool = False
+
+
+class LapsedFetcher:
+    """Takes over lapsed messages for one process. The thread that runs the loop calls `fetch()`.
+
+    `clock` measures scans, see `Fetcher`.
+    """
+
+    def __init__(
+        self,
+        *,
+        options: Callable[[str], ClaimOptions],
+        intake: Intake,
+        claims: ClaimRouter,
+        ordered_queues: OrderedQueues,
+        clock: Callable[[], float],
+    ) -> None:
+        self._options = options
+        self._intake = intake
+        self._claims = claims
+        self._ordered_queues = ordered_queues
+        self._clock = clock
+        self._queues: list[str] = []
+        self._marks: Watermarks[str] = Watermarks()
+        self._rows_behind = False
+        #: Whether there may be more than the last look took.
+        self.more = False
+        #: The time of `monotonic()` at which to look again.
+        self.due_at = 0.0
+
+    def update(self, queues: Sequence[str]) -> None:
+        """Look in these queues from now on: those with leased messages."""
+        self._queues = list(queues)
+        self._marks.keep(queues)
+
+    def fetch(self, cursor: Cursor, *, next_at: float) -> TakenOver:
+        """Take over what there is room for; look again at `next_at`, or sooner if there is more."""
+        self.more, self.due_at = False, next_at
+        done, found = TakenOver(), False
+        full = self._marks.full_is_due()
+        for options, queues in self._groups():
+            room = min(self._intake.room(options.kind), options.batch_size)
+            if room <= 0:
+                self.more = True  # perhaps: the thread that makes room pokes the loop
+                continue
+            began = self._clock()
+            marks = {queue: self._marks.mark(queue, full=full) for queue in queues}
+            lapsed = self._claims.take_over(cursor, queues, options, limit=room, marks=marks)
+            self._marks.record_scan(lapsed.marks, self._clock() - began, full=full)
+            found |= bool(lapsed.marks)
+            done.freed |= bool(lapsed.released or lapsed.dead)
+            if lapsed.taken:
+                done.taken = True
+                self._intake.take(cursor, lapsed.taken, lapsed=True)
+        if found:  # there may be more
+            self.more = self._rows_behind = True
+            self.due_at = 0.0
+        elif full:
+            self._rows_behind = False
+        elif self._rows_behind:  # the lock on a skipped row may be free now
+            self.more = True
+            self._marks.request_full()
+            self.due_at = min(self.due_at, monotonic() + self._marks.full_in())
+        return done
+
+    def _groups(self) -> Iterator[tuple[ClaimOptions, list[str]]]:
+        groups: dict[tuple[ClaimOptions, str], list[str]] = {}
+        for queue in self._queues:
+            options = self._options(queue)
+            if not options.ordered or queue in self._ordered_queues.owned:
+                group = self._claims.lapsed_statement_group(queue, options)
+                groups.setdefault((options, group), []).append(queue)
+        for (options, _), queues in groups.items():
+            yield options, queues
