@@ -51,15 +51,22 @@ class SliceBody:
             own_session=not self.session.borrowed,
             begin=lambda: self._begin_for_handler(state),
         )
-        always = self.nested or self.session.borrowed
-        leased_since = float("inf") if always else lease_clock() - self.unlocked_for
         if batch:
-            self._run_batch(state, leased_since)
+            self._run_batch(state)
         else:
-            self._run_each(state, leased_since)
+            self._run_each(state)
         savepoint.leave()
 
-    def _run_each(self, state: SliceState, leased_since: float) -> None:
+    def _leased_since(self) -> float:
+        """Return when a claim or renewal was requested, at the earliest, that needs no lock now.
+
+        Asked before every start: the machine may sleep while a handler runs.
+        """
+        if self.nested or self.session.borrowed:
+            return float("inf")
+        return lease_clock() - self.unlocked_for
+
+    def _run_each(self, state: SliceState) -> None:
         tasks, until = state.tasks, state.until
         last = len(tasks) - 1
         for index, task in enumerate(tasks):
@@ -74,7 +81,7 @@ class SliceBody:
                 state.not_started.append(task)
                 continue
             row = task.delivery._row
-            lock = not may_start_unlocked(task, leased_since)
+            lock = not may_start_unlocked(task, self._leased_since())
             if lock and not state.begun:
                 self._begin(state)
             if (state.missing or state.expired or row.expires_in is not None) and (
@@ -85,7 +92,8 @@ class SliceBody:
             self.attempts.run([task], state, locked=lock, until=0.0 if ends else until)
             state.stopped = state.stopped or (row.wants_result and not row.is_django_task)
 
-    def _run_batch(self, state: SliceState, leased_since: float) -> None:
+    def _run_batch(self, state: SliceState) -> None:
+        leased_since = self._leased_since()
         lock = not all(may_start_unlocked(task, leased_since) for task in state.tasks)
         if lock:
             self._begin(state)
@@ -162,7 +170,7 @@ class SliceBody:
 
 
 def _locked(state: SliceState, locked: LockResult) -> None:
-    state.begun = True
+    state.begun, state.locked_from = True, state.current
     state.missing, state.expired, state.xid = locked
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from django_mq.executor.calls import is_conflict
 from django_mq.executor.ended import Ended
+from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.settlement import MAX_CONFLICTS
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Line, Task
@@ -55,11 +56,11 @@ class SliceState:
     back with the transaction. `unbound` deliveries used nothing: they are settled after the
     transaction, whatever its outcome.
 
-    `current` is the index in `tasks` of the delivery that runs, or runs next. The `running` tasks,
+    `began_at` is by `lease_clock()`. `current` is the index in `tasks` of the delivery that runs, or runs next. The `running` tasks,
     one delivery or a batch, have time until `deadline`, and no delivery starts after `until` (both
     on the monotonic clock). `begun`: BEGIN was sent. From then on, `xid` is the id of the
-    transaction, `missing` has the ids of messages that it could not lock, and `expired` those of
-    messages that have expired.
+    transaction, which locked the rows of `tasks` from index `locked_from` on; `missing` has the ids
+    of messages that it could not lock, and `expired` those of messages that have expired.
 
     `aborted`: a handler ended the transaction, that of the `culprit` unless a batch ran.
     `broken_lines` are the keys and ordered queues in which a delivery did not end well: nothing
@@ -72,6 +73,7 @@ class SliceState:
     until: float
     stopped_queues: StoppedQueues | None = None
     announcing: bool = False
+    began_at: float = field(default_factory=lease_clock)
     bound: RanDeliveries = field(default_factory=RanDeliveries)
     unbound: RanDeliveries = field(default_factory=RanDeliveries)
     not_started: list[Task] = field(default_factory=list)
@@ -80,6 +82,7 @@ class SliceState:
     broken_lines: set[Line | None] = field(default_factory=set)
     backing_off: set[str] = field(default_factory=set)
     current: int = 0
+    locked_from: int = 0
     running: Sequence[Task] = ()
     deadline: float = 0.0
     begun: bool = False
@@ -100,6 +103,11 @@ class SliceState:
         if self.culprit is not None:
             ids.add(self.culprit.delivery.id)
         return [task for task in self.tasks if task.delivery.id not in ids]
+
+    def locked_and_left(self) -> list[Task]:
+        """Return the tasks whose rows the transaction has locked, but does not settle."""
+        left = {task.delivery.id for task in (*self.not_started, *self.to_rerun)} - self.missing
+        return [task for task in self.tasks[self.locked_from :] if task.delivery.id in left]
 
     def _known(self) -> Iterable[Task]:
         yield from self.bound.tasks

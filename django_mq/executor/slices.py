@@ -8,6 +8,7 @@ are settled by their fences after it, and never run again for a neighbour.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 from time import monotonic
 
@@ -16,6 +17,7 @@ from django_mq.executor.attempts import Attempts
 from django_mq.executor.calls import close_old
 from django_mq.executor.connections import DATABASE_ERRORS
 from django_mq.executor.ended import ACKED, Ended, Settled
+from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import Session, run_hooks
@@ -34,9 +36,9 @@ from django_mq.executor.slice_state import (
 )
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Task, decode_again
-from django_mq.messages import LONG_AGO
+from django_mq.messages import LONG_AGO, Fence
 from django_mq.signals import is_observed, message_started
-from django_mq.store import settle
+from django_mq.store import leases, settle
 
 
 class SliceRunner:
@@ -59,6 +61,8 @@ class SliceRunner:
     ) -> None:
         self._session = session
         self._outage = context.outage
+        self._lease_of = context.lease_of
+        self._unrenewed_for = context.unrenewed_for
         self._settlement = settlement
         self._on_settled = context.on_settled
         self._slice_seconds = slice_seconds
@@ -95,13 +99,12 @@ class SliceRunner:
 
     def run(self, tasks: Sequence[Task]) -> Remainder:
         """Run as many of `tasks` in one transaction as time allows; return the rest."""
-        started = monotonic()
         state = SliceState(
             tasks,
             slice_limits.limits(
                 [task.timeout for task in tasks], slice_seconds=self._slice_seconds
             ),
-            until=started + self._slice_seconds,
+            until=monotonic() + self._slice_seconds,
             stopped_queues=self._stopped_queues,
             announcing=is_observed(message_started),
         )
@@ -114,12 +117,16 @@ class SliceRunner:
             with self._session.block():
                 self._body.run(state)
                 self._settle_bound(state)
+                self._renew_locked(state)
+                state.committing = state.begun
         except (SliceAborted, SettleIncomplete, *DATABASE_ERRORS) as error:
             if self._nested:  # a test's transaction cannot be recovered
                 if state.culprit is not None:
                     self._on_settled([state.culprit])
                 raise
             self._recovery.recover(state, error)
+            with contextlib.suppress(*DATABASE_ERRORS):  # the next renewal tries again
+                self._renew_locked(state)
         else:
             if state.begun:
                 self._outage.end()
@@ -170,7 +177,21 @@ class SliceRunner:
             skip = bool(refused) and any(each.delivery.id in refused for each in state.bound.ended)
             if settle_all(self._session.cursor(), state.bound.ended, skip_refused=skip):
                 raise SettleIncomplete
-        state.committing = state.begun
+
+    def _renew_locked(self, state: SliceState) -> None:
+        """Renew the leases of what a slow slice leaves: renewals skip the rows that it locked.
+
+        Otherwise these might have lapsed, and other workers would take them over as soon as the
+        slice ends.
+        """
+        if not state.begun or lease_clock() - state.began_at < self._unrenewed_for:
+            return
+        by_lease: dict[float, list[Fence]] = {}
+        for task in state.locked_and_left():
+            lease = self._lease_of(task.delivery.queue)
+            by_lease.setdefault(lease, []).append(task.delivery.fence)
+        for lease, fences in by_lease.items():
+            leases.renew(self._session.cursor(), fences, lease=lease)
 
     def _finish(self, ran: RanDeliveries) -> None:
         """Run the hooks of settled deliveries, then report the deliveries."""

@@ -223,6 +223,26 @@ def test_a_machine_that_has_just_started_has_old_leases_too(
         assert bench.run(tasks).locked == tasks
 
 
+@fresh
+def test_a_machine_that_sleeps_within_a_slice_makes_leases_old(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other workers may have taken the messages over meanwhile: they are locked first."""
+    ran: list[int] = []
+    wakes_at = slice_body.lease_clock() + 501  # half of the lease of 1,000 s
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+        monkeypatch.setattr(slice_body, "lease_clock", lambda: wakes_at)
+
+    first, second = add_many(2, handler="h")
+    tasks = bench.claim()
+    take_over(second.pk)
+    bench.run(tasks)
+    assert ran == [first.pk]
+
+
 def test_a_handler_that_swallows_that_the_lock_was_refused(bench: Bench) -> None:
     """It ran in vain: the rest of its transaction cannot be committed."""
     ran: list[str] = []
