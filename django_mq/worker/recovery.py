@@ -15,21 +15,25 @@ from django_mq.executor import reports, settle_effects
 from django_mq.executor.ended import Ended, failed_row, failure_end
 from django_mq.executor.outage import Outage
 from django_mq.executor.statements import Statements
-from django_mq.executor.watchdog import Link
+from django_mq.executor.watchdog import STALL_MARGIN, Link
 from django_mq.messages import ClaimedRow, Delivery, Fence
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.outcomes import AttemptEnded, WorkerLost, cut_short
 from django_mq.policy.stack import Frame
 from django_mq.store import leases, notify, ordered_queues, queue_backoff, recover, settle
-from django_mq.store.limits import Limits
+from django_mq.store.limits import STATEMENT_SECONDS, Limits
 from django_mq.store.lost import LOST
 from django_mq.worker.releasing import release_all_except
 
 #: Seconds between two attempts: the backends of a dead process hold its locks for a moment.
 RETRY_PAUSE = 0.25
-#: Seconds, after this process has learned of the death, in which a claim of the dead process may
-#: still commit.
+#: Seconds, after this process has learned of the death, in which a claim of the dead process mostly
+#: commits.
 LATE_CLAIM = 1.0
+#: Seconds in which it may still commit: a busy disk, a replica or a trigger may hold it up.
+LATEST_CLAIM = STATEMENT_SECONDS + STALL_MARGIN
+#: Seconds between two looks for such a claim.
+LOOK_INTERVAL = 1.0
 #: Seconds after which leases have lapsed, and other workers take over what is left.
 GIVE_UP_SECONDS = 300.0
 #: The limits of its statements: one that waits longer for a lock is left to the next attempt.
@@ -56,6 +60,11 @@ class DeadWorker:
     died_at: float = field(default_factory=monotonic)
     received_at: float = field(default_factory=monotonic)
 
+    @property
+    def charged(self) -> list[Fence]:
+        """The messages that lose an attempt."""
+        return [*self.timed_out, *self.lost]
+
 
 class Recovery:
     """Settles what dead siblings held; calls `on_freed` when a message may be claimed again."""
@@ -75,7 +84,8 @@ class Recovery:
         self._on_freed = on_freed
         self._changed = threading.Condition()
         self._dead: list[tuple[DeadWorker, Callable[[], None]]] = []
-        self._runs = False
+        self._settled: list[DeadWorker] = []
+        self._runs = self._finishing = False
         # Messages that the database refuses to charge: their leases lapse.
         self._refused: set[Fence] = set()
 
@@ -96,6 +106,8 @@ class Recovery:
     def finish(self, seconds: float) -> None:
         """Wait, for at most `seconds`, until everything is settled and the connection is closed."""
         with self._changed:
+            self._finishing = True
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not self._runs, seconds)
 
     def _run(self) -> None:
@@ -106,15 +118,34 @@ class Recovery:
                         done()
                     with self._changed:
                         self._dead.remove((each, done))
-            over = self._outage.stopped()
-            if over or not self._dead:
+                        self._settled.append(each)
+            self._release_late_claims()
+            stopped = self._outage.stopped()
+            if stopped or not self._has_work():
                 self._statements.close()
             with self._changed:
-                if over or not self._dead:
+                if stopped or not self._has_work():
                     self._runs = False
                     self._changed.notify_all()
                     return
-                self._changed.wait(RETRY_PAUSE)
+                self._changed.wait(RETRY_PAUSE if self._dead else LOOK_INTERVAL)
+
+    def _has_work(self) -> bool:
+        return bool(self._dead or (self._settled and not self._finishing))
+
+    def _release_late_claims(self) -> None:
+        """Release the messages of claims that committed after their process was settled."""
+        since = monotonic() - LATEST_CLAIM
+        self._settled = [dead for dead in self._settled if dead.received_at > since]
+        try:
+            for dead in self._settled:
+                cursor = self._statements.cursor()
+                charged = [fence.id for fence in dead.charged]
+                if release_all_except(cursor, worker=dead.worker, running=charged):
+                    self._on_freed()
+                    notify.ring(cursor)
+        except Exception:  # the next look tries again
+            self._statements.close()
 
     def _is_settled(self, dead: DeadWorker) -> bool:
         """Call `settle()`; return whether nothing is left to try."""
@@ -135,9 +166,8 @@ class Recovery:
     def settle(self, dead: DeadWorker) -> bool:
         """Settle the messages of `dead` that can be settled now; return whether none is left."""
         cursor = self._statements.cursor()
-        charged = [*dead.timed_out, *dead.lost]
         freed = release_all_except(
-            cursor, worker=dead.worker, running=[fence.id for fence in charged]
+            cursor, worker=dead.worker, running=[fence.id for fence in dead.charged]
         )
         ended = self._charge(dead, dead.timed_out, _timed_out)
         ended += self._charge(dead, dead.lost, _lost)

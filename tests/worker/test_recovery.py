@@ -135,6 +135,25 @@ def test_recovers_what_a_dead_sibling_held(start: Start, said: Said) -> None:
     assert attempts_of(waited) == []
 
 
+def test_a_claim_that_commits_after_the_recovery_costs_no_attempt(start: Start, said: Said) -> None:
+    """A claim may hang in the server for a while after its process was killed."""
+    attempts: list[int] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        attempts.append(delivery.attempt)
+
+    running = start()
+    said.wait("worker_started")
+    done = threading.Event()
+    running.worker.recover(DeadWorker("dead", "was killed by SIGKILL"), done.set)
+    assert done.wait(PATIENCE)
+    add(handler="h", leased=600, claimed_by="dead:4", attempts=1)
+    said.wait("message_acked")
+    running.stop()
+    assert attempts == [1]
+
+
 def test_a_recovery_waits_until_the_tables_have_proved_usable(
     start: Start,
 ) -> None:
