@@ -127,6 +127,7 @@ class Dispatch:
                     self._broken_lines.add(line)
             if held:
                 settle_held(cursor, held)
+                self._quota.release(len(held))
         except LOST:
             self._pending.extendleft(each.delivery for each in reversed(held))
             raise

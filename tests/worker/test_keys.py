@@ -198,6 +198,21 @@ def test_max_messages_does_not_count_what_goes_back(start: Start) -> None:
     assert ran == pks(*others)
 
 
+def test_max_messages_does_not_count_what_is_held(start: Start) -> None:
+    """Otherwise a job of a few messages would end without running any."""
+    ran: list[int] = []
+
+    @handler("known", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+
+    for n in range(3):
+        add(handler="", type="nobody.knows", after=-60 + n)
+    known = [add(handler="h", type="known", after=-30 + n).pk for n in range(4)]
+    start(until_empty=True, max_messages=3).join()
+    assert ran == known[:3]
+
+
 def test_max_messages_does_not_count_twice_what_a_worker_routes(start: Start) -> None:
     """It is claimed again, in the line of its handler."""
     ran: list[int] = []
