@@ -190,6 +190,7 @@ class Fetcher:
     ) -> ClaimResult:
         asked_at, began = lease_clock(), self._clock()
         own = self._marks.get(group, Watermarks())
+        own.begin_scan(full=full)
         marked = [Lane(*lane, *own.mark(lane, full=full)) for lane in lanes]
         result = self._claims.claim(cursor, marked, options, limit=room, with_marks=not full)
         has_marks = any(lane.at != LANE_START[0] for lane in marked)

@@ -70,6 +70,7 @@ class LapsedFetcher:
                 self.more = True  # perhaps: the thread that makes room pokes the loop
                 continue
             began = self._clock()
+            self._marks.begin_scan(full=full)
             marks = {queue: self._marks.mark(queue, full=full) for queue in queues}
             lapsed = self._claims.take_over(cursor, queues, options, limit=room, marks=marks)
             self._marks.record_scan(lapsed.marks, self._clock() - began, full=full)

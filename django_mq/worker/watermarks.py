@@ -57,6 +57,11 @@ class Watermarks(Generic[Name]):
         """Return the seconds until a full scan is allowed."""
         return max(0.0, self._allowed_at - monotonic())
 
+    def begin_scan(self, *, full: bool) -> None:
+        """Note that a scan begins; a full scan requested from now on is another one."""
+        if full:
+            self._full_requested = False
+
     def mark(self, name: Name, *, full: bool) -> tuple[float, int]:
         """Return where the scan of `name` begins."""
         return LANE_START if full else self._watermarks.get(name, LANE_START)
@@ -71,7 +76,6 @@ class Watermarks(Generic[Name]):
         """Record a scan that took `seconds` and ended at `marks`."""
         self.advance(marks)
         if full:
-            self._full_requested = False
             self._last_full = monotonic()
             usual = 0.0 if self._usual == float("inf") else self._usual
             extra = max(0.0, seconds - 1.5 * usual)

@@ -24,15 +24,32 @@ def marks(monkeypatch: pytest.MonkeyPatch) -> tuple[Watermarks[LaneName], Clock]
     return Watermarks(), clock
 
 
+def scan(own: Watermarks[LaneName], seconds: float, *, full: bool) -> None:
+    own.begin_scan(full=full)
+    own.record_scan({}, seconds, full=full)
+
+
+def test_a_full_scan_that_is_requested_during_one_is_another_one(
+    marks: tuple[Watermarks[LaneName], Clock],
+) -> None:
+    """A message freed meanwhile may lie behind where the scan is."""
+    own, clock = marks
+    own.begin_scan(full=True)
+    own.request_full()
+    own.record_scan({}, 0.001, full=True)
+    clock.now += 0.1
+    assert own.full_is_due()
+
+
 def test_full_scans_take_a_tenth_of_the_time(marks: tuple[Watermarks[LaneName], Clock]) -> None:
     own, clock = marks
     assert own.full_is_due()
-    own.record_scan({}, 0.001, full=True)
-    own.record_scan({}, 0.001, full=False)
+    scan(own, 0.001, full=True)
+    scan(own, 0.001, full=False)
     own.request_full()
     clock.now += 0.01
     assert own.full_is_due()
-    own.record_scan({}, 0.1015, full=True)  # 0.1 s more than 1.5 times the usual time
+    scan(own, 0.1015, full=True)  # 0.1 s more than 1.5 times the usual time
     own.request_full()
     assert not own.full_is_due()
     assert 0.89 < own.full_in() <= 0.9
@@ -44,15 +61,15 @@ def test_one_slow_scan_does_not_make_slow_ones_usual(
     marks: tuple[Watermarks[LaneName], Clock],
 ) -> None:
     own, _ = marks
-    own.record_scan({}, 0.001, full=False)
-    own.record_scan({}, 0.1, full=False)
-    own.record_scan({}, 0.1, full=True)
+    scan(own, 0.001, full=False)
+    scan(own, 0.1, full=False)
+    scan(own, 0.1, full=True)
     assert 0.7 < own.full_in() < 0.8
 
 
 def test_a_full_scan_is_due_each_second(marks: tuple[Watermarks[LaneName], Clock]) -> None:
     own, clock = marks
-    own.record_scan({}, 0.001, full=True)
+    scan(own, 0.001, full=True)
     assert not own.full_is_due()
     clock.now += 1.0
     assert own.full_is_due()
@@ -62,10 +79,10 @@ def test_scans_that_find_little_behind_the_marks_are_full_whatever_they_take(
     marks: tuple[Watermarks[LaneName], Clock],
 ) -> None:
     own, clock = marks
-    own.record_scan({}, 50.0, full=True)
+    scan(own, 50.0, full=True)
     assert not own.full_is_due()
     own.record_sparse_scan()
-    own.record_scan({}, 50.0, full=True)
+    scan(own, 50.0, full=True)
     assert own.full_is_due()
     clock.now += 1.1
     assert not own.full_is_due()
