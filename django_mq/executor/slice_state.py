@@ -56,11 +56,12 @@ class SliceState:
     back with the transaction. `unbound` deliveries used nothing: they are settled after the
     transaction, whatever its outcome.
 
-    `began_at` is by `lease_clock()`. `current` is the index in `tasks` of the delivery that runs, or runs next. The `running` tasks,
+    `current` is the index in `tasks` of the delivery that runs, or runs next. The `running` tasks,
     one delivery or a batch, have time until `deadline`, and no delivery starts after `until` (both
-    on the monotonic clock). `begun`: BEGIN was sent. From then on, `xid` is the id of the
-    transaction, which locked the rows of `tasks` from index `locked_from` on; `missing` has the ids
-    of messages that it could not lock, and `expired` those of messages that have expired.
+    on the monotonic clock; `began_at` is by `lease_clock()`). `begun`: BEGIN was sent. From then
+    on, `xid` is the id of the transaction, which locked the rows of `tasks` from index
+    `locked_from` on; `missing` has the ids of messages that it could not lock, and `expired` those
+    of messages that have expired.
 
     `aborted`: a handler ended the transaction, that of the `culprit` unless a batch ran.
     `broken_lines` are the keys and ordered queues in which a delivery did not end well: nothing

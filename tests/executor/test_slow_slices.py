@@ -42,7 +42,7 @@ def lapse(*ids: int) -> None:
     """Let the leases end now, before any renewal."""
     with second_connection() as other:
         other.execute(
-            "update django_mq_queuedmessage set leased_until = clock_timestamp() where id = any(%s)",
+            "update django_mq_queuedmessage set leased_until = now() where id = any(%s)",
             [list(ids)],
         )
 
