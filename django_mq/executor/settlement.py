@@ -50,7 +50,7 @@ class _Undo(Exception):
 
 
 @dataclass(slots=True)
-class SettleTry:
+class _Try:
     """One try to settle: its transaction, and the ids of the messages whose leases were lost."""
 
     xid: str | None = None
@@ -62,8 +62,9 @@ class _Tries:
     """The findings of earlier tries to settle the same deliveries."""
 
     #: Whether an earlier try may have been committed.
-    doubtful: bool
-    once_after: float
+    doubtful: bool = False
+    #: From this time on (`monotonic()`), a locked row is tried once.
+    once_after: float = float("inf")
     #: Whether to skip effects that the database refuses.
     skip_refused: bool = False
     conflicts: int = 0
@@ -93,24 +94,17 @@ class Settlement:
         self._context = context
         self.outage = context.outage
 
-    def settle(
-        self,
-        ended: Sequence[Ended],
-        *,
-        doubtful: bool = False,
-        once_after: float = float("inf"),
-    ) -> list[Ended]:
+    def settle(self, ended: Sequence[Ended]) -> list[Ended]:
         """Settle `ended`; return them, marked LOST where the lease is no longer ours.
-
-        `doubtful`: an earlier try may have been committed.
-        `once_after`: from this time on (`monotonic()`), a locked row is tried once.
 
         Waits for a lost database. Returns an empty list if the drain ends meanwhile: the leases
         lapse, and the attempts count.
         """
-        tries = _Tries(doubtful=doubtful, once_after=once_after)
+        return self._settle(ended, _Tries())
+
+    def _settle(self, ended: Sequence[Ended], tries: _Tries) -> list[Ended]:
         while True:
-            tried = SettleTry()
+            tried = _Try()
             try:
                 self._write(ended, tried, tries)
                 after = _Next.FINISH
@@ -122,13 +116,11 @@ class Settlement:
                 self.outage.end()
                 return _reported_ends(ended, tried.lost)
             if after is _Next.SINGLY:
-                return self._settle_singly(ended, doubtful=tries.doubtful)
+                return self._settle_singly(ended, tries)
             if after is _Next.GIVE_UP:
                 return []
 
-    def _next(
-        self, ended: Sequence[Ended], tried: SettleTry, tries: _Tries, error: Exception
-    ) -> _Next:
+    def _next(self, ended: Sequence[Ended], tried: _Try, tries: _Tries, error: Exception) -> _Next:
         """Return what follows a try that failed; waits before another one, if the error asks."""
         alive = self._connection.is_alive()
         effects = settle_effects.needing_transaction(ended)
@@ -178,9 +170,9 @@ class Settlement:
             except Exception as now:
                 error = now
 
-    def _settle_singly(self, ended: Sequence[Ended], *, doubtful: bool) -> list[Ended]:
+    def _settle_singly(self, ended: Sequence[Ended], tries: _Tries) -> list[Ended]:
         once_after = monotonic() + LOCKED_SECONDS
-        alone = [self.settle([each], doubtful=doubtful, once_after=once_after) for each in ended]
+        alone = [self._settle([each], _Tries(tries.doubtful, once_after)) for each in ended]
         return [done for settled in alone for done in settled]
 
     def was_committed(self, xid: str | None, changed: Sequence[Ended] = ()) -> bool:
@@ -205,7 +197,7 @@ class Settlement:
             self.outage.wait_quietly()
         return False
 
-    def _write(self, ended: Sequence[Ended], tried: SettleTry, tries: _Tries) -> None:
+    def _write(self, ended: Sequence[Ended], tried: _Try, tries: _Tries) -> None:
         cursor = self._connection.cursor()
         acked = list(map(attrgetter("settled"), ended)).count(ACKED)
         if acked == len(ended) and not settle_effects.needing_transaction(ended):
@@ -222,7 +214,7 @@ class Settlement:
         cursor: Cursor,
         ended: Sequence[Ended],
         kept: Sequence[HandledDelivery],
-        tried: SettleTry,
+        tried: _Try,
         *,
         doubtful: bool,
     ) -> None:
