@@ -13,6 +13,7 @@ from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.slice_state import NotLocked, SliceState
+from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Task, has_expired, may_start_unlocked
 from django_mq.messages import fence_of, worker_of
 from django_mq.store.row_locks import LockResult
@@ -31,13 +32,14 @@ class SliceBody:
 
     A delivery starts without a lock if its claim or renewal was requested less than `unlocked_for`
     seconds ago: no other worker can have taken the message by then. A batch starts without locks if
-    each of its deliveries may. `nested`: the transaction is a test's. On the connection of a test,
-    each row is locked first.
+    each of its deliveries may. No delivery that `stopped_queues` has starts. `nested`: the
+    transaction is a test's. On the connection of a test, each row is locked first.
     """
 
     session: Session
     entries: ExecutorEntries
     attempts: Attempts
+    stopped_queues: StoppedQueues
     nested: bool
     unlocked_for: float
 
@@ -76,7 +78,7 @@ class SliceBody:
                 state.not_started += tasks[index:]
                 return
             state.current = index
-            wary = state.broken_lines or state.backing_off or state.stopped_queues
+            wary = state.broken_lines or state.backing_off or self.stopped_queues
             if wary and not self._may_start(task, state):
                 state.not_started.append(task)
                 continue
@@ -110,7 +112,7 @@ class SliceBody:
         """Return whether nothing before it in its line failed, and its queue does not back off."""
         if task.line is not None and task.line in state.broken_lines:
             return False
-        stopped, delivery = state.stopped_queues, task.delivery
+        stopped, delivery = self.stopped_queues, task.delivery
         return not (delivery.queue in state.backing_off or (stopped and stopped.has(delivery)))
 
     def _is_barred(self, task: Task, state: SliceState) -> bool:

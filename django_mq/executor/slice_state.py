@@ -11,7 +11,6 @@ from django_mq.executor.calls import is_conflict
 from django_mq.executor.ended import Ended
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.settlement import MAX_CONFLICTS
-from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Line, Task
 
 #: How often the connection may be lost after a delivery ran, before the delivery is charged.
@@ -66,13 +65,12 @@ class SliceState:
     `aborted`: a handler ended the transaction, that of the `culprit` unless a batch ran.
     `broken_lines` are the keys and ordered queues in which a delivery did not end well: nothing
     behind it starts. Nor do deliveries from the queues in `backing_off`, which a failure in this
-    slice slowed down, nor any that `stopped_queues` has.
+    slice slowed down.
     """
 
     tasks: Sequence[Task]
     settings: dict[str, str]
     until: float
-    stopped_queues: StoppedQueues | None = None
     announcing: bool = False
     began_at: float = field(default_factory=lease_clock)
     bound: RanDeliveries = field(default_factory=RanDeliveries)

@@ -56,7 +56,7 @@ class SliceRunner:
         entries: ExecutorEntries,
         settlement: Settlement,
         slice_seconds: float,
-        stopped_queues: StoppedQueues | None = None,
+        stopped_queues: StoppedQueues,
         backoff_queues: Collection[str] = (),
     ) -> None:
         self._session = session
@@ -66,7 +66,6 @@ class SliceRunner:
         self._settlement = settlement
         self._on_settled = context.on_settled
         self._slice_seconds = slice_seconds
-        self._stopped_queues = stopped_queues
         self._conflicts = conflicts = Conflicts()
         self._nested = nested = session.is_nested()
         attempts = Attempts(
@@ -81,6 +80,7 @@ class SliceRunner:
             session,
             entries=entries,
             attempts=attempts,
+            stopped_queues=stopped_queues,
             nested=nested,
             unlocked_for=context.unlocked_for,
         )
@@ -105,7 +105,6 @@ class SliceRunner:
                 [task.timeout for task in tasks], slice_seconds=self._slice_seconds
             ),
             until=monotonic() + self._slice_seconds,
-            stopped_queues=self._stopped_queues,
             announcing=is_observed(message_started),
         )
         if not self._nested:

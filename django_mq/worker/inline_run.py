@@ -129,6 +129,7 @@ class InlineRun:
             entries=ExecutorEntries(Scoreboard(1), 0, 1),
             settlement=Settlement(session, self._context),
             slice_seconds=self._settings.slice_seconds,
+            stopped_queues=StoppedQueues(),
         )
         # The connection is watched for one message alone: a handler that is not atomic may make a
         # request, whose handler runs in an inline run within this one.

@@ -15,7 +15,6 @@ from django.db import (
 
 from django_mq import handler
 from django_mq.executor import simple_protocol, slice_body
-from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
 from tests.database import second_connection, until_blocked
@@ -319,8 +318,7 @@ def test_a_shut_queue_and_a_locked_row_give_back_one_task(bench: Bench) -> None:
 
     add(handler="h")
     tasks = bench.claim()
-    bench.slices._stopped_queues = StoppedQueues()
-    bench.slices._stopped_queues.stop("mail", None)
+    bench.stopped_queues.stop("mail")
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage for update")
         remainder = bench.run(tasks)

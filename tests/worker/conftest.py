@@ -26,6 +26,7 @@ from django_mq.executor.scoreboard import ExecutorEntries, Scoreboard
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.slices import SliceRunner
+from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Task
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
@@ -173,12 +174,14 @@ class Bench:
         self.session.connect()
         context = run_context(ShortOutage(self.stopping), self._settled, lease=1000.0)
         self.settlement = Settlement(self.session, context)
+        self.stopped_queues = StoppedQueues()
         self.slices = SliceRunner(
             self.session,
             context,
             entries=ExecutorEntries(self.scoreboard, 0, 200),
             settlement=self.settlement,
             slice_seconds=slice_seconds,
+            stopped_queues=self.stopped_queues,
         )
         self._claims = 0
 

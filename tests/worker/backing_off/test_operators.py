@@ -12,7 +12,6 @@ from django.core.management import call_command
 from django.test import Client
 
 from django_mq import handler
-from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.messages import Delivery
 from django_mq.models import QueuedMessage, QueueState
 from tests.rows import add
@@ -83,7 +82,6 @@ def test_a_batch_of_a_stopped_queue_does_not_start(bench: Bench) -> None:
     for _ in range(3):
         add(handler="h")
     tasks = bench.claim()
-    bench.slices._stopped_queues = stopped = StoppedQueues()
-    stopped.stop("mail")
+    bench.stopped_queues.stop("mail")
     assert bench.run(tasks).not_started == tasks
     assert ran == []
