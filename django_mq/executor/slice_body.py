@@ -32,21 +32,20 @@ class SliceBody:
 
     A delivery starts without a lock if its claim or renewal was requested less than `unlocked_for`
     seconds ago: no other worker can have taken the message by then. A batch starts without locks if
-    each of its deliveries may. No delivery that `stopped_queues` has starts. `nested`: the
-    transaction is a test's. On the connection of a test, each row is locked first.
+    each of its deliveries may. No delivery that `stopped_queues` has starts. On the connection
+    of a test, each row is locked first.
     """
 
     session: Session
     entries: ExecutorEntries
     attempts: Attempts
     stopped_queues: StoppedQueues
-    nested: bool
     unlocked_for: float
 
     def run(self, state: SliceState) -> None:
         """Run the deliveries of `state`. Raises SliceAborted if one ended the transaction."""
         savepoint, batch = self.session.savepoint, state.tasks[0].handler.batch
-        if not self.nested and any(map(_ordered, state.tasks)):
+        if not self.session.borrowed and any(map(_ordered, state.tasks)):
             self.session.record_session(worker_of(state.tasks[0].delivery.fence.claimed_by))
         savepoint.start(
             state.settings,
@@ -64,7 +63,7 @@ class SliceBody:
 
         Asked before every start: the machine may sleep while a handler runs.
         """
-        if self.nested or self.session.borrowed:
+        if self.session.borrowed:
             return float("inf")
         return lease_clock() - self.unlocked_for
 

@@ -81,7 +81,6 @@ class SliceRunner:
             entries=entries,
             attempts=attempts,
             stopped_queues=stopped_queues,
-            nested=nested,
             unlocked_for=context.unlocked_for,
         )
         self._recovery = SliceRecovery(
