@@ -40,39 +40,38 @@ INTRODUCTION = """\
 
 This page shows how fast django_mq is on one small machine, compared with the bare driver and with
 other queues in PostgreSQL. To run the benchmarks yourself, see
-[benchmarks/README.md](../benchmarks/README.md): it has the command, and says what each row measures
-and with what it is compared. [Scaling](scaling.md) shows how the figures change with the load.
+[benchmarks/README.md](../benchmarks/README.md), which has the commands and explains what each row
+measures and compares. [Scaling](scaling.md) shows how the figures change with the load.
 
 ## Method
 
-- Absolute figures depend on the machine and the hour: read the ratios. Compared programs ran in
+- Absolute figures depend on the machine and the hour, so read the ratios. Compared programs ran in
   turns, round after round; a ratio is the median of the rounds' ratios. The runs listed under
-  "Measured with" were on machines that differ in speed by up to four times, so figures of different
+  "Measured with" used machines that differ in speed by up to four times, so figures of different
   runs cannot be compared.
-- Every figure is verified: exactly the due messages were handled, each once, and nothing is left.
-  Otherwise the row has no figure, and says why.
+- Every figure is verified: exactly the due messages were handled, each once, and none is left.
+  Otherwise the row has no figure, and gives the reason.
 - The worker is the real `mq_worker` with default settings, unless the row says otherwise; the bare
   loop is psycopg with its own defaults on the same rows.
-- We and the Python peers enqueue jobs as a Django project with stock settings does; payloads and
-  job objects are built while the clock runs.
-- CPU is in microseconds per message: of the worker's process with all its threads, and of its
-  backends. It varies less than a rate. Rates from a machine that was also used for other work are
-  not shown.
+- django_mq and the Python peers enqueue jobs as a Django project with stock settings does; payloads
+  and job objects are built while the clock runs.
+- CPU is in microseconds per message, for the worker's process with all its threads and for its
+  backends. It varies less than a rate. Rates from a machine that also did other work are not shown.
 - This page shows every target, met or missed, and every peer that was measured. All rows are in
   [results.json](benchmarks/results.json).
 
 ## What the figures contain
 
-The bare loop deletes the rows that it reads, and commits after it has run them. django_mq promises
-more, and its figures include the cost:
+The bare loop deletes the rows that it reads, runs them and commits. django_mq promises more, and
+its figures include the cost:
 
 - Before a handler starts, its attempt is on disk: a claim is an UPDATE of the row, with its own
-  commit and flush. So each message is written twice, and a start after a commit takes one more
-  flush and one more round trip.
+  commit and flush. Each message is therefore written twice, and a start after a commit takes one
+  more flush and one more round trip.
 - Then the row is locked, in the transaction that will remove it, which takes another round trip. A
   single message that was claimed just now does not wait for the end of this round trip. For
-  handlers that do not use their connection, such as no-ops, nothing is locked: "drain,
-  expires" shows the rate with the lock, and "writing" the rate of handlers that write.
+  handlers that do not use their connection, such as no-ops, nothing is locked. "drain, expires"
+  shows the rate with the lock, and "writing" the rate of handlers that write.
 - A broadcast is one more INSERT in the caller's transaction, into a table whose constraints apply
   to every writer.
 """

@@ -61,10 +61,10 @@ def _rates(costs: Costs, rows: Sequence[Row]) -> str:
             line += [number(most.rate), most.limit, number(simulated)]
         lines.append(line)
     best = [
-        f"{best_processes(costs, Machines(server=cores, workers=512))} with {cores} cores"
+        f"{best_processes(costs, Machines(server=cores, workers=512))} processes on {cores} cores"
         for cores in SERVERS
     ]
-    return f"{table(headings, lines)}\n\nMost is done by {' and '.join(best)}."
+    return f"{table(headings, lines)}\n\nThe rate is highest with {' and '.join(best)}."
 
 
 def _handlers(costs: Costs, rows: Sequence[Row]) -> str:

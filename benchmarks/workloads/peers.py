@@ -59,7 +59,7 @@ def installed(
         try:
             words = command(peer.name, peer.driver)
         except Absent as missing:
-            note = f"not present: {missing}"
+            note = f"not measured: {missing}"
             absent.append(Row(workload=f"{prefix}: {peer.title}", figure=0.0, unit="", note=note))
             continue
         database = stack.enter_context(copied(bench.database, peer.name[:8]))

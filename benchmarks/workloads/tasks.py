@@ -49,7 +49,7 @@ select count(*)
 def run(bench: Bench) -> list[Row]:
     """All in every round, one after the other."""
     if not settings.BENCH_TASKS:
-        note = "not present: Django 5.2 needs the extra `tasks`"
+        note = "not measured: Django 5.2 needs the extra `tasks`"
         return [Row(workload="peers: tasks", figure=0.0, unit="", note=note)]
     board = Board()
     with ExitStack() as stack:

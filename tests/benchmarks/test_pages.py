@@ -93,7 +93,7 @@ def test_real_work_comes_before_others_and_their_no_ops() -> None:
         row("peers: enqueue, django_mq", 60, worker_us=300),
         row("real: ORM handler, django_mq", 900),
         row("real: ORM handler, PgQueuer", 1_020),
-        row("real: Absent", 0, "", note="not present: no node"),
+        row("real: Absent", 0, "", note="not measured: no node"),
     ]
     text = page([Run(RAN, rows)])
     order = ["## Targets", "### ORM handler", "### Broadcasts and", "### Keys", "## Beside others"]
@@ -105,7 +105,7 @@ def test_real_work_comes_before_others_and_their_no_ops() -> None:
     assert "| drain, history | 7 msg/s | 8.25 | 12 |" in work
     assert "bare loop" not in work
     assert "| **django_mq** | 60 msg/s | 1.00 | 300 |" in text
-    assert "Absent: not present: no node." in text
+    assert "Absent: not measured: no node." in text
     assert "orm-handler.svg" in charts(rows)
 
 
@@ -154,7 +154,7 @@ def test_those_who_did_the_same_are_compared() -> None:
         row("peers: start, slow", 9.0, "ms"),
         row("peers: beside, slow", 900, ratio=0.1),
         row("peers: beside, django_mq", 10, ratio=0.9),
-        row("peers: Absent", 0, "", note="not present: no node"),
+        row("peers: Absent", 0, "", note="not measured: no node"),
     ]
     text = page([Run(RAN, rows)]).split("## Beside others")[1]
     tables = [
@@ -167,7 +167,7 @@ def test_those_who_did_the_same_are_compared() -> None:
         ["bare", "**django_mq**", "slow"],
     ]
     assert "| bare | 100 msg/s | 2.00 |" in text
-    assert "Absent: not present: no node." in text
+    assert "Absent: not measured: no node." in text
     drawn = charts(rows)
     assert drawn.keys() == {"drain-1-process.svg", "start.svg", "beside.svg"}
     assert "less is better" in drawn["start.svg"]
