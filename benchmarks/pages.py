@@ -134,7 +134,8 @@ def file_name(title: str) -> str:
 def page(runs: Sequence[Run]) -> str:
     """Return docs/benchmarks.md."""
     rows = shown(runs)
-    sections = (_circumstances(runs), _targets(rows), _real(rows), _peers(rows), _courses(rows))
+    # What users do comes before the no-ops, and what others do before our own targets.
+    sections = (_real(rows), _peers(rows), _targets(rows), _courses(rows), _circumstances(runs))
     parts = [INTRODUCTION, *(part for section in sections for part in section)]
     return "\n".join(parts).rstrip() + "\n"
 
