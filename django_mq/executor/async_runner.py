@@ -13,10 +13,11 @@ from django_mq.conf.error_logs import log_failure
 from django_mq.executor import reports
 from django_mq.executor.async_settler import AsyncSettler
 from django_mq.executor.call_starts import CallStarts
-from django_mq.executor.call_timeout import CANCEL_SECONDS, LoopTimeout, own_cancel, wait_for_calls
+from django_mq.executor.call_timeout import LoopTimeout, own_cancel
 from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.leased_call import leased_call, result_of
 from django_mq.executor.local_queue import STUCK_AFTER, LocalQueue
+from django_mq.executor.loop_end import LoopEnd
 from django_mq.executor.loop_watch import LoopWatch
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import CallEntries, Scoreboard
@@ -139,10 +140,10 @@ class AsyncRunner(threading.Thread):
         return next((each for each in calls if each[1].has(id)), None)
 
     def end(self, seconds: float | None) -> None:
-        """Wait up to `seconds` for running handlers, then cancel them. Callable from any thread."""
+        """End within `seconds`; cancel handlers that run too long. Callable from any thread."""
         if self.is_alive():
             self._watch.ask()
-            asyncio.run_coroutine_threadsafe(self._drain(seconds), self._loop)
+            asyncio.run_coroutine_threadsafe(self._drain(LoopEnd(seconds)), self._loop)
 
     def run(self) -> None:
         self._scoreboard.bind_thread(self._first_entry)
@@ -286,14 +287,13 @@ class AsyncRunner(threading.Thread):
                 entries.limit.reschedule(self._loop.time())
                 self._stopped[id] = by
 
-    async def _drain(self, seconds: float | None) -> None:
+    async def _drain(self, end: LoopEnd) -> None:
         self._watch.moved()
         self._starts.start_lingering()
-        await wait_for_calls(self._running, seconds)
-        self._cancelling = True
-        for running in list(self._running):
-            self.cut_off = True
-            running.cancel()
-        await wait_for_calls(self._running, CANCEL_SECONDS)
-        self._drained = True
-        self._loop.stop()
+        try:
+            await end.wait_for_calls(self._running)
+            self._cancelling, self.cut_off = True, bool(self._running)
+            await end.cancel_all(self._running)
+        finally:
+            self._drained = True
+            self._loop.stop()

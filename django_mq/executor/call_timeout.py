@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection
 from time import monotonic
-from typing import Any, Protocol
+from typing import Protocol
 
-from django_mq.executor.deadline import Deadline
 from django_mq.executor.scoreboard import CallEntries
 
 #: Seconds in which a cancelled handler must end before its process is killed.
@@ -60,19 +58,6 @@ class LoopTimeout:
     def _reschedule(self, seconds: float) -> None:
         with contextlib.suppress(RuntimeError):  # it has just ended
             self._limit.reschedule(self._loop.time() + seconds)
-
-
-async def wait_for_calls(running: Collection[asyncio.Task[Any]], seconds: float | None) -> None:
-    """Wait until none is `running`, at most `seconds`; they leave that collection as they end.
-
-    A handler may cancel every task of the loop, also the one that waits here.
-    """
-    deadline = Deadline(seconds)
-    while running:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait(set(running), timeout=deadline.remaining())
-        if deadline.passed():
-            return
 
 
 async def own_cancel() -> asyncio.CancelledError | None:

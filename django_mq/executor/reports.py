@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -24,6 +25,8 @@ from django_mq.policy.stack import Frame
 
 logger = logging.getLogger("django_mq")
 
+#: The most coroutines that a log line names.
+MAX_NAMES = 3
 #: Called with each end of a Django task's delivery, after the commit that settled it.
 django_task_observers: list[Callable[[Ended], None]] = []
 
@@ -187,6 +190,21 @@ def loop_blocked(delivery: Delivery | None, frames: Sequence[Frame], seconds: fl
             "message_id": delivery.id if delivery else None,
             "queue": delivery.queue if delivery else None,
         },
+    )
+
+
+def tasks_left(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Report that `tasks` still run on the event loop after the handlers, and are cancelled."""
+    coroutines = (task.get_coro() for task in tasks)
+    names = sorted({getattr(each, "__qualname__", type(each).__name__) for each in coroutines})
+    logger.warning(
+        "%s that async handlers left running %s cancelled at the end of the drain (%s%s); a message"
+        " is done when its handler returns, so handlers should await their tasks",
+        "1 task" if len(tasks) == 1 else f"{len(tasks):,} tasks",
+        "was" if len(tasks) == 1 else "were",
+        ", ".join(names[:MAX_NAMES]),
+        ", ..." if names[MAX_NAMES:] else "",
+        extra={"event": "tasks_left", "tasks": len(tasks)},
     )
 
 
