@@ -30,6 +30,7 @@ from django_mq.exceptions import Reject, Retry, Snooze, UnreadablePayload
 from django_mq.executor import calls
 from django_mq.messages import Delivery
 from django_mq.outbox import origin
+from django_mq.policy.chosen_end import chosen_end
 from django_mq.policy.redacted_error import HIDDEN_EVERYWHERE
 
 __all__ = ["instrument", "uninstrument"]
@@ -180,8 +181,9 @@ class _Instrumentation:
             try:
                 yield
             except BaseException as error:
-                if not isinstance(error, Retry | Snooze):
-                    labels["error.type"] = _fail(span, error)
+                end = chosen_end(error)
+                if not isinstance(end, Retry | Snooze):
+                    labels["error.type"] = _fail(span, end)
                 raise
             finally:
                 self._durations.record(perf_counter() - began, labels)

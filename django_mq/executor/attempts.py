@@ -145,7 +145,7 @@ class Attempts:
             part.tasks.append(tasks[0])
             part.ended.append(ended)
             queue = ended.delivery.queue
-            if queue in self.backoff_queues and step_of(ended.outcome, error) is Step.UP:
+            if queue in self.backoff_queues and step_of(ended.outcome, ended.error) is Step.UP:
                 state.backing_off.add(queue)
 
     def _refused(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from django_mq.exceptions import UnreadablePayload
 from django_mq.messages import Delivery
 from django_mq.policy.backoff import RetryPolicy
+from django_mq.policy.chosen_end import chosen_end
 from django_mq.policy.error_text import one_line
 from django_mq.policy.outcomes import DeadLettered, Outcome, Retried, Snoozed, decide
 from django_mq.store import settle
@@ -76,6 +77,7 @@ def failure_end(
     delivery: Delivery, policy: RetryPolicy, error: BaseException, *, seconds: float
 ) -> Ended:
     """Decide the outcome of a delivery whose handler raised `error` after `seconds`."""
+    error = chosen_end(error)
     # Not isinstance(): it reads `__class__`, and a handler's exception may refuse that.
     if issubclass(type(error), UnreadablePayload):
         return Ended(delivery, Settled.HELD, seconds=seconds, reason=one_line(str(error)))

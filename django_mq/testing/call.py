@@ -24,6 +24,7 @@ from django_mq.messages.classes import class_of
 from django_mq.outbox.options import check_integer
 from django_mq.outbox.send import queue_connection
 from django_mq.policy.backoff import MAX_ATTEMPTS
+from django_mq.policy.chosen_end import chosen_end
 from django_mq.policy.column_bounds import MAX_INTEGER
 from django_mq.policy.metadata import check_metadata
 from django_mq.policy.names import check_key, check_name
@@ -109,7 +110,12 @@ def _call(handler: Handler, row: ClaimedRow, alias: str) -> Any:
     else:
         delivery = _UnstoredOfBatch(row, alias) if handler.batch else _Unstored(row, alias)
     argument = [delivery] if handler.batch else delivery
-    return copy_context().run(_run, handler, delivery, argument, alias)
+    try:
+        return copy_context().run(_run, handler, delivery, argument, alias)
+    except BaseExceptionGroup as group:
+        if (end := chosen_end(group)) is group:
+            raise
+        raise end from end.__cause__
 
 
 def _run(handler: Handler, delivery: Delivery, argument: Any, alias: str) -> Any:

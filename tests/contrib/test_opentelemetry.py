@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 from opentelemetry.util._once import Once
 
-from django_mq import Reject, RetryPolicy, broadcast, broadcast_many, handler, handlers
+from django_mq import Reject, RetryPolicy, Snooze, broadcast, broadcast_many, handler, handlers
 from django_mq.contrib.opentelemetry import instrument, uninstrument
 from django_mq.executor.calls import surrounded
 from django_mq.messages import Delivery, Message
@@ -216,6 +216,18 @@ def test_failures_without_their_texts(traced: Traced, settings: Any) -> None:
     }
     assert all(not span.status.is_ok and not span.events for span in spans)
     assert "secret" not in "".join(span.to_json() for span in spans)
+
+
+def test_a_snooze_in_an_exception_group_is_no_failure(traced: Traced) -> None:
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        raise ExceptionGroup("tasks", [Snooze(600)])
+
+    add(handler="h")
+    assert drain() == 1
+    [span] = traced.spans(SpanKind.CONSUMER)
+    assert span.attributes is not None
+    assert "error.type" not in span.attributes
 
 
 def test_without_an_sdk_nothing_is_carried() -> None:
