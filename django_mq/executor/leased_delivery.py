@@ -11,6 +11,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections, transaction
+from django.utils.asyncio import async_unsafe
 
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost
 from django_mq.executor import forks, history_rules, replies, settle_effects
@@ -61,6 +62,10 @@ class LeasedDelivery(Delivery):
         """Return the fences of all messages of the call."""
         return [self.fence]
 
+    @async_unsafe(
+        "finish() blocks, and a coroutine calls it: put the writes into a plain function, and"
+        " `await delivery.afinish(function, *args)`"
+    )
     def finish(self, result: Any = None) -> AbstractContextManager[None]:
         return self._finishing(lambda: result)
 

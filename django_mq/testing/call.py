@@ -30,6 +30,7 @@ from django_mq.policy.metadata import check_metadata
 from django_mq.policy.names import check_key, check_name
 from django_mq.policy.routing import plain_types
 from django_mq.store import Cursor
+from django_mq.testing.on_loop import refuse_on_loop
 
 _delivered = count(1)
 
@@ -62,6 +63,7 @@ def deliver(
     `max_attempts`, or a `schema_version` that the handler does not understand, and LookupError if
     there is no such handler, or if a function is several handlers: pass the name of one.
     """
+    refuse_on_loop("deliver")
     settings = get_settings()
     connection = queue_connection(using)
     found = _handler(handler)

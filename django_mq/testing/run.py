@@ -28,6 +28,7 @@ from django_mq.queues.scheduling import no_schedule
 from django_mq.requests.pending import test_runners
 from django_mq.store import Cursor, schedules
 from django_mq.store import testing as store
+from django_mq.testing.on_loop import refuse_on_loop
 from django_mq.values import When, checked_when, short_repr
 from django_mq.worker.inline_run import InlineFailure, InlineRun, add_note
 
@@ -81,6 +82,7 @@ def drain(
     are raised at once, whatever `errors` says. Raises RuntimeError inside an `atomic()` block of
     your own, and where DEBUG is off and no test runner runs.
     """
+    refuse_on_loop("drain")
     _refuse_outside_tests("drain()")
     _check_errors(errors)
     if queue is not None:
@@ -203,6 +205,7 @@ def due(
 
         due(until=timedelta(days=1))
     """
+    refuse_on_loop("due")
     _refuse_outside_tests("due()")
     if queue is not None:
         check_name(queue, "queue")

@@ -281,6 +281,23 @@ def test_an_error_in_afinish_undoes_both(start: Start) -> None:
     assert attempts_of(message) == ["ValueError"]
 
 
+@pytest.mark.parametrize("awaits", [True, False])
+def test_finish_in_a_coroutine_names_afinish(start: Start, awaits: bool) -> None:
+    @on(retry=RetryPolicy.never())
+    async def h(delivery: Any) -> None:
+        if awaits:
+            async with delivery.finish():
+                pass
+        with delivery.finish():
+            pass
+
+    message = add(handler="h")
+    assert start(until_empty=True).join()
+    [failed] = FailedAttempt.objects.filter(message_id=message.pk)
+    assert failed.error_class == "django.core.exceptions.SynchronousOnlyOperation"
+    assert "await delivery.afinish(function, *args)" in failed.error_text
+
+
 def test_afinish_refuses_a_coroutine_which_would_not_run(start: Start) -> None:
     @on(retry=RetryPolicy(backoff=fixed(600)))
     async def h(delivery: Any) -> None:
