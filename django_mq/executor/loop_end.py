@@ -19,7 +19,8 @@ CLEANUP_SHARE, MAX_CLEANUP_SECONDS = 0.25, 2.0
 class LoopEnd:
     """Ends what runs on the loop, within the `seconds` that a drain has left; None: no limit.
 
-    A handler that ignores its cancel leaves half of the cleanup's time to the others' tasks.
+    Handlers have half of the time for cleanup alone, so that one that ignores its cancel leaves the
+    rest to the tasks and generators of the others.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -40,14 +41,14 @@ class LoopEnd:
             reports.tasks_left(left)
         for task in left:
             task.cancel()
-        await self._wait_for_rest(left)
+        await self._wait_for_rest({*left, *running}, self._cleanup / 4)
         loop = asyncio.get_running_loop()
-        await self._wait_for_rest({loop.create_task(loop.shutdown_asyncgens())})
+        await self._wait_for_rest({loop.create_task(loop.shutdown_asyncgens())}, 0.0)
 
-    async def _wait_for_rest(self, tasks: set[asyncio.Task[Any]]) -> None:
+    async def _wait_for_rest(self, tasks: set[asyncio.Task[Any]], before_end: float) -> None:
         for task in tasks.copy():
             task.add_done_callback(tasks.discard)
-        await _wait_for(tasks, self._cancelled_until(0.0))
+        await _wait_for(tasks, self._cancelled_until(before_end))
 
     def _until(self, before_end: float) -> float | None:
         """Return the seconds until `before_end` seconds before the end; None for never."""

@@ -102,6 +102,20 @@ def test_what_runs_outside_a_transaction_is_ended_too(
     assert queue.empty()
 
 
+def test_coroutines_clean_up_before_their_process_is_gone(
+    start: Callable[..., Worker], queue: Queue, witness: Witness
+) -> None:
+    worker = start("--drain-seconds", 3)
+    names = {f"runs-{number}" for number in range(50)}
+    ids = queue.send("aclean", *names)
+    worker.until(lambda: len(witness.started()) == 50, "all run")
+    worker.tell(signal.SIGTERM)
+    assert worker.ends(20) == 5
+    cleaned = {name for name, *_ in witness.started() if name.startswith("cleaned-")}
+    assert cleaned == {f"cleaned-{name}" for name in names}
+    assert all(queue.failures(id) == ["WorkerLost"] for id in ids)
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks in /proc")
 def test_a_signal_while_the_children_start(start: Callable[..., Worker]) -> None:
     """Even a very early signal is obeyed: a container may be stopped while it starts."""

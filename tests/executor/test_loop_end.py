@@ -18,8 +18,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 Start = Callable[..., Running]
 
-#: Seconds that a cleanup takes: less than a drain of 4 s leaves for it.
-CLEANUP = 0.2
+#: Seconds that a cleanup takes: much less than a drain of 4 s leaves for it.
+CLEANUP = 0.1
 
 
 @pytest.fixture
@@ -89,7 +89,36 @@ def test_a_handler_that_ignores_its_cancel_takes_no_time_from_tasks_left_behind(
                 continue
 
     message = add(handler="h")
-    running = start(drain_seconds=4)
+    running = start(drain_seconds=6)
+    said.wait("message_started")
+    assert running.stop() is False
+    assert at_the_end == [message.pk]
+
+
+def test_a_handler_that_cleans_up_for_long_is_still_waited_for(
+    start: Start, said: Said, cleaned: list[int], at_the_end: list[int]
+) -> None:
+    """Its cleanup ends after the tasks left behind are cancelled."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def tell(cancelled: asyncio.Event) -> None:
+        try:
+            await asyncio.sleep(PATIENCE)
+        finally:
+            cancelled.set()
+
+    @on(timeout=PATIENCE)
+    async def h(delivery: Any) -> None:
+        tasks.add(asyncio.create_task(tell(cancelled := asyncio.Event())))
+        try:
+            await asyncio.sleep(PATIENCE)
+        finally:
+            await cancelled.wait()
+            await asyncio.sleep(CLEANUP)
+            cleaned.append(delivery.id)
+
+    message = add(handler="h")
+    running = start(drain_seconds=6)
     said.wait("message_started")
     assert running.stop() is False
     assert at_the_end == [message.pk]

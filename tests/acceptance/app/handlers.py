@@ -185,6 +185,17 @@ async def ablock(delivery: Any) -> None:
     await delivery.afinish(effect, delivery)
 
 
+@handler("acceptance.aclean", queue="acalls", retry=SOON)
+async def aclean(delivery: Any) -> None:
+    """Wait until the drain cancels it, then clean up."""
+    payload = begin(delivery)
+    try:
+        await asyncio.sleep(PATIENCE)
+    finally:
+        await asyncio.sleep(0.1)
+        witness().saw(f"cleaned-{payload['name']}", delivery.attempt)
+
+
 @handler("acceptance.abrief", queue="acalls", retry=SOON)
 async def abrief(delivery: Any) -> None:
     """Async, and finished at once."""
