@@ -257,13 +257,14 @@ class ProcessSlot:
             self.recycling = True
             self.signal(signal.SIGTERM)
 
-    def dead_worker(self, reason: str) -> DeadWorker:
+    def dead_worker(self, reason: str, *, planned: bool = False) -> DeadWorker:
         """Return the running messages that lose an attempt by the death of the process.
 
         After a kill for a timeout, other atomic messages do not lose one: they were rolled back.
+        If only stopped messages were late, that death was `planned`, too.
         """
         now = monotonic()
-        dead = DeadWorker(worker=self.worker, reason=reason, died_at=now)
+        dead = DeadWorker(worker=self.worker, reason=reason, planned=planned, died_at=now)
         stacks = self.stacks.read() if self.overran else {}
         for entry in self.scoreboard.read(self.worker):
             id = entry.fence.id
@@ -276,6 +277,8 @@ class ProcessSlot:
                 dead.stacks[id] = running_in(stacks, entry.thread)
             elif not self.overran or not entry.atomic:
                 dead.lost.append(entry.fence)
+        if dead.timed_out:
+            dead.planned |= len(dead.stopped) == len(dead.timed_out)
         return dead
 
     def restart_delay(self) -> float:

@@ -219,7 +219,7 @@ class Supervisor:
             if slot.leaving or not slot.recycling or self._deadline is not None:
                 self._code = OUT_OF_TIME
                 slot.finished = True
-            self._on_died(slot, "its drain ran out of time")
+            self._on_died(slot, "its drain ran out of time", planned=True)
         elif slot.overran:
             self._on_died(slot, f"process {pid} was ended")
         elif slot.failure:
@@ -239,13 +239,15 @@ class Supervisor:
         elif slot.leaving or not self._orphaned:
             slot.finished = True
 
-    def _on_died(self, slot: ProcessSlot, reason: str, lost: str = "") -> None:
+    def _on_died(
+        self, slot: ProcessSlot, reason: str, lost: str = "", *, planned: bool = False
+    ) -> None:
         """Log `reason`; its messages get `lost` as the reason, if given, without an error's text.
 
         An error text may quote a row, and the log lines of messages must not.
         """
         ran = [entry.fence.id for entry in slot.scoreboard.read(slot.worker)]
-        self._orphaned[slot.worker] = slot.dead_worker(lost or reason)
+        self._orphaned[slot.worker] = slot.dead_worker(lost or reason, planned=planned)
         if slot.finished or slot.leaving or self._deadline is not None:
             slot.finished = True
             self._code = max(self._code, BROKEN)

@@ -47,11 +47,14 @@ class DeadWorker:
     `timed_out` messages ran past their timeout; `lost` messages were running when the process died,
     at `died_at` of the system-wide monotonic clock; this process learned of it at `received_at`.
     Three dicts are by message id: `stopped` has the operator who stopped the message, `ran` the
-    seconds that it ran, `stacks` the frames of its handler's stack.
+    seconds that it ran, `stacks` the frames of its handler's stack. With `planned`, no message is
+    the cause of the death, so none becomes a suspect: the drain of the process ran out of time, or
+    it was ended for a message that an operator stopped.
     """
 
     worker: str
     reason: str
+    planned: bool = False
     timed_out: list[Fence] = field(default_factory=list)
     lost: list[Fence] = field(default_factory=list)
     stopped: dict[int, str] = field(default_factory=dict)
@@ -226,7 +229,8 @@ class Recovery:
                 delivery = Delivery(row)
                 error, seconds = error_of(dead, delivery.id), dead.ran.get(delivery.id, 0.0)
                 each = failure_end(delivery, self._policy_of(row), error, seconds=seconds)
-                failed = failed_row(each, suspect=isinstance(error, WorkerLost))
+                suspect = isinstance(error, WorkerLost) and not dead.planned
+                failed = failed_row(each, suspect=suspect)
                 settle.fail(cursor, [failed] if failed else [])
                 ended.append(each)
             fences = [each.delivery.fence for each in ended]

@@ -74,7 +74,10 @@ def test_the_second_signal_leaves_at_once(
 def test_a_drain_that_takes_too_long_is_cut(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
-    """KAF-7, guarantee 1: exit code 5; the attempt's writes are undone, and it is charged."""
+    """KAF-7, guarantee 1: exit code 5; the attempt's writes are undone, and it is charged.
+
+    It is no suspect: the end of its process was planned.
+    """
     worker = start("--drain-seconds", 0.5)
     first, *_ = running_with_neighbours(queue, witness, worker)
     worker.tell(signal.SIGTERM)
@@ -82,6 +85,7 @@ def test_a_drain_that_takes_too_long_is_cut(
     assert not queue.done()
     cut, *others = queue.left()
     assert (cut.id, cut.attempts, cut.leased_until) == (first, 1, None)
+    assert not cut.suspect
     assert queue.failures(first) == ["WorkerLost"]
     assert [(row.attempts, row.leased_until) for row in others] == [(0, None)] * 4
 

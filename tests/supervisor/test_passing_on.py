@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+from math import inf
 from time import monotonic
 
 import pytest
 
 from django_mq.executor.deadline import Deadline
 from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
-from django_mq.supervisor.child import OUT_OF_TIME, report_failure
+from django_mq.messages import Fence
+from django_mq.supervisor.child import GAVE_UP, OUT_OF_TIME, STOP, report_failure
 from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.supervisor import Supervisor
 from django_mq.worker import Worker
@@ -90,3 +93,53 @@ def test_a_process_that_was_to_be_replaced_may_also_run_out_of_time() -> None:
         supervisor._step()
         assert slot.finished
         assert supervisor._code == OUT_OF_TIME
+
+
+def dies(*command: str, how: str) -> bool:
+    """End a process that runs messages 7 and 8, as `how` says; return whether that was planned."""
+    supervisor = supervisor_of(1)
+    [slot] = supervisor._slots
+    slot.scoreboard = Scoreboard(2)
+    pid = os.posix_spawnp(command[0], command, os.environ)
+    with linked(slot) as child:
+        slot.pid = pid
+        late, beside = (Fence(id, 1, f"{slot.worker}:1") for id in (7, 8))
+        slot.scoreboard.write(0, late, 0.0 if how == "timed out" else inf, False)
+        slot.scoreboard.write(1, beside, inf, False)
+        slot.overran = how in ("timed out", "stopped")
+        if how == "gave up":
+            child.sendall(GAVE_UP + b"\n")
+        elif how == "failed":
+            report_failure(child, ValueError())
+        elif how == "stopped":
+            child.sendall(STOP + json.dumps([late, "ana", -1.0]).encode() + b"\n")
+            assert slot.read_link()
+        if how == "drained":
+            supervisor._deadline = Deadline(0.0)
+            supervisor._step()
+        else:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            supervisor._reap(slot)
+    died = supervisor._orphaned[slot.worker]
+    assert died.charged == [late, beside]
+    return died.planned
+
+
+@pytest.mark.parametrize(
+    ("command", "how", "planned"),
+    [
+        ("exit 5", "gave up", True),
+        ("sleep 600", "drained", True),
+        ("kill -9 $$", "stopped", True),
+        ("kill -9 $$", "timed out", False),
+        ("kill -9 $$", "killed", False),
+        ("kill -11 $$", "crashed", False),
+        ("exit 5", "exited", False),
+        ("exit 1", "failed", False),
+    ],
+)
+def test_a_process_that_was_ended_on_purpose_makes_no_suspects(
+    command: str, how: str, planned: bool
+) -> None:
+    """By its own drain, or because an operator stopped a message: nothing that ran is the cause."""
+    assert dies("sh", "-c", command, how=how) == planned

@@ -135,6 +135,24 @@ def test_recovers_what_a_dead_sibling_held(start: Start, said: Said) -> None:
     assert attempts_of(waited) == []
 
 
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_planned_end_charges_a_message_but_makes_no_suspect(start: Start, planned: bool) -> None:
+    """Nothing that ran is the cause: a hundred suspects would run one after another."""
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(3600)))
+    def h(delivery: Delivery) -> None: ...
+
+    message = add(handler="h", leased=600, claimed_by="dead:4", attempts=1)
+    lost = [Fence(message.pk, 1, "dead:4")]
+    running = start()
+    done = threading.Event()
+    running.worker.recover(DeadWorker("dead", "why", lost=lost, planned=planned), done.set)
+    assert done.wait(PATIENCE)
+    running.stop()
+    assert attempts_of(message) == ["django_mq.policy.outcomes.WorkerLost"]
+    assert (stored(message).attempts, stored(message).suspect) == (1, not planned)
+
+
 def test_a_claim_that_commits_after_the_recovery_costs_no_attempt(start: Start, said: Said) -> None:
     """A claim may hang in the server for a while after its process was killed."""
     attempts: list[int] = []
