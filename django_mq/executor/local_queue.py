@@ -56,6 +56,8 @@ class LocalQueue:
         self._running = 0
         self._free = 0
         self._taken_at = monotonic()
+        #: How many calls, or messages of slices, the executors have taken.
+        self.taken = 0
         self._notify_when_free = False
         self._alone = False
         self._closed = False
@@ -120,6 +122,7 @@ class LocalQueue:
             slice_size=self._slice_size,
             idle=self._free,
         )
+        self.taken += 1 if slice_.tasks[0].handler.batch else len(slice_.tasks)
         if len(waiting.ready) < self._notify_below:
             self._notify_below = -1
             self._poke()

@@ -32,7 +32,8 @@ class Prefetch:
         self.target = minimum
         self._asked = 0
         self._claimed_at: float | None = None
-        self._full_since: float | None = None
+        # A time at which more than the minimum waited, and how many had started by then.
+        self._counted: tuple[float, int] | None = None
 
     @property
     def claim_below(self) -> int:
@@ -51,22 +52,28 @@ class Prefetch:
         """Note that a claim took `count` messages; only a full claim shows how long they last."""
         self._claimed_at = self._clock() if count >= min(self._asked, self._batch) else None
 
-    def holds_too_much(self, waiting: int) -> bool:
-        """Return whether the `waiting` messages have lasted so long that siblings should get them.
+    def holds_too_much(self, waiting: int, taken: int) -> bool:
+        """Return whether the `waiting` messages will last so long that siblings should get them.
 
-        Call this regularly: fast messages may have raised the target to hundreds before slow ones
-        come.
+        They would last for more than 2 * LONG at the rate of the last 2 * LONG; `taken` counts the
+        messages that have started. Call this regularly: fast messages may have raised the target to
+        hundreds before slow ones come.
         """
-        if waiting < self.claim_below:
-            self._full_since = None
+        now = self._clock()
+        if waiting <= self._minimum:
+            self._counted = None
             return False
-        if self._full_since is None:
-            self._full_since = self._clock()
-        return self._clock() - self._full_since > 2 * LONG
+        if self._counted is None:
+            self._counted = now, taken
+        since, before = self._counted
+        if now - since <= 2 * LONG:
+            return False
+        self._counted = now, taken
+        return taken - before < waiting
 
     def reset(self) -> None:
         """Start small again, after held messages had to be released."""
-        self.target, self._claimed_at, self._full_since = self._minimum, None, None
+        self.target, self._claimed_at, self._counted = self._minimum, None, None
 
     def _adapt(self) -> None:
         if self._claimed_at is None:

@@ -52,7 +52,8 @@ class Unstarted:
             self._release([])
         parts.dispatch.dispatch_pending(cursor)
         stuck = parts.local_queue.waiting() and parts.local_queue.stuck()
-        if stuck or parts.prefetch.holds_too_much(parts.intake.waiting()):
+        waiting, taken = parts.intake.waiting(), parts.local_queue.taken
+        if stuck or parts.prefetch.holds_too_much(waiting, taken):
             self._release_waiting(cursor)
         if parts.runner.blocked():
             self._leave_to_siblings(cursor, self.take_back())

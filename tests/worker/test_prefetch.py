@@ -99,26 +99,44 @@ def test_what_lasts_for_seconds_is_given_back(clock: Clock) -> None:
     prefetch = Prefetch(minimum=2, maximum=800, batch=100, clock=clock)
     while prefetch.target < 800:
         eat(prefetch, clock, 0.01)
-    assert not prefetch.holds_too_much(800)
+    assert not prefetch.holds_too_much(800, 0)
     clock.now += 1.9
-    assert not prefetch.holds_too_much(790)
+    assert not prefetch.holds_too_much(790, 10)
     clock.now += 0.2
-    assert prefetch.holds_too_much(780)
+    assert prefetch.holds_too_much(780, 20)
     prefetch.reset()
     assert (prefetch.target, prefetch.room(0)) == (2, 2)
-    assert not prefetch.holds_too_much(2)
+    assert not prefetch.holds_too_much(2, 20)
+
+
+def test_a_few_slow_messages_behind_many_fast_ones_are_given_back_too(clock: Clock) -> None:
+    """Less than half of the target, and now and then a claim adds one."""
+    prefetch = Prefetch(minimum=2, maximum=800, batch=100, clock=clock)
+    while prefetch.target < 800:
+        eat(prefetch, clock, 0.01)
+    too_much = []
+    for taken in range(0, 12, 4):
+        too_much.append(prefetch.holds_too_much(290, taken))
+        prefetch.claimed(1)
+        clock.now += 1.1
+    assert too_much == [False, False, True]
 
 
 def test_what_is_eaten_by_half_is_no_glut(clock: Clock) -> None:
     prefetch = Prefetch(minimum=2, maximum=800, batch=100, clock=clock)
     while prefetch.target < 800:
         eat(prefetch, clock, 0.01)
-    for _ in range(10):
-        assert not prefetch.holds_too_much(800)
+    for taken in range(0, 5000, 500):
+        assert not prefetch.holds_too_much(800, taken)
         clock.now += 1.5
-        assert not prefetch.holds_too_much(300)  # now it claims again
-    clock.now += 100.0
-    assert not prefetch.holds_too_much(300)
+        assert not prefetch.holds_too_much(300, taken + 500)  # now it claims again
+
+
+def test_one_for_each_thread_is_never_a_glut(clock: Clock) -> None:
+    prefetch = Prefetch(minimum=2, maximum=800, batch=100, clock=clock)
+    for _ in range(5):
+        assert not prefetch.holds_too_much(2, 0)
+        clock.now += 100.0
 
 
 def test_claims_are_not_made_in_crumbs(clock: Clock) -> None:

@@ -223,7 +223,7 @@ def test_what_is_held_for_too_long_goes_to_siblings(
         return False
 
     monkeypatch.setattr(run.unstarted, "disown_unused", disown_unused)
-    monkeypatch.setattr(parts.prefetch, "holds_too_much", lambda waiting: too_long)
+    monkeypatch.setattr(parts.prefetch, "holds_too_much", lambda waiting, taken: too_long)
     monkeypatch.setattr(unstarted.notify, "ring", rung.append)
     cursor = parts.statements.cursor()
     run.unstarted.start_or_release(cursor)
