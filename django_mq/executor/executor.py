@@ -7,7 +7,6 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from contextvars import copy_context
 from operator import attrgetter
-from time import monotonic
 
 from django.db import connections
 
@@ -91,10 +90,9 @@ class Executor(threading.Thread):
             if not self._nonatomic.run(tasks):
                 self._put_back(slice_)
             return
-        began = monotonic()
         remainder = self._slice_runner.run(tasks)
         unstarted = len(remainder.not_started) + len(remainder.locked)
-        self._set_pace(tasks, unstarted, remainder.to_rerun, monotonic() - began)
+        self._set_pace(tasks, unstarted, remainder.to_rerun, remainder.seconds)
         left, locked = remainder.not_started, remainder.locked
         to_rerun = deque(_in_order(remainder.to_rerun, tasks))
         broken_lines: set[Line] = set()
@@ -130,6 +128,7 @@ class Executor(threading.Thread):
     def _set_pace(
         self, tasks: list[Task], unstarted: int, reruns: list[Task], seconds: float
     ) -> None:
+        """Learn from a slice that ran for `seconds`: a slow commit is not shorter for fewer messages."""
         for task in reruns:
             self._local_queue.paces.of(task.handler).conflict()
         if reruns:

@@ -52,10 +52,14 @@ class SliceBody:
             own_session=not self.session.borrowed,
             begin=lambda: self._begin_for_handler(state),
         )
-        if batch:
-            self._run_batch(state)
-        else:
-            self._run_each(state)
+        began = monotonic()
+        try:
+            if batch:
+                self._run_batch(state)
+            else:
+                self._run_each(state)
+        finally:
+            state.seconds = monotonic() - began
         savepoint.leave()
 
     def _leased_since(self) -> float:

@@ -62,6 +62,8 @@ class SliceState:
     `locked_from` on; `missing` has the ids of messages that it could not lock, and `expired` those
     of messages that have expired.
 
+    `seconds`: how long its deliveries ran, without the settle and the commit.
+
     `aborted`: a handler ended the transaction, that of the `culprit` unless a batch ran.
     `broken_lines` are the keys and ordered queues in which a delivery did not end well: nothing
     behind it starts. Nor do deliveries from the queues in `backing_off`, which a failure in this
@@ -80,6 +82,7 @@ class SliceState:
     skipped: list[Task] = field(default_factory=list)
     broken_lines: set[Line | None] = field(default_factory=set)
     backing_off: set[str] = field(default_factory=set)
+    seconds: float = 0.0
     current: int = 0
     locked_from: int = 0
     running: Sequence[Task] = ()
@@ -120,12 +123,13 @@ class Remainder:
     """The tasks that a slice did not settle.
 
     Tasks in `to_rerun` run again, each alone. Tasks in `locked` are still ours, but another session
-    had locked their rows: they run later, after the others.
+    had locked their rows: they run later, after the others. `seconds`: how long the slice ran.
     """
 
     not_started: list[Task] = field(default_factory=list)
     to_rerun: list[Task] = field(default_factory=list)
     locked: list[Task] = field(default_factory=list)
+    seconds: float = 0.0
 
 
 class Conflicts:

@@ -144,7 +144,7 @@ class SliceRunner:
         for task in (*state.to_rerun, *locked):
             task.delivery._leased_at = LONG_AGO  # from now on it is locked before it starts
             decode_again(task)
-        return Remainder(state.not_started, state.to_rerun, locked)
+        return Remainder(state.not_started, state.to_rerun, locked, state.seconds)
 
     def _still_ours(self, skipped: list[Task]) -> list[Task]:
         """Return the tasks whose lease we still hold; report the others as lost."""
