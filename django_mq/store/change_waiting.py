@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import NamedTuple, TypeVar
 
 from django_mq.store import Cursor
 from django_mq.store.unique_ids import ROW, UniqueRow, documents, holder_of
+
+#: Rows per statement. The planner expects a hundred rows in a document and joins them by nested
+#: loops: 20,000 duplicates in one statement took 17 s, in statements of 200 rows 2 to 3 s.
+ROWS_PER_STATEMENT = 200
+
+Row = TypeVar("Row")
 
 # A locked row is skipped: another session claims, changes or replaces it. Attempts are never
 # lowered, and at least one is left. A message that leaves its key is no longer blocked. An expired
@@ -77,12 +84,15 @@ def replace(cursor: Cursor, rows: Sequence[tuple[UniqueRow, bool]]) -> list[Repl
 
     Returns the rows that were still waiting, not locked, and had their ids.
     """
-    documents = [
-        f'{unique.document()[:-1]},"sets_due":{"true" if sets_due else "false"}}}'
-        for unique, sets_due in rows
-    ]
-    cursor.execute(REPLACE, {"rows": f"[{','.join(documents)}]"})
-    return [Replaced._make(row) for row in cursor.fetchall()]
+    replaced: list[Replaced] = []
+    for part in _parts(sorted(rows, key=lambda pair: pair[0].id)):
+        documents = [
+            f'{unique.document()[:-1]},"sets_due":{"true" if sets_due else "false"}}}'
+            for unique, sets_due in part
+        ]
+        cursor.execute(REPLACE, {"rows": f"[{','.join(documents)}]"})
+        replaced += map(Replaced._make, cursor.fetchall())
+    return replaced
 
 
 # Changes the same rows as REPLACE, but only their due times. A message that would expire before its
@@ -118,5 +128,13 @@ returning m.id
 
 def move(cursor: Cursor, rows: Sequence[UniqueRow]) -> int:
     """Give waiting rows new due times; return how many still waited and were not locked."""
-    cursor.execute(MOVE, {"rows": documents(rows)})
-    return len(cursor.fetchall())
+    moved = 0
+    for part in _parts(sorted(rows, key=attrgetter("id"))):
+        cursor.execute(MOVE, {"rows": documents(part)})
+        moved += len(cursor.fetchall())
+    return moved
+
+
+def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    for start in range(0, len(rows), ROWS_PER_STATEMENT):
+        yield rows[start : start + ROWS_PER_STATEMENT]

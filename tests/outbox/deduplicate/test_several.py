@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from django_mq import DuplicateMessage, Message, broadcast, broadcast_many, cancel
 from django_mq.models import QueuedMessage, UniqueKey
+from django_mq.policy.uniqueness import OnDuplicate
+from django_mq.store.change_waiting import ROWS_PER_STATEMENT
 from django_mq.testing import assert_broadcast, capture_broadcasts
 from tests.outbox.deduplicate.conftest import handled, lease, send, told
 from tests.rows import stored, the_message
 
 pytestmark = pytest.mark.django_db
+
+WHILE = timedelta(minutes=50)
 
 
 # Several at once
@@ -45,6 +51,25 @@ def test_the_later_sees_the_earlier() -> None:
         rows[2].pk,
     ]
     assert rows[0].processable_after > rows[1].processable_after
+
+
+@pytest.mark.parametrize("on_duplicate", ["update", "replace", "debounce"])
+def test_more_than_one_statement_changes(on_duplicate: OnDuplicate) -> None:
+    """The ids of the messages that wait are in the opposite order."""
+    numbers = range(2 * ROWS_PER_STATEMENT + 1)
+    broadcast_many([Message("a.b", n, unique_id=str(n), after=60) for n in reversed(numbers)])
+    receipts = broadcast_many(
+        [
+            Message("a.b", -n, unique_id=str(n), after=6000, on_duplicate=on_duplicate)
+            for n in numbers
+        ]
+    )
+    changes = on_duplicate != "debounce"
+    assert {each.outcome for each in receipts} == {"updated" if changes else "debounced"}
+    rows = {int(row.unique_id): row for row in QueuedMessage.objects.all()}
+    assert {n: row.payload for n, row in rows.items()} == {n: -n if changes else n for n in numbers}
+    moved = [row for row in rows.values() if row.processable_after > timezone.now() + WHILE]
+    assert len(moved) == (len(rows) if on_duplicate != "update" else 0)
 
 
 def test_all_or_none() -> None:
