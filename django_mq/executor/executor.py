@@ -128,7 +128,7 @@ class Executor(threading.Thread):
     def _set_pace(
         self, tasks: list[Task], unstarted: int, reruns: list[Task], seconds: float
     ) -> None:
-        """Learn from a slice that ran for `seconds`, without its commit, which is as long for one."""
+        """Learn from a slice; `seconds` is without its commit, which is as long for one message."""
         for task in reruns:
             self._local_queue.paces.of(task.handler).conflict()
         if reruns:

@@ -64,7 +64,8 @@ class SliceState:
 
     `seconds`: how long its deliveries ran, without the settle and the commit.
 
-    `aborted`: a handler ended the transaction, that of the `culprit` unless a batch ran.
+    `aborted`: a handler ended the transaction, that of the `culprit` unless a batch ran. The error
+    of the slice does not tell: Django's block may end with that of an attempt to connect again.
     `broken_lines` are the keys and ordered queues in which a delivery did not end well: nothing
     behind it starts. Nor do deliveries from the queues in `backing_off`, which a failure in this
     slice slowed down.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from django.db import (
     IntegrityError,
+    OperationalError,
     connection,
     transaction,
 )
+from django.db.backends.signals import connection_created
 
 from django_mq import RetryPolicy, fixed, handler
 from django_mq.messages import Delivery
@@ -38,6 +41,7 @@ from tests.worker.conftest import (
     effects,
     waiting,
 )
+from tests.worker.proxy import Proxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -196,6 +200,28 @@ def test_a_raw_rollback_runs_neighbours_again_uncharged(bench: Bench) -> None:
     bench.run_all(bench.claim())
     assert attempts == [("a", 1), ("bad", 1), ("a", 1)]
     assert effects() == {messages[0].pk}
+
+
+def test_the_culprit_is_charged_when_its_connection_is_lost_as_well(
+    make_bench: Callable[..., Bench], proxy: Proxy
+) -> None:
+    """The atomic block then ends with the error of its attempt to connect again."""
+    bench = make_bench(port=proxy.port)
+
+    def refuse_once(**kwargs: Any) -> None:
+        connection_created.disconnect(refuse_once)
+        raise OperationalError("starting up")
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(60)))
+    def h(delivery: Delivery) -> None:
+        raw("select 1", "commit; begin")(delivery)
+        proxy.cut_at("ROLLBACK", arrives=False)
+        connection_created.connect(refuse_once)
+
+    message = add(handler="h")
+    bench.run_all(bench.claim())
+    assert proxy.cuts == 1
+    assert attempts_of(message) == [BROKE]
 
 
 def test_an_error_within_a_stream_is_the_handlers_failure(bench: Bench) -> None:
