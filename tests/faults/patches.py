@@ -211,8 +211,8 @@ PATCHES = {
             Code(
                 "django_mq.worker.recovery",
                 "Recovery.settle",
-                "charged = [*dead.timed_out, *dead.lost]",
-                "charged = []",
+                "running=[fence.id for fence in dead.charged]",
+                "running=[]",
             ),
         ),
         ("writes", "calls"),
