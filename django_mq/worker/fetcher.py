@@ -44,11 +44,7 @@ class Fetcher:
         self._claims = claims
         self._ordered_queues = ordered_queues
         self._poll_interval = poll_interval
-        self._watermarks: Watermarks[LaneName] = Watermarks()
-        self._marks: dict[str, Watermarks[LaneName]] = {
-            PLAIN: self._watermarks,
-            KEYED: Watermarks(),
-        }
+        self._marks: dict[str, Watermarks[LaneName]] = {PLAIN: Watermarks(), KEYED: Watermarks()}
         self._lapsed = LapsedFetcher(
             options=options,
             intake=intake,
@@ -124,7 +120,7 @@ class Fetcher:
         return self._sleep(cursor)
 
     def _claim(self, cursor: Cursor) -> float:
-        full = self._watermarks.full_is_due()
+        full = self._marks[PLAIN].full_is_due()
         self._may_be_due = False  # an executor may set it again while the statement runs
         claimed = self._claim_round(cursor, full)
         if claimed.unfinished:
@@ -144,8 +140,8 @@ class Fetcher:
             return max(0.0, min(self._poll_interval, wait, self._ordered_queues.next_turn_in()))
         if not full:
             self._may_be_due = True
-            self._watermarks.request_full()
-            return min(self._watermarks.full_in(), self._poll_interval)
+            self._marks[PLAIN].request_full()
+            return min(self._marks[PLAIN].full_in(), self._poll_interval)
         return self._sleep(cursor)
 
     def _claim_round(self, cursor: Cursor, full: bool) -> ClaimRound:

@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.worker import fetcher as fetcher_module
-from django_mq.worker.claims import MAX_BATCHES
+from django_mq.worker.claims import MAX_BATCHES, PLAIN
 from django_mq.worker.fetcher import REPOLL_DELAY
 from django_mq.worker.queue_options import ClaimOptions
 from tests.database import second_connection
@@ -130,7 +130,7 @@ def test_a_storm_of_rings_is_not_a_storm_of_scans(rig: Rig, monkeypatch: Any) ->
     monkeypatch.setattr(fetcher_module, "perf_counter", lambda: next(costs) * 0.05)
     rig.make(poll=600.0)
     rig.settle()
-    rig.fetcher._watermarks._usual = 0.001  # a bad day: full scans take 50 ms, others 1 ms
+    rig.fetcher._marks[PLAIN]._usual = 0.001  # a bad day: full scans take 50 ms, others 1 ms
     rig.cursor.asked.clear()
     until = rig.clock.now + 5.0
     while rig.clock.now < until:
