@@ -55,18 +55,14 @@ class Listener(threading.Thread):
         self._link = link
         self._link.seconds = PING_INTERVAL
         self._stopping = threading.Event()
-        self._heard_at = float("-inf")
-        self._tried = False
+        # When the link last answered; before the first attempt inf, while it is dead or deaf -inf.
+        self._heard_at = float("inf")
         #: How often it has read the link, or tried to connect: a sign that the thread moves.
         self.steps = 0
 
-    def healthy(self) -> bool:
-        """Return whether the link hears notifications, and has answered recently."""
-        return monotonic() - self._heard_at < 3 * PING_INTERVAL
-
     def degraded(self) -> bool:
         """Return whether the link is dead or deaf; not before the first attempt has ended."""
-        return self._tried and not self.healthy()
+        return monotonic() - self._heard_at >= 3 * PING_INTERVAL
 
     def run(self) -> None:
         wait = RECONNECT_WAIT
@@ -76,7 +72,6 @@ class Listener(threading.Thread):
                 self._listen()
             except (*LOST, _Deaf) as error:
                 self._heard_at = float("-inf")
-                self._tried = True
                 self._stopping.wait(PING_INTERVAL if isinstance(error, _Deaf) else wait)
                 wait = min(wait * 2, MAX_RECONNECT_WAIT)
             else:
@@ -103,7 +98,6 @@ class Listener(threading.Thread):
             link.register(connection.fileno(), select.POLLIN)
             while not self._stopping.is_set():
                 self._heard_at = monotonic()
-                self._tried = True
                 self.steps += 1
                 announced = 0
                 if link.poll(PING_INTERVAL * 1000):

@@ -135,7 +135,7 @@ def test_through_a_pooler_that_keeps_sessions_it_hears(monkeypatch: pytest.Monke
             listener._wakeup.until(1)
             notify()
             listener._wakeup.until(2)
-            assert listener.healthy()
+            assert not listener.degraded()
         finally:
             listener.stop()
             listener.join(30)
