@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import count
 from operator import attrgetter
 
 from django_mq.executor.statements import within_transaction
@@ -40,24 +41,23 @@ PLAIN, KEYED = "plain", "keyed"
 class ClaimRouter:
     """Claims for worker process `worker` with the statement that each queue needs.
 
-    `facts` are from the last poll. `claimer()` makes the name of the next claim; `owned` are the
-    ordered queues that this process owns; `has_any(queue)` says whether it has an unsettled message
-    of the queue; `probing(queue, claimer)` is called for a claim that is the probe of its queue.
-    Nothing is claimed from `stopped_queues`: it would be released at once.
+    `facts` are from the last poll. `owned` are the ordered queues that this process owns;
+    `has_any(queue)` says whether it has an unsettled message of the queue; `probing(queue,
+    claimer)` is called for a claim that is the probe of its queue. Nothing is claimed from
+    `stopped_queues`: it would be released at once.
     """
 
     def __init__(
         self,
         *,
         worker: str,
-        claimer: Callable[[], str],
         owned: Collection[str],
         has_any: Callable[[str], bool],
         probing: Callable[[str, str], None],
         stopped_queues: StoppedQueues,
     ) -> None:
         self._worker = worker
-        self._claimer = claimer
+        self._numbers = count(1)
         self._owned = owned
         self._has_any = has_any
         self._probing = probing
@@ -66,6 +66,17 @@ class ClaimRouter:
         # How many messages of the last claim's average size fit into `batch_bytes`.
         self._rows_per_batch_bytes = 0
         self.refused = RefusedRows()
+        #: The names of the claims in this round of the loop.
+        self.of_round: list[str] = []
+
+    def begin_round(self) -> None:
+        """Forget the names of earlier claims: each was answered, or its loss was recorded."""
+        self.of_round.clear()
+
+    def next_claimer(self) -> str:
+        """Return the name of the next claim, which its rows carry."""
+        self.of_round.append(f"{self._worker}:{next(self._numbers)}")
+        return self.of_round[-1]
 
     def statement_group(self, queue: str, options: ClaimOptions) -> str:
         """Return a text that is equal for queues which one claim can serve, given equal options."""
@@ -83,9 +94,8 @@ class ClaimRouter:
             return options.batch_size
         # The statement reads all rows before `batch_bytes` cuts them, so claim no more than
         # recently fitted.
-        return max(
-            options.batch_size, min(MAX_BATCHES * options.batch_size, self._rows_per_batch_bytes)
-        )
+        fitting = min(MAX_BATCHES * options.batch_size, self._rows_per_batch_bytes)
+        return max(options.batch_size, fitting)
 
     def claim(
         self,
@@ -130,8 +140,8 @@ class ClaimRouter:
         with nullcontext() if is_plain else within_transaction(cursor):
             if self.facts.is_gated(queue, options):
                 return self._claim_gated(cursor, lanes, options, limit)
-            arguments = self._arguments(options, self._claimer(), limit)
-            more = [self._claimer() for _ in range((limit - 1) // options.batch_size)]
+            arguments = self._arguments(options, self.next_claimer(), limit)
+            more = [self.next_claimer() for _ in range((limit - 1) // options.batch_size)]
             taken = self._claim_lanes(cursor, lanes, options, arguments, more, with_marks)
             return self._measured(options, taken)
 
@@ -178,7 +188,7 @@ class ClaimRouter:
             marks=marks,
         )
         if not self.facts.is_gated(queues[0], options):
-            return take(**self._arguments(options, self._claimer(), limit))
+            return take(**self._arguments(options, self.next_claimer(), limit))
         mark = marks.get(queues[0], LANE_START)
         with within_transaction(cursor):
             return self._take_over_gated(cursor, queues[0], options, limit, mark, take)
@@ -205,7 +215,7 @@ class ClaimRouter:
     def _claim_gated(
         self, cursor: Cursor, lanes: Sequence[Lane], options: ClaimOptions, limit: int
     ) -> ClaimResult:
-        queue, claimer = lanes[0].queue, self._claimer()
+        queue, claimer = lanes[0].queue, self.next_claimer()
         gate = gates.enter(cursor, queue=queue, limit=options.max_in_flight)
         if gate is None:
             return ClaimResult(NOTHING, contended=True)
@@ -217,8 +227,7 @@ class ClaimRouter:
         if gate.level == 0:
             arguments = self._arguments(options, claimer, limit, admitted=True)
             taken = self._claim_lanes(cursor, lanes, options, arguments)
-            full = len(taken.rows) == gate.room
-            return self._measured(options, taken)._replace(at_limit=full)
+            return self._measured(options, taken)._replace(at_limit=len(taken.rows) == gate.room)
         if not queue_backoff.start_probe(cursor, queue=queue, claimer=claimer, lease=options.lease):
             return ClaimResult(NOTHING)
         arguments = self._arguments(options, claimer, 1, admitted=True)
@@ -235,7 +244,7 @@ class ClaimRouter:
         mark: Mark,
         take: Callable[..., Lapsed],
     ) -> Lapsed:
-        claimer = self._claimer()
+        claimer = self.next_claimer()
         gate = gates.enter(cursor, queue=queue, limit=options.max_in_flight)
         if (
             gate is None

@@ -6,7 +6,6 @@ import contextlib
 import threading
 from collections.abc import Sequence
 from functools import partial
-from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,11 +82,9 @@ class InlineRun:
             shortest_lease=0.0,
             on_settled=self._record,
         )
-        numbers = count(1)
         self._owned: set[str] = set()
         self._claims = ClaimRouter(
             worker=NAME,
-            claimer=lambda: f"{NAME}:{next(numbers)}",
             owned=self._owned,
             has_any=lambda queue: False,
             probing=lambda queue, claimer: None,
@@ -175,6 +172,7 @@ class InlineRun:
 
     def _claim(self) -> list[ClaimedRow]:
         cursor = self._cursor()
+        self._claims.begin_round()
         seen = poll.poll(cursor)
         self._claims.facts.update(seen)
         for each in seen:

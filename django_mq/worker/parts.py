@@ -21,7 +21,6 @@ from django_mq.executor.scoreboard import ExecutorEntries, MonitoredPart
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link, Watchdog
 from django_mq.messages import fence_of
-from django_mq.worker.claimers import Claimers
 from django_mq.worker.claims import ClaimRouter
 from django_mq.worker.commands import Commands
 from django_mq.worker.dispatch import Dispatch
@@ -61,7 +60,6 @@ class Parts:
         self._on_order = on_order
         self._settings = settings = worker.settings
         self._id = id
-        self.claimers = Claimers(id)
         self._policy_of = policies(settings, floor=settings.retry_floor)
         #: Set when the drain is over: nothing waits for the database any longer.
         self.giving_up = threading.Event()
@@ -161,7 +159,6 @@ class Parts:
         )
         self.claims = ClaimRouter(
             worker=self._id,
-            claimer=self.claimers.make,
             owned=self.ordered_queues.owned,
             has_any=self.local_queue.unsettled.has_any,
             probing=self.backoffs.probe_started,

@@ -131,14 +131,14 @@ class Run:
         statements = self.parts.statements
         if not (was_refused(error) and statements.is_idle()):
             statements.close()
-            self.unstarted.doubt(self.parts.claimers.of_round)
+            self.unstarted.doubt(self.parts.claims.of_round)
         self.parts.fetcher.on_freed()  # the messages that it was about to claim are still due
         self.parts.outage.wait(error, logged=not lost)
 
     def _fetch(self) -> float:
         parts, orders = self.parts, self.worker.orders
         parts.rounds += 1
-        parts.claimers.of_round.clear()
+        parts.claims.begin_round()
         cursor, answers = parts.statements.cursor(), parts.statements.link.answers
         if parts.outage.lost:
             poll.check_writes(cursor)  # a standby answers reads, too

@@ -280,10 +280,8 @@ def test_a_drain_keeps_the_line_of_what_still_runs(
 
 def test_one_claim_takes_several_batches_of_a_line() -> None:
     """Nothing else of the line is claimed meanwhile, so each claim costs it a pause."""
-    numbers = itertools.count(1)
     router = ClaimRouter(
         worker="me",
-        claimer=lambda: f"me:{next(numbers)}",
         owned={"line"},
         has_any=lambda queue: False,
         probing=lambda queue, claimer: None,

@@ -165,8 +165,8 @@ def test_a_claim_that_commits_after_its_connection_was_lost_is_released(
 ) -> None:
     """The server still waited for a table that a migration had locked; one look came too early."""
     monkeypatch.setattr(unstarted, "LOOK_INTERVAL", 0.0)
-    parts.claimers.of_round.clear()
-    name, other = parts.claimers.make(), f"{run.id}:99"
+    parts.claims.begin_round()
+    name, other = parts.claims.next_claimer(), f"{run.id}:99"
     run._wait_out(psycopg.OperationalError("the connection was cut"))
     cursor = parts.statements.cursor()
     run.unstarted.start_or_release(cursor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterator
 from typing import Any, cast
 
@@ -66,7 +65,6 @@ class Rig:
         self.taken: list[ClaimedRow] = []
         self.rooms: dict[str, int] = {"sync": 1000, "async": 1000, "both": 1000}
         self.options: dict[str, ClaimOptions] = {}
-        self._claims = itertools.count(1)
 
     def make(self, *patterns: str, poll: float = 1.0) -> Rig:
         self.fetcher = Fetcher(
@@ -75,7 +73,6 @@ class Rig:
             intake=cast(Intake, self),
             claims=ClaimRouter(
                 worker="rig",
-                claimer=self._claimer,
                 owned=(),
                 has_any=lambda queue: False,
                 probing=lambda queue, claimer: None,
@@ -87,9 +84,6 @@ class Rig:
             poll_interval=poll,
         )
         return self
-
-    def _claimer(self) -> str:
-        return f"rig:{next(self._claims)}"
 
     def room(self, kind: str, list_size: int = 1, *, ahead: bool = True) -> int:
         return self.rooms[kind]
