@@ -127,7 +127,7 @@ class Worker(WorkerOptions):
             run.take_recoveries()
 
     def supervised(self, end_process: EndProcess, pass_on: Callable[[str], None]) -> None:
-        """Set the functions by which a run reaches its supervisor.
+        """Set the functions by which the next run reaches its supervisor.
 
         `end_process` asks the supervisor to end this process, which runs a message that an operator
         stopped. `pass_on` is called with each operator's order that was carried out.

@@ -44,7 +44,7 @@ class Commands:
     worker: str
     scoreboard: Scoreboard
     runner: AsyncRunner
-    end_process: Callable[[], EndProcess | None]
+    end_process: EndProcess | None
     on_order: Callable[[str, str], None]
     link: Link
 
@@ -82,9 +82,8 @@ class Commands:
 
     def _stop(self, entry: Entry, by: str) -> str:
         cancelled = self.runner.stop(entry.fence.id, by)
-        end_process = self.end_process()
-        if end_process is not None:
-            end_process(entry.fence, by, CANCEL_SECONDS if cancelled else 0.0)
+        if self.end_process is not None:
+            self.end_process(entry.fence, by, CANCEL_SECONDS if cancelled else 0.0)
         elif not cancelled:
             return NO_SUPERVISOR
         return STOPPING

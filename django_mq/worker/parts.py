@@ -208,7 +208,7 @@ class Parts:
             worker=self._id,
             scoreboard=self.scoreboard,
             runner=self.runner,
-            end_process=lambda: self._worker.end_process,
+            end_process=self._worker.end_process,
             on_order=self._on_order,
             link=self._link(),
         )
