@@ -19,9 +19,10 @@ from django_mq.executor.leased_call import leased_call, result_of
 from django_mq.executor.local_queue import STUCK_AFTER, LocalQueue
 from django_mq.executor.loop_end import LoopEnd
 from django_mq.executor.loop_watch import LoopWatch
+from django_mq.executor.other_threads import OtherThreads
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import CallEntries, Scoreboard
-from django_mq.executor.shared_thread import OtherThreads, SharedThread
+from django_mq.executor.shared_thread import SharedThread
 from django_mq.executor.tasks import Task, fences
 from django_mq.executor.watchdog import Link
 from django_mq.messages import set_current
@@ -136,8 +137,7 @@ class AsyncRunner(threading.Thread):
         return [] if found is None else awaited_by(found[0].get_coro())
 
     def _call_of(self, id: int) -> tuple[CallTask, CallEntries] | None:
-        calls = list(self._running.items())
-        return next((each for each in calls if each[1].has(id)), None)
+        return next((each for each in list(self._running.items()) if each[1].has(id)), None)
 
     def end(self, seconds: float | None) -> None:
         """End within `seconds`; cancel handlers that run too long. Callable from any thread."""
@@ -150,7 +150,7 @@ class AsyncRunner(threading.Thread):
         self._settler.start()
         asyncio.set_event_loop(self._loop)
         self._thread = SharedThread(self._loop)
-        self._loop.set_default_executor(OtherThreads(thread_name_prefix="mq-async-others"))
+        OtherThreads(self._loop)
         try:
             self._run_loop()
         finally:

@@ -1,4 +1,4 @@
-"""The threads in which blocking calls of async handlers run: one for calls that use databases.
+"""The thread in which async handlers make the blocking calls that share connections.
 
 asgiref would use one thread for the whole process, and could not tell which handler's call occupies
 it.
@@ -10,27 +10,15 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 from weakref import WeakSet
 
 from asgiref.sync import AsyncToSync
 from django.db import close_old_connections, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_mq.exceptions import HandlerBrokeTransaction
-from django_mq.executor import forks
-from django_mq.executor.thread_connections import clean_up, reset
+from django_mq.executor.thread_connections import blocking_call, reset
 from django_mq.messages import Delivery, current_delivery
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class OtherThreads(ThreadPoolExecutor):
-    """Runs the calls that are not thread-sensitive, like those of `asyncio.to_thread()`."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return super().submit(_within_process, fn, *args, **kwargs)
 
 
 class SharedThread(ThreadPoolExecutor):
@@ -84,25 +72,10 @@ class SharedThread(ThreadPoolExecutor):
         ended.set_running_or_notify_cancel()  # a waiting coroutine cannot cancel it
         self._running = (delivery, ended)
         try:
-            try:
-                result = _within_process(fn, *args, **kwargs)
-            finally:
-                left_open = clean_up(resets=False)
-            if left_open:
-                raise HandlerBrokeTransaction(
-                    "a blocking call of an async handler left a transaction open; it was rolled"
-                    " back: begin and end it in one function"
-                )
-            return result
+            return blocking_call(fn, *args, **kwargs)
         finally:
             self._running = None
             ended.set_result(None)
-
-
-def _within_process(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return the result of `fn(...)`; a process that `fn` forks ends here, not in our thread."""
-    with forks.ForkBarrier():
-        return fn(*args, **kwargs)
 
 
 def _reset_sessions(*, shared: bool) -> None:

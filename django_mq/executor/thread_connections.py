@@ -6,9 +6,9 @@ and a setting such as `search_path` would lead them elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, ParamSpec, TypeVar
 
 import psycopg
 from django.db import connections
@@ -16,9 +16,18 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from psycopg.pq import TransactionStatus
 
-from django_mq.executor import created_sessions
-from django_mq.executor.connections import drop_connection, is_in_pipeline, reset_session
+from django_mq.exceptions import HandlerBrokeTransaction
+from django_mq.executor import created_sessions, forks
+from django_mq.executor.connections import (
+    DATABASE_ERRORS,
+    drop_connection,
+    is_in_pipeline,
+    reset_session,
+)
 from django_mq.store.driver import may_prepare
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @contextmanager
@@ -76,6 +85,38 @@ def clean_up(*, excluding: Collection[str] = (), resets: bool = True) -> list[st
         elif resets:
             reset(wrapper)
     return left
+
+
+def blocking_call(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return the result of `fn(...)`, a call of an async handler, in whose thread others follow.
+
+    Raises HandlerBrokeTransaction if the call left a transaction open. A process that `fn` forks
+    ends here, not in our thread.
+    """
+    try:
+        with forks.ForkBarrier():
+            result = fn(*args, **kwargs)
+    finally:
+        left_open = clean_up(resets=False)
+    if left_open:
+        raise HandlerBrokeTransaction(
+            "a blocking call of an async handler left a transaction open; it was rolled back:"
+            " begin and end it in one function"
+        )
+    return result
+
+
+def close_all() -> None:
+    """Close the connections of this thread, outside any transaction.
+
+    A session that goes back to a pool is reset first: idle, it would keep its locks, and who gets
+    it next need not be one of ours.
+    """
+    for wrapper in connections.all(initialized_only=True):
+        if wrapper.settings_dict["OPTIONS"].get("pool"):
+            reset(wrapper)
+        with suppress(*DATABASE_ERRORS):
+            wrapper.close()
 
 
 class _UseWatch:
