@@ -60,7 +60,7 @@ class AsyncRunner(threading.Thread):
         self._scoreboard = scoreboard
         self._poke = poke
         self._slots = local_queue.slots
-        self._first_entry = first_entry
+        self._indexes = range(first_entry, first_entry + self._slots.count)
         self._room_notice_due = False
         self._watch = LoopWatch(poke)
         #: Whether the drain ran out of time and cancelled handlers.
@@ -75,7 +75,7 @@ class AsyncRunner(threading.Thread):
         self._starts = CallStarts(
             context,
             scoreboard=scoreboard,
-            indexes=range(first_entry, first_entry + self._slots.count),
+            indexes=self._indexes,
             batch=batch,
             settler=self._settler,
             create=self._create_call,
@@ -133,8 +133,7 @@ class AsyncRunner(threading.Thread):
 
     def where(self, id: int) -> list[Frame]:
         """Return where the call of message `id` waits; nothing if it does not. From any thread."""
-        found = self._call_of(id)
-        return [] if found is None else awaited_by(found[0].get_coro())
+        return awaited_by(found[0].get_coro()) if (found := self._call_of(id)) else []
 
     def _call_of(self, id: int) -> tuple[CallTask, CallEntries] | None:
         return next((each for each in list(self._running.items()) if each[1].has(id)), None)
@@ -146,11 +145,11 @@ class AsyncRunner(threading.Thread):
             asyncio.run_coroutine_threadsafe(self._drain(LoopEnd(seconds)), self._loop)
 
     def run(self) -> None:
-        self._scoreboard.bind_thread(self._first_entry)
+        self._scoreboard.bind_thread(*self._indexes)
         self._settler.start()
         asyncio.set_event_loop(self._loop)
         self._thread = SharedThread(self._loop)
-        OtherThreads(self._loop)
+        self._others = OtherThreads(self._loop)
         try:
             self._run_loop()
         finally:
@@ -266,6 +265,7 @@ class AsyncRunner(threading.Thread):
             error = self._late_error(tasks, raised, perf_counter() - began) if late else raised
             if late:  # its blocking call goes on: the supervisor ends the process if that lasts
                 await self._thread.wait_for_calls(call.deliveries[0])
+                await self._others.wait_for_calls(call.deliveries[0], entries)
         error = await own_cancel() or error
         seconds = perf_counter() - began
         if self._stopped:

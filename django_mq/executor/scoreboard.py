@@ -96,10 +96,14 @@ class Scoreboard:
         """Change the deadline of the message at `index`."""
         _DEADLINE.pack_into(self._memory, index * _ENTRY.size + _DEADLINE_AT, deadline)
 
-    def bind_thread(self, index: int) -> None:
-        """Note that this thread runs the entries from `index` on, up to the next such note."""
-        ident = threading.get_ident()
-        _THREAD.pack_into(self._memory, self._threads_at + index * _THREAD.size, ident)
+    def bind_thread(self, *indexes: int, thread: int = 0) -> None:
+        """Note that `thread` runs the entries from each index on, up to the next such note.
+
+        The default is this thread.
+        """
+        ident = thread or threading.get_ident()
+        for index in indexes:
+            _THREAD.pack_into(self._memory, self._threads_at + index * _THREAD.size, ident)
 
     def clear(self, index: int) -> None:
         """Clear the id at `index`; the rest of the entry stays, for `used()`."""
@@ -116,11 +120,11 @@ class Scoreboard:
                 yield Entry(fence, deadline, atomic, began, self._thread(index))
 
     def _thread(self, index: int) -> int:
-        end = self._threads_at + (index + 1) * _THREAD.size
-        noted: list[int] = [
-            each for (each,) in _THREAD.iter_unpack(self._memory[self._threads_at : end])
-        ]
-        return next(filter(None, reversed(noted)), 0)
+        for at in range(index, -1, -1):
+            noted: int = _THREAD.unpack_from(self._memory, self._threads_at + at * _THREAD.size)[0]
+            if noted:
+                return noted
+        return 0
 
     def running(self) -> list[int]:
         """The ids of the messages that run."""
@@ -235,6 +239,13 @@ class CallEntries:
             self._began = self._began or monotonic()
             for at, fence in self._entries.values():
                 self._scoreboard.write(at, fence, deadline, False, self._began)
+
+    def bind_thread(self, thread: int) -> None:
+        """Note that `thread` is where the call is, the loop's or that of a call that it made.
+
+        Only for calls of a loop, whose entries all have such a note.
+        """
+        self._scoreboard.bind_thread(*self.indexes, thread=thread)
 
     def answered(self, id: int) -> None:
         """Clear the entry of an answered message, unless it is the only one."""

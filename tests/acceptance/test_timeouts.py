@@ -82,12 +82,13 @@ def test_async_handlers_are_cancelled(
     assert queue.done() == {"slow": 1, "beside": 1}
 
 
-def test_a_call_that_blocks_the_thread_of_async_handlers(
-    start: Callable[..., Worker], queue: Queue, witness: Witness
+@pytest.mark.parametrize("kind", ["ablock", "athread"])
+def test_a_call_that_blocks_a_thread_of_async_handlers(
+    start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
 ) -> None:
     """Guarantee 26: its process is ended; neighbours that had finished are not charged."""
     worker = start()
-    [slow] = queue.send("ablock", "slow", until=2)
+    [slow] = queue.send(kind, "slow", until=2)
     worker.until(lambda: witness.started("slow"), "it blocks the thread")
     names = [f"m{n}" for n in range(20)]
     brief = queue.send("abrief", *names)

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import connections
+from django.db import connections, transaction
 
 from django_mq import RetryPolicy, fixed
+from django_mq.models import QueuedMessage
 from tests.database import second_connection
+from tests.rows import add
 
 #: Runs a function in another thread.
 Way = Callable[..., Awaitable[Any]]
@@ -29,6 +31,12 @@ async def insensitive(function: Callable[..., Any], *args: Any) -> Any:
 
 
 ways = pytest.mark.parametrize("way", [asyncio.to_thread, run_in_executor, insensitive])
+
+
+def send(handler: str) -> QueuedMessage:
+    """Add a message for `handler` while a worker runs, which may remove it at once."""
+    with transaction.atomic():
+        return add(handler=handler)
 
 
 def query(sql: str, alias: str = "default") -> Any:

@@ -17,8 +17,7 @@ from django.db.utils import OperationalError
 from django_mq import handler
 from testproject.shop.models import Product
 from tests.executor.breaking import terminate_and_use
-from tests.executor.other_threads import LATER, Way, are_gone, own_pid, query, ways
-from tests.rows import add
+from tests.executor.other_threads import LATER, Way, are_gone, own_pid, query, send, ways
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Running, Said, attempts_of, effect, effects
 
@@ -76,10 +75,10 @@ def test_a_lost_session_is_not_the_next_calls(start: Start, said: Said, way: Way
     async def h(delivery: Any) -> None:
         await way(effect, delivery)
 
-    add(handler="culprit")
+    send("culprit")
     running = start(queues=["mail"])
     said.wait("message_acked")
-    second = add(handler="h")
+    second = send("h")
     until(lambda: said.count("message_acked") == 2 or said.count("message_retried"))
     assert effects() == {second.pk}
     assert running.stop()
@@ -110,10 +109,10 @@ def test_a_transaction_that_is_left_open_takes_no_neighbour_along(
     async def h(delivery: Any) -> None:
         await way(write, delivery)
 
-    left = add(handler="culprit")
+    left = send("culprit")
     running = start(queues=["mail"])
     until(lambda: said.count("message_retried") or said.count("message_acked"))
-    neighbour = add(handler="h")
+    neighbour = send("h")
     said.wait("message_acked")
     assert effects() == {neighbour.pk}
     assert attempts_of(left) == ["django_mq.exceptions.HandlerBrokeTransaction"]
@@ -131,7 +130,7 @@ def test_the_error_of_a_call_is_not_replaced(start: Start, said: Said, way: Way)
     async def culprit(delivery: Any) -> None:
         await way(fail, delivery)
 
-    left = add(handler="culprit")
+    left = send("culprit")
     running = start(queues=["mail"])
     said.wait("message_retried")
     assert attempts_of(left) == ["ValueError"]
@@ -154,7 +153,7 @@ def test_calls_at_the_same_time_leave_no_session(start: Start, said: Said, way: 
     async def h(delivery: Any) -> None:
         await asyncio.gather(*[way(meet) for _ in range(3)])
 
-    add(handler="h")
+    send("h")
     running = start(queues=["mail"])
     said.wait("message_acked")
     assert len(set(pids)) == 6
@@ -178,7 +177,7 @@ def test_more_threads_than_a_pool_has_sessions(start: Start, said: Said, way: Wa
         await asyncio.gather(*[way(meet) for _ in range(4)])
         await sync_to_async(own_pid)("other")
 
-    add(handler="h")
+    send("h")
     running = start(queues=["mail"])
     said.wait("message_acked")
     assert len(pids) == 4
@@ -216,7 +215,7 @@ def test_what_a_call_leaves_in_its_session_does_not_reach_the_next_handler(
 
     running = start(queues=["mail"])
     for count in (1, 2, 3):
-        add(handler="h")
+        send("h")
         said.wait("message_acked", count)
     assert seen == ['("",0)'] * 3
     until(no_advisory_locks, "an idle session holds no lock")
@@ -244,7 +243,7 @@ def test_a_call_whose_handler_no_longer_waits_is_cleaned_up_too(
         await asyncio.to_thread(until, lambda: pids)
         call.cancel()
 
-    add(handler="culprit")
+    send("culprit")
     running = start(queues=["mail"])
     said.wait("message_acked")
     gate.set()
@@ -278,7 +277,7 @@ def test_a_call_within_a_call_is_in_its_transaction(start: Start, said: Said) ->
         effect(delivery)
         pids.append(own_pid())
 
-    message = add(handler="h")
+    message = send("h")
     running = start(queues=["mail"])
     said.wait("message_acked")
     assert inside == [True, True]

@@ -196,6 +196,15 @@ async def aclean(delivery: Any) -> None:
         witness().saw(f"cleaned-{payload['name']}", delivery.attempt)
 
 
+@handler("acceptance.athread", queue="acalls", timeout=1, retry=SOON)
+async def athread(delivery: Any) -> None:
+    """Like `ablock`, but in one of the other threads."""
+    payload = begin(delivery)
+    if delivery.attempt < payload["until"]:
+        await asyncio.to_thread(witness().wait_at, "never")
+    await delivery.afinish(effect, delivery)
+
+
 @handler("acceptance.abrief", queue="acalls", retry=SOON)
 async def abrief(delivery: Any) -> None:
     """Async, and finished at once."""
