@@ -13,6 +13,7 @@ from time import monotonic
 from django_mq.executor.async_slots import Slots
 from django_mq.executor.lingering import Lingering
 from django_mq.executor.pace import Paces
+from django_mq.executor.running_tasks import RunningTasks
 from django_mq.executor.slice_cut import next_slice
 from django_mq.executor.tasks import Line, Slice, Task
 from django_mq.executor.unsettled import Unsettled
@@ -53,13 +54,11 @@ class LocalQueue:
         self._notify_below = -1
         self._lock = threading.Condition()
         self._waiting = WaitingTasks(poke, Lingering(batch=batch, max_linger=max_linger))
-        self._running = 0
+        self._running = RunningTasks()
         self._free = 0
-        self._taken_at = monotonic()
         #: How many calls, or messages of slices, the executors have taken.
         self.taken = 0
         self._notify_when_free = False
-        self._alone = False
         self._closed = False
         #: Whether nothing may start until `resume()`.
         self.suspended = False
@@ -101,19 +100,19 @@ class LocalQueue:
         if waiting.lingering:
             waiting.stop_lingering()
         waiting.clear_front()
-        if self._alone or self.suspended:
+        if self._running.alone or self.suspended:
             return None
-        if waiting.suspects and not self._running:
-            self._alone = True
-            self._running += 1
-            self._taken_at = monotonic()
+        if waiting.suspects and not self._running.count:
+            if waiting.next_suspect_is_async():
+                self._poke()  # it starts on the event loop
+                return None
+            self._running.take(alone=True)
             suspect = waiting.suspects.popleft()[1]
             lines = {suspect.line} if suspect.line is not None else set()
             return Slice([suspect], alone=True, lines=lines)
         if not waiting.ready or monotonic() - waiting.suspect_waits_since() > SUSPECT_WAIT_SECONDS:
             return None
-        self._running += 1
-        self._taken_at = monotonic()
+        self._running.take()
         slice_ = next_slice(
             waiting.ready,
             waiting.ordering,
@@ -131,13 +130,13 @@ class LocalQueue:
     def stuck(self) -> bool:
         """Return whether no slice could be taken for STUCK_AFTER seconds.
 
-        Then all executors are busy, or one runs a suspect, beside which nothing starts. If so,
-        the loop is poked when an executor becomes free.
+        Then all executors are busy, or a suspect runs, beside which nothing starts. If so, the
+        loop is poked when an executor becomes free.
         """
         with self._lock:
-            busy = self._alone or not self._free
-            stuck = busy and monotonic() - self._taken_at > STUCK_AFTER
-            self._notify_when_free = stuck and bool(self._running)
+            busy = self._running.alone or not self._free
+            stuck = busy and monotonic() - self._running.taken_at > STUCK_AFTER
+            self._notify_when_free = stuck and bool(self._running.count)
             return self._notify_when_free
 
     def waits_for_suspect(self, *, coroutines: bool) -> bool:
@@ -191,16 +190,21 @@ class LocalQueue:
     def take_coroutines(self, *, lists: bool = True) -> list[Task]:
         """Return coroutines that are to start now, and have slots; of lists only with `lists`.
 
-        They count as running from now on. None starts beside a suspect.
+        They count as running from now on. None starts beside a suspect; one of an async handler is
+        returned alone, while nothing else runs.
         """
-        ordering = self._waiting.ordering
-        if not ordering.coroutines:
+        waiting, running = self._waiting, self._running
+        if not (waiting.ordering.coroutines or waiting.suspects):
             return []
         with self._lock:
-            room = 0 if self._alone else self.slots.room()
-            if coroutines := ordering.take_coroutines(room, lists=lists):
+            if not running.count and waiting.next_suspect_is_async():
+                running.take(alone=True)
+                self.slots.take(1)
+                return [waiting.suspects.popleft()[1]]
+            room = 0 if running.alone else self.slots.room()
+            if coroutines := waiting.ordering.take_coroutines(room, lists=lists):
                 self.slots.take(len(coroutines))
-                self._running += len(coroutines)
+                running.count += len(coroutines)
             return coroutines
 
     def cancel_start(self, coroutines: list[Task]) -> None:
@@ -236,25 +240,23 @@ class LocalQueue:
     def done(self, slice_: Slice) -> None:
         """Note that the tasks of `slice_` have ended."""
         with self._lock:
-            self._running -= 1
-            if slice_.alone:
-                self._alone = False
+            was_alone = self._running.end()
             for line in slice_.lines:
                 self._waiting.free_line(line, behind=slice_.put_back)
-            if self._alone or self._waiting.suspects or slice_.alone or slice_.lines:
+            if self._waiting.suspects or was_alone or slice_.lines:
                 self._lock.notify_all()
-        if slice_.alone or not (self._running or self.unsettled):
+        if was_alone or not (self._running.count or self.unsettled):
             self._poke()  # async handlers may start again, or nothing is left
 
     def coroutines_done(self, *lines: Line | None) -> None:
         """Note that coroutines are settled, or could not start: one for each of `lines`."""
         with self._lock:
-            self._running -= len(lines)
+            was_alone = self._running.end(len(lines))
             for line in lines:
                 self._waiting.free_line(line)
-            if self._waiting.suspects or any(lines):
+            if self._waiting.suspects or was_alone or any(lines):
                 self._lock.notify_all()
-        if not (self._running or self.unsettled):
+        if was_alone or not (self._running.count or self.unsettled):
             self._poke()
 
     def suspend(self) -> list[Task]:
@@ -292,9 +294,9 @@ class LocalQueue:
     def idle(self) -> bool:
         """Return whether nothing waits and nothing runs."""
         with self._lock:
-            waiting = self._waiting
-            return not (self.unsettled or self._running or waiting.ready or waiting.suspects)
+            waiting, running = self._waiting, self._running.count
+            return not (self.unsettled or running or waiting.ready or waiting.suspects)
 
     def exclusive(self) -> bool:
         """Return whether a suspect runs, or waits for everything else to end."""
-        return self._alone or bool(self._waiting.suspects)
+        return self._running.alone or bool(self._waiting.suspects)

@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import Any
 
 import psycopg
-from asgiref.sync import async_to_sync
 
 from django_mq.conf.error_logs import log_failure
 from django_mq.exceptions import HandlerBrokeTransaction
@@ -108,10 +107,7 @@ class NonAtomic:
         began = perf_counter()
         self.session.link.lent = True
         try:
-            function = handler.call
-            if handler.is_async:  # a suspect: it must not share the loop with others
-                function = async_to_sync(function)
-            result, error = run_call(function, call, alias=self.session.alias)
+            result, error = run_call(handler.call, call, alias=self.session.alias)
             seconds = perf_counter() - began
             if self._left_transaction_open() and error is None:
                 error = HandlerBrokeTransaction(

@@ -49,7 +49,7 @@ def fences(tasks: Sequence[Task]) -> list[Fence]:
 
 
 def is_coroutine(task: Task) -> bool:
-    """Return whether `task` runs on the event loop: a suspect runs alone, in a thread."""
+    """Return whether `task` runs on the event loop beside others: a suspect runs there alone."""
     return task.handler.is_async and not task.delivery._row.suspect
 
 
@@ -92,9 +92,9 @@ def max_in_call(task: Task, batch: int) -> int:
 
     Attempts after the first run singly: the message that made a call fail must not fail its
     neighbours again. Inside a transaction that is a message that hangs, or that kills its process;
-    outside, any, since nothing of a failed call is undone.
+    outside, any, since nothing of a failed call is undone. So do suspects.
     """
-    handler = task.handler
-    if not handler.batch or task.delivery._row.attempts > 1:
+    handler, row = task.handler, task.delivery._row
+    if not handler.batch or row.attempts > 1 or row.suspect:
         return 1
     return min(batch, task.batch_size or batch, handler.max_batch or batch)

@@ -197,6 +197,10 @@ class WaitingTasks:
             wait = min(wait, 1.0)
         return None if wait == float("inf") else max(0.0, wait)
 
+    def next_suspect_is_async(self) -> bool:
+        """Return whether there is a suspect, and the first one runs on the event loop."""
+        return bool(self.suspects) and self.suspects[0][1].handler.is_async
+
     def suspect_waits_since(self) -> float:
         """Return when the first suspect began to wait; infinity if there is none."""
         return self.suspects[0][0] if self.suspects else float("inf")

@@ -16,6 +16,7 @@ from tests.executor.local_queue.conftest import (
     start,
     task,
 )
+from tests.waiting import until
 
 
 def test_coroutines_of_a_line_run_one_after_another(local_queue: LocalQueue, told: Told) -> None:
@@ -110,22 +111,19 @@ def run_all(local_queue: LocalQueue, count: int) -> list[int]:
     return order
 
 
-def test_a_suspect_coroutine_runs_alone_in_a_thread(local_queue: LocalQueue) -> None:
+def test_a_suspect_coroutine_runs_alone_in_its_line(local_queue: LocalQueue) -> None:
     dispatch(local_queue, [task(1, "coroutine", line="a", suspect=True)])
-    assert dispatch(local_queue, [task(2, "coroutine", line="a")]) == []
+    assert dispatch(local_queue, [task(2, "coroutine", line="a"), task(3, "coroutine")]) != []
     assert local_queue.coroutines() == 1
-    suspect = start(local_queue)
-    assert suspect.alone
-    assert ids(suspect.tasks) == [1]
-    local_queue.done(suspect)
     thread = Thread(target=local_queue.take, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 10
-    coroutines: list[Task] = []
-    while not coroutines and time.monotonic() < deadline:
-        coroutines = local_queue.take_coroutines()
-        thread.join(0.001)
-    assert ids(coroutines) == [2]
+    thread.join(0.05)
+    assert local_queue.take_coroutines() == []
+    local_queue.coroutines_done(None)
+    assert ids(until(local_queue.take_coroutines)) == [1]
+    assert local_queue.take_coroutines() == []
+    local_queue.coroutines_done(("a",))
+    assert ids(until(local_queue.take_coroutines)) == [2]
     local_queue.close()
     thread.join(10)
 

@@ -137,7 +137,8 @@ def test_stuck_is_who_took_nothing_for_long_and_has_nobody_free(
     local_queue: LocalQueue, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("django_mq.executor.local_queue.monotonic", lambda: now[0])
+    for module in ("local_queue", "running_tasks"):
+        monkeypatch.setattr(f"django_mq.executor.{module}.monotonic", lambda: now[0])
     put(local_queue, "h", "i", "h")
     slice_ = local_queue.take()
     assert slice_ is not None

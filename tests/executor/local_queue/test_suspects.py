@@ -10,6 +10,7 @@ from django_mq.executor import local_queue as local_queue_module
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.tasks import Slice
 from tests.executor.local_queue.conftest import Told, dispatch, dispatch_first, take, task
+from tests.waiting import until
 
 
 def test_a_suspect_runs_alone(local_queue: LocalQueue) -> None:
@@ -151,3 +152,69 @@ def test_a_suspect_that_waits_holds_up_coroutines_first(
     assert not local_queue.waits_for_suspect(coroutines=False)
     monkeypatch.setattr(local_queue_module, "SUSPECT_WAIT_SECONDS", -1.0)
     assert local_queue.waits_for_suspect(coroutines=False)
+
+
+def test_the_loop_takes_a_suspect_of_an_async_handler(local_queue: LocalQueue, told: Told) -> None:
+    """No executor does, and nothing starts beside it until it is settled."""
+    suspect, call, coroutine = task(1, "coroutine", suspect=True), task(2), task(3, "coroutine")
+    assert dispatch(local_queue, [suspect, call, coroutine]) == [suspect]
+    assert local_queue.exclusive()
+    got: list[int] = []
+    thread = threading.Thread(target=lambda: got.extend(take(local_queue)), daemon=True)
+    thread.start()
+    thread.join(0.05)
+    assert got == []
+    local_queue.slots.end([suspect.delivery.fence], failed=False, seconds=1.0)
+    assert local_queue.take_coroutines() == []
+    local_queue.unsettled.add([call.delivery])
+    before = told.count
+    local_queue.coroutines_done(None)
+    assert told.count > before
+    thread.join(10)
+    assert got == [2]
+    assert local_queue.take_coroutines() == [coroutine]
+    assert not local_queue.exclusive()
+
+
+@pytest.mark.parametrize("line", [None, "a"])
+def test_the_loop_is_told_when_it_may_start_a_suspect(
+    local_queue: LocalQueue, told: Told, line: str | None
+) -> None:
+    """An executor finds it: the last slice has ended, and nothing else runs."""
+    suspect = task(2, "coroutine", suspect=True, line=line)
+    local_queue.unsettled.add([suspect.delivery])
+    local_queue.put([task(1, line=line)])
+    running = local_queue.take()
+    assert running is not None
+    assert dispatch(local_queue, [suspect]) == []
+    got: list[int] = []
+    thread = threading.Thread(target=lambda: got.extend(take(local_queue)), daemon=True)
+    thread.start()
+    thread.join(0.05)
+    assert local_queue.take_coroutines() == []
+    before = told.count
+    local_queue.done(running)
+    until(lambda: told.count > before)
+    assert got == []
+    assert local_queue.take_coroutines() == [suspect]
+    local_queue.put([task(3, line=line)])
+    thread.join(0.05)
+    assert got == []
+    local_queue.coroutines_done(line and (line,))
+    thread.join(10)
+    assert got == [3]
+
+
+def test_a_suspect_of_an_async_handler_that_could_not_start(local_queue: LocalQueue) -> None:
+    """The system refuses the thread of the loop: the others of its line do not start either."""
+    suspect, behind, other = (
+        task(1, "coroutine", suspect=True, line="a"),
+        task(2, "coroutine", line="a"),
+        task(3, "coroutine"),
+    )
+    local_queue.put([suspect, behind])
+    local_queue._waiting.clear_front()
+    assert local_queue.take_coroutines() == [suspect]
+    local_queue.cancel_start([suspect])
+    assert local_queue.take_to_release() == [behind]
+    assert dispatch(local_queue, [other]) == [other]
