@@ -13,6 +13,7 @@ from django_mq.models import QueuedMessage
 from django_mq.policy.durations import precise_span, span
 from django_mq.queues.fleet import WorkerProcess
 from django_mq.queues.running import RunningMessage, running
+from django_mq.queues.suspects import claimed_suspects
 
 #: For how long each message of a busy worker must have run: shorter ones soon make room.
 BUSY_AFTER = timedelta(seconds=5)
@@ -53,24 +54,39 @@ def busy(serving: Sequence[WorkerProcess], alias: str) -> str:
 
     A heartbeat does not tell how many threads are free. So ask this about a message that any free
     thread would have claimed by now: then a worker is busy if all that it runs has run for
-    BUSY_AFTER.
+    BUSY_AFTER, or if it has claimed a suspect.
     """
-    found: dict[str, list[RunningMessage]] = {worker.id: [] for worker in serving}
-    ids = {id for worker in serving for id in worker.running if id > 0}
+    suspects = claimed_suspects(alias) if serving else {}
+    others = [worker for worker in serving if worker.id not in suspects]
+    found: dict[str, list[RunningMessage]] = {worker.id: [] for worker in others}
+    ids = {id for worker in others for id in worker.running if id > 0}
     longest = running(ids=ids, using=alias)
     for each in longest:
         if each.worker in found:
             found[each.worker].append(each)
-    if not serving or not all(_is_busy(each, found[each.id]) for each in serving):
+    if not serving or not all(_is_busy(each, found[each.id]) for each in others):
         return ""
     named = [
+        _has_suspects(each.id, suspects[each.id]) for each in serving if each.id in suspects
+    ] + [
         f"worker {each.worker[:8]} has run message {each.id}{_handler(each)}"
         f" for {span(each.ran_for or timedelta())}"
-        for each in longest[:MAX_NAMED]
+        for each in longest
     ]
-    if (more := len(longest) - MAX_NAMED) > 0:
+    if (more := len(named) - MAX_NAMED) > 0:
+        del named[MAX_NAMED:]
         named.append(f"and {more:,} more message{' runs' if more == 1 else 's run'}")
     return f"; the workers that serve its queue are busy: {', '.join(named)}"
+
+
+def _has_suspects(worker: str, suspects: Sequence[QueuedMessage]) -> str:
+    first = f"message {suspects[0].pk}{_handler(suspects[0])}"
+    if len(suspects) == 1:
+        return f"worker {worker[:8]} has a suspect, beside which nothing starts: {first}"
+    return (
+        f"worker {worker[:8]} has {len(suspects):,} suspects, which run one after another, beside"
+        f" nothing else: first {first}"
+    )
 
 
 def _is_busy(worker: WorkerProcess, found: Sequence[RunningMessage]) -> bool:
@@ -84,5 +100,5 @@ def _is_busy(worker: WorkerProcess, found: Sequence[RunningMessage]) -> bool:
     return all(each.ran_for is not None and each.ran_for >= BUSY_AFTER for each in found)
 
 
-def _handler(message: RunningMessage) -> str:
+def _handler(message: RunningMessage | QueuedMessage) -> str:
     return f" ({message.handler})" if message.handler else ""

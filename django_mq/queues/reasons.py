@@ -20,6 +20,7 @@ from django_mq.queues.deaths import OWN_REASONS, death, remedy, remedy_of_head
 from django_mq.queues.fleet import WorkerProcess, workers
 from django_mq.queues.obstacles import in_line, last_known, locked, obstacle
 from django_mq.queues.stalled import line_positions, shown_count
+from django_mq.queues.suspects import suspicion
 from django_mq.states import MessageState
 from django_mq.store.waiting_behind import LinePosition
 
@@ -82,6 +83,7 @@ def explain(
         line, of_first = _behind(case)
         text += f". Then it {line}" if line else ""
         error = error or of_first
+    text += f". {alone}" if (alone := suspicion(message)) else ""
     text = f"Message {message.pk} ({message.type}, queue {message.queue}) {text}."
     behind = position.waits_for if position else None
     return Why(message.pk, message.state.value, text, error, behind)

@@ -89,6 +89,34 @@ def test_other_reasons_come_first():
     assert "busy" not in why(add(), "processable", "reached its limit of messages in").text
 
 
+def test_suspects_run_one_after_another_however_short_they_are():
+    """The last heartbeat may list one that has ended since, so their rows count."""
+    beat("a7c1585c00000000", running=[10**9], ran={str(10**9): 2.0})
+    claimed = {"queue": "other", "handler": "app.slow", "suspect": True}
+    first = add(leased=20, claimed_by="a7c1585c00000000:4", **claimed)
+    text = why(add(), "processable", "is next to be claimed").text
+    assert text.endswith(
+        f"{BUSY}worker a7c1585c has a suspect, beside which nothing starts: message {first.pk}"
+        " (app.slow)."
+    )
+    add(leased=25, claimed_by="a7c1585c00000000:4", **claimed)
+    [long] = runs("b200000000000000", 61.0)
+    text = why(add(), "processable", "is behind 1 other message of its queue").text
+    assert text.endswith(
+        f"{BUSY}worker a7c1585c has 2 suspects, which run one after another, beside nothing else:"
+        f" first message {first.pk} (app.slow), worker b2000000 has run message {long} (app.slow)"
+        " for 1 min 1 s."
+    )
+
+
+def test_messages_of_a_lost_host_run_beside_others():
+    """Their rows are marked already: if their lease lapses again, they are suspects."""
+    beat("worker")
+    lapsed = {"suspect": True, "last_error": "WorkerVanished: the lease lapsed"}
+    add(leased=20, claimed_by="worker:4", **lapsed)
+    assert "busy" not in why(add(), "processable", "is next to be claimed.").text
+
+
 def test_an_ordered_queue_waits_for_a_free_worker(settings):
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True}}}
     runs("busy", 95.0, queue="other")
