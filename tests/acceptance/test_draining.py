@@ -90,6 +90,22 @@ def test_a_drain_that_takes_too_long_is_cut(
     assert [(row.attempts, row.leased_until) for row in others] == [(0, None)] * 4
 
 
+def test_coroutines_that_were_cut_run_beside_each_other_again(
+    start: Callable[..., Worker], queue: Queue, witness: Witness
+) -> None:
+    """As suspects they would run one after another: after a deploy, the fleet would crawl."""
+    ids = queue.send("acall", *map(str, range(20)), gate="open")
+    worker = start("--drain-seconds", 0.2)
+    worker.until(lambda: len(witness.started()) == len(ids), "all run")
+    worker.tell(signal.SIGTERM)
+    assert worker.ends(15) == 5
+    again = start()
+    again.until(lambda: len(witness.started()) == 2 * len(ids), "all run again")
+    witness.open("open")
+    queue.wait_empty(again)
+    assert {len(queue.failures(id)) for id in ids} == {1}
+
+
 @pytest.mark.parametrize("kind", ["call", "acall"])
 def test_what_runs_outside_a_transaction_is_ended_too(
     start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
