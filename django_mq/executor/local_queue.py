@@ -54,10 +54,9 @@ class LocalQueue:
         self._notify_below = -1
         self._lock = threading.Condition()
         self._waiting = WaitingTasks(poke, Lingering(batch=batch, max_linger=max_linger))
-        self._running = RunningTasks()
+        #: What runs; also how many calls have started.
+        self.running = RunningTasks()
         self._free = 0
-        #: How many calls, or messages of slices, the executors have taken.
-        self.taken = 0
         self._notify_when_free = False
         self._closed = False
         #: Whether nothing may start until `resume()`.
@@ -100,19 +99,18 @@ class LocalQueue:
         if waiting.lingering:
             waiting.stop_lingering()
         waiting.clear_front()
-        if self._running.alone or self.suspended:
+        if self.running.alone or self.suspended:
             return None
-        if waiting.suspects and not self._running.count:
+        if waiting.suspects and not self.running.count:
             if waiting.next_suspect_is_async():
                 self._poke()  # it starts on the event loop
                 return None
-            self._running.take(alone=True)
+            self.running.take(alone=True)
             suspect = waiting.suspects.popleft()[1]
             lines = {suspect.line} if suspect.line is not None else set()
             return Slice([suspect], alone=True, lines=lines)
         if not waiting.ready or monotonic() - waiting.suspect_waits_since() > SUSPECT_WAIT_SECONDS:
             return None
-        self._running.take()
         slice_ = next_slice(
             waiting.ready,
             waiting.ordering,
@@ -121,7 +119,7 @@ class LocalQueue:
             slice_size=self._slice_size,
             idle=self._free,
         )
-        self.taken += 1 if slice_.tasks[0].handler.batch else len(slice_.tasks)
+        self.running.take(calls=slice_.calls)
         if len(waiting.ready) < self._notify_below:
             self._notify_below = -1
             self._poke()
@@ -134,9 +132,9 @@ class LocalQueue:
         loop is poked when an executor becomes free.
         """
         with self._lock:
-            busy = self._running.alone or not self._free
-            stuck = busy and monotonic() - self._running.taken_at > STUCK_AFTER
-            self._notify_when_free = stuck and bool(self._running.count)
+            busy = self.running.alone or not self._free
+            stuck = busy and monotonic() - self.running.taken_at > STUCK_AFTER
+            self._notify_when_free = stuck and bool(self.running.count)
             return self._notify_when_free
 
     def waits_for_suspect(self, *, coroutines: bool) -> bool:
@@ -193,7 +191,7 @@ class LocalQueue:
         They count as running from now on. None starts beside a suspect; one of an async handler is
         returned alone, while nothing else runs.
         """
-        waiting, running = self._waiting, self._running
+        waiting, running = self._waiting, self.running
         if not (waiting.ordering.coroutines or waiting.suspects):
             return []
         with self._lock:
@@ -240,23 +238,23 @@ class LocalQueue:
     def done(self, slice_: Slice) -> None:
         """Note that the tasks of `slice_` have ended."""
         with self._lock:
-            was_alone = self._running.end()
+            was_alone = self.running.end()
             for line in slice_.lines:
                 self._waiting.free_line(line, behind=slice_.put_back)
             if self._waiting.suspects or was_alone or slice_.lines:
                 self._lock.notify_all()
-        if was_alone or not (self._running.count or self.unsettled):
+        if was_alone or not (self.running.count or self.unsettled):
             self._poke()  # async handlers may start again, or nothing is left
 
     def coroutines_done(self, *lines: Line | None) -> None:
         """Note that coroutines are settled, or could not start: one for each of `lines`."""
         with self._lock:
-            was_alone = self._running.end(len(lines))
+            was_alone = self.running.end(len(lines))
             for line in lines:
                 self._waiting.free_line(line)
             if self._waiting.suspects or was_alone or any(lines):
                 self._lock.notify_all()
-        if was_alone or not (self._running.count or self.unsettled):
+        if was_alone or not (self.running.count or self.unsettled):
             self._poke()
 
     def suspend(self) -> list[Task]:
@@ -294,9 +292,9 @@ class LocalQueue:
     def idle(self) -> bool:
         """Return whether nothing waits and nothing runs."""
         with self._lock:
-            waiting, running = self._waiting, self._running.count
+            waiting, running = self._waiting, self.running.count
             return not (self.unsettled or running or waiting.ready or waiting.suspects)
 
     def exclusive(self) -> bool:
         """Return whether a suspect runs, or waits for everything else to end."""
-        return self._running.alone or bool(self._waiting.suspects)
+        return self.running.alone or bool(self._waiting.suspects)

@@ -9,7 +9,7 @@ class RunningTasks:
     """Counts the slices and coroutines that run. Not thread-safe: LocalQueue holds its lock.
 
     While a suspect runs, it is `alone`: nothing else starts. The last slice or suspect was taken at
-    `taken_at`.
+    `taken_at`. `taken` counts the calls, and the messages of slices, that were ever taken.
 
     >>> running = RunningTasks()
     >>> running.take(alone=True)
@@ -21,10 +21,12 @@ class RunningTasks:
         self.count = 0
         self.alone = False
         self.taken_at = monotonic()
+        self.taken = 0
 
-    def take(self, *, alone: bool = False) -> None:
-        """Note that a slice or a suspect starts."""
+    def take(self, *, calls: int = 1, alone: bool = False) -> None:
+        """Note that a slice of `calls` calls or messages, or a suspect, starts."""
         self.count += 1
+        self.taken += calls
         self.alone = alone
         self.taken_at = monotonic()
 

@@ -42,6 +42,11 @@ class Slice:
     put_back: bool = False
     lines: set[Line] = field(default_factory=set)
 
+    @property
+    def calls(self) -> int:
+        """How often a handler is called: once for a list of deliveries."""
+        return 1 if self.tasks[0].handler.batch else len(self.tasks)
+
 
 def fences(tasks: Sequence[Task]) -> list[Fence]:
     """Return the fences of `tasks`, in order."""

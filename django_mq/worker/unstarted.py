@@ -52,7 +52,7 @@ class Unstarted:
             self._release([])
         parts.dispatch.dispatch_pending(cursor)
         stuck = parts.local_queue.waiting() and parts.local_queue.stuck()
-        waiting, taken = parts.intake.waiting(), parts.local_queue.taken
+        waiting, taken = parts.intake.waiting(), parts.local_queue.running.taken
         if stuck or parts.prefetch.holds_too_much(waiting, taken):
             self._release_waiting(cursor)
         if parts.runner.blocked():
