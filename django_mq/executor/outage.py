@@ -41,9 +41,17 @@ def reason_of(error: BaseException) -> str:
     text = one_line(str(error), 200) if is_lost(error) else ""
     if is_read_only(error):
         return f"the server is read only, as a standby is: {text}"
-    if any(each in text for each in _TOO_MANY):  # libpq passes no SQLSTATE on
+    if has_too_many_connections(text):
         return f"{text}; {MORE_CONNECTIONS}"
     return text or error_name(error)
+
+
+def has_too_many_connections(text: str) -> bool:
+    """Return whether a server refused a connection with this text because it has too many.
+
+    libpq does not pass on the SQLSTATE of such a refusal.
+    """
+    return any(each in text for each in _TOO_MANY)
 
 
 def _is_refusal(error: BaseException) -> bool:

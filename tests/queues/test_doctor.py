@@ -146,6 +146,24 @@ def test_d001_a_server_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.hint == "Correct what the text names, and run mq_doctor again."
 
 
+@pytest.mark.django_db(transaction=True)
+def test_d001_a_login_without_a_free_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings of the connection are right."""
+    skip_unless_able()
+    with second_connection() as admin:
+        admin.execute("create role mq_doctor_full login connection limit 0 password 'x'")
+        connection.close()
+        try:
+            with monkeypatch.context() as patch:
+                patch.setitem(connection.settings_dict, "USER", "mq_doctor_full")
+                patch.setitem(connection.settings_dict, "PASSWORD", "x")
+                (finding,) = examine()
+        finally:
+            admin.execute("drop role mq_doctor_full")
+    assert "too many connections" in finding.text
+    assert finding.hint.startswith("All connections are taken: lower --processes or --threads")
+
+
 @pytest.mark.parametrize(
     ("limits", "reason", "hint"),
     [

@@ -76,6 +76,8 @@ def test_many_groups_share_the_messages_that_are_looked_up(monkeypatch):
     fail(add(), handler="j", ago=9)
     first = queues.errors()[0]
     assert (first.count, first.dead, first.is_exact) == (3, 2, False)
+    call_command("mq_errors", stdout=(out := StringIO()))
+    assert out.getvalue().splitlines()[1].split()[1:4] == ["3", "2+", "0+"]
 
 
 def test_a_limit_counts_groups_however_many_queues_they_have():

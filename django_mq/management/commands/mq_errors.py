@@ -79,8 +79,15 @@ def _first_lines(found: Sequence[queues.ErrorGroup], database: str | None) -> di
 
 
 def _row(group: queues.ErrorGroup) -> tuple[object, ...]:
-    known = (group.fingerprint, group.count, group.dead, group.waiting)
-    return (*known, local_text(group.last), group.message_id)
+    more = "" if group.is_exact else "+"
+    messages = f"{group.dead:,}{more}", f"{group.waiting:,}{more}"
+    return (
+        group.fingerprint,
+        f"{group.count:,}",
+        *messages,
+        local_text(group.last),
+        group.message_id,
+    )
 
 
 def _error(group: queues.ErrorGroup) -> str:

@@ -19,6 +19,7 @@ from psycopg.errors import (
 )
 
 from django_mq.conf import alias_of
+from django_mq.executor.outage import MORE_CONNECTIONS, has_too_many_connections
 from django_mq.policy.error_text import one_line
 from django_mq.queues.doctor import links, outages, pauses, schedules, schema, subscriptions, upkeep
 from django_mq.queues.doctor.findings import Finding
@@ -111,6 +112,8 @@ def _hint_of(error: Exception) -> str:
         )
     if isinstance(cause, QueryCanceled):
         return "The server is busy, or the statement reads too much: run mq_doctor again later."
+    if has_too_many_connections(str(error)):
+        return f"All connections are taken: {MORE_CONNECTIONS}."
     if isinstance(error, LOST) and not was_refused(error):
         return (
             "Check that the server runs and that HOST, PORT, NAME, USER and PASSWORD of the alias"
