@@ -203,7 +203,7 @@ class AsyncSettler(threading.Thread):
                 log_failure("start_refused", error, "message %s cannot start", id, message_id=id)
                 return {}
             else:
-                self._outage.end()
+                self._outage.record_answer()
                 return {**started, **dict.fromkeys(locked)}
 
 

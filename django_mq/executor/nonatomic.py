@@ -59,7 +59,7 @@ class NonAtomic:
         except RowLocked:
             self.context.outage.wait_quietly()  # perhaps nothing else waits, and the lock may last
             return False
-        self.context.outage.end()
+        self.context.outage.record_answer()
         barred, ready = split_started(tasks, started)
         lost = [each for each in barred if each.settled is Settled.LOST]
         if lost:

@@ -147,7 +147,7 @@ class Outage:
         """Return whether the drain is over: then nothing waits for the database any longer."""
         return self._stop.is_set()
 
-    def end(self) -> None:
+    def record_answer(self) -> None:
         """Note that the database has answered this thread.
 
         If that ends the outage, the next one begins with a short wait again.

@@ -113,7 +113,7 @@ class Settlement:
                 if after is _Next.REFUSE:
                     return self._refused(ended[0], error)
             if after is _Next.FINISH:
-                self.outage.end()
+                self.outage.record_answer()
                 return _reported_ends(ended, tried.lost)
             if after is _Next.SINGLY:
                 return self._settle_singly(ended, tries)

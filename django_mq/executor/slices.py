@@ -127,7 +127,7 @@ class SliceRunner:
                 self._renew_locked(state)
         else:
             if state.begun:
-                self._outage.end()
+                self._outage.record_answer()
             self._finish(state.bound)
         if state.unbound.ended:
             state.unbound.ended = self._settlement.settle(state.unbound.ended)

@@ -151,7 +151,7 @@ class Run:
         sleep = min(sleep, parts.runner.watch())
         self._worked |= not urgent  # an urgent first fetch does not know any queue yet
         if parts.statements.link.answers > answers:
-            parts.outage.end()
+            parts.outage.record_answer()
         parts.lease_keeper.report()
         parts.answered_rounds += 1
         return min(sleep, BACKOFF_RETRY_SECONDS) if parts.backoffs.has_pending() else sleep

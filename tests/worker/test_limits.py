@@ -363,12 +363,12 @@ def test_the_database_is_back_when_it_has_answered(caplog: pytest.LogCaptureFixt
     stopped.set()
     outage = Outage(stopped)
     outage.wait(psycopg.errors.QueryCanceled("canceling statement due to user request"))
-    outage.end()
+    outage.record_answer()
     assert events(caplog) == {"statement_refused"}
     caplog.clear()
     outage = Outage(stopped)
     outage.wait(psycopg.OperationalError("gone"))
-    outage.end()
-    outage.end()
+    outage.record_answer()
+    outage.record_answer()
     said = [getattr(record, "event", "") for record in caplog.records]
     assert said == ["database_lost", "database_back"]

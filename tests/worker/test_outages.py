@@ -119,7 +119,7 @@ def test_an_outage_lasts_while_the_thread_that_met_it_fails(
     outage.wait(full)
     elsewhere(outage.end)
     assert outage.lost
-    outage.end()
+    outage.record_answer()
     assert not outage.lost
     now += 60
     outage.wait(full)
@@ -128,10 +128,10 @@ def test_an_outage_lasts_while_the_thread_that_met_it_fails(
     assert not outage.lost
     outage.wait(full)
     elsewhere(outage.wait, full)
-    outage.end()
+    outage.record_answer()
     assert outage.lost  # one of the two got a connection
     now += 60
-    outage.end()
+    outage.record_answer()
     assert not outage.lost
     events = [getattr(each, "event", "") for each in caplog.records]
     assert events == ["database_lost", "database_back"] * 3
