@@ -226,7 +226,7 @@ class AsyncRunner(threading.Thread):
         """Break the lines of `tasks`, so that nothing behind them starts; let the leases lapse."""
         for task in tasks:
             if task.line is not None:
-                self._local_queue.break_line(task.line)
+                self._local_queue.halt_line(task.line)
         self._local_queue.unsettled.remove([each.delivery.fence for each in ended])
 
     def _notify_room(self) -> None:

@@ -134,7 +134,7 @@ class Attempts:
         state: SliceState,
         part: RanDeliveries,
     ) -> None:
-        state.broken_lines.update(task.line for task in tasks)
+        state.halted_lines.update(task.line for task in tasks)
         if self.conflicts.may_repeat(tasks, error):
             state.to_rerun.extend(tasks)
             state.stopped = True
@@ -153,7 +153,7 @@ class Attempts:
     ) -> None:
         """Discard a run in which the handler could not use its connection, and repeat it."""
         state.stopped = True
-        state.broken_lines.update(task.line for task in tasks)
+        state.halted_lines.update(task.line for task in tasks)
         if isinstance(error, NotLocked):
             return
         if self.conflicts.count(tasks):

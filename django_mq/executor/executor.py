@@ -75,7 +75,7 @@ class Executor(threading.Thread):
                 except Exception as error:  # a bug of ours, not of a handler: the leases lapse
                     log_failure("executor_failed", error, "executor failed")
                     for line in slice_.lines:
-                        self._local_queue.break_line(line)
+                        self._local_queue.halt_line(line)
                     self._local_queue.unsettled.remove(task.delivery.fence for task in slice_.tasks)
                     self._outage.wait(error, logged=True)
                 finally:
@@ -95,10 +95,10 @@ class Executor(threading.Thread):
         self._set_pace(tasks, unstarted, remainder.to_rerun, remainder.seconds)
         left, locked = remainder.not_started, remainder.locked
         to_rerun = deque(_in_order(remainder.to_rerun, tasks))
-        broken_lines: set[Line] = set()
+        halted_lines: set[Line] = set()
         while to_rerun and not self._outage.stopped():
             task = to_rerun.popleft()
-            if task.line in broken_lines or self._local_queue.is_unwanted(task):
+            if task.line in halted_lines or self._local_queue.is_unwanted(task):
                 left.insert(0, task)  # a message before it in its line failed, or has not ended
                 continue
             remainder = self._slice_runner.run([task])
@@ -109,7 +109,7 @@ class Executor(threading.Thread):
                 continue
             to_rerun.extendleft(remainder.to_rerun)  # before the others of its line
             if remainder.not_started or remainder.locked:
-                broken_lines.add(task.line)
+                halted_lines.add(task.line)
         lined = [task for task in locked if task.line is not None]
         if back := [*to_rerun, *left, *lined]:
             self._local_queue.put_first(_in_order(back, tasks))

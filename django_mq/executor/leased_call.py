@@ -119,16 +119,16 @@ class BatchCall:
         with self._lock:
             self._ended = True
         ended: list[Ended] = []
-        broken_lines: set[Line] = set()
+        halted_lines: set[Line] = set()
         for delivery, line in zip(self.deliveries, self._lines, strict=True):
             answer = self._answers.get(delivery.id, error)
-            if line in broken_lines:  # done or not, it comes after the message that failed
+            if line in halted_lines:  # done or not, it comes after the message that failed
                 ended.append(Ended(delivery, Settled.RELEASED))
             elif answer is None:
                 ended.append(Ended(delivery, ACKED, result, seconds))
             else:
                 ended.append(failure_end(delivery, answer, seconds))
-                broken_lines.update([] if line is None else [line])
+                halted_lines.update([] if line is None else [line])
         return ended
 
 
@@ -196,10 +196,10 @@ def split_started(
     """
     barred: list[Ended] = []
     ready: list[Task] = []
-    broken_lines: set[Line] = set()
+    halted_lines: set[Line] = set()
     for task in tasks:
         expired = started.get(task.delivery.id)
-        if task.line in broken_lines:
+        if task.line in halted_lines:
             settled, reason = Settled.RELEASED, ""
         elif expired is None:
             settled, reason = Settled.LOST, ""
@@ -210,5 +210,5 @@ def split_started(
             continue
         barred.append(Ended(task.delivery, settled, reason=reason))
         if task.line is not None:
-            broken_lines.add(task.line)
+            halted_lines.add(task.line)
     return barred, ready

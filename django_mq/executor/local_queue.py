@@ -157,14 +157,14 @@ class LocalQueue:
             to_release, self._waiting.to_release = self._waiting.to_release, []
             return to_release
 
-    def break_line(self, line: Line) -> None:
+    def halt_line(self, line: Line) -> None:
         """Mark for release the tasks behind a delivery of `line` that was not acked."""
         with self._lock:
-            self._waiting.ordering.break_line(line)
+            self._waiting.ordering.halt_line(line)
             self._waiting.drop(lambda task: task.line == line)
 
     def is_unwanted(self, task: Task) -> bool:
-        """Return whether `task` must not start: its line is broken, or its queue is stopped."""
+        """Return whether `task` must not start: its line is halted, or its queue is stopped."""
         return self._waiting.is_unwanted(task)
 
     def stop_queue(self, queue: str, before: datetime | None = None) -> None:
@@ -209,7 +209,7 @@ class LocalQueue:
         """Note that these coroutines could not start; nothing behind them in their lines does."""
         for task in coroutines:
             if task.line is not None:
-                self.break_line(task.line)
+                self.halt_line(task.line)
         self.slots.give_back(len(coroutines))
         self.coroutines_done(*[task.line for task in coroutines])
 

@@ -2,8 +2,8 @@
 
 A line is an order key of a handler, or an ordered queue. It is busy while any of its messages runs.
 
-A line is broken once one of its messages does not end well: nothing behind that message starts.
-Each part that takes messages one after another keeps `broken_lines` for its own span:
+A line is halted once one of its messages does not end well: nothing behind that message starts.
+Each part that takes messages one after another keeps `halted_lines` for its own span:
 
 - `Dispatch`, while it sorts claimed rows;
 - `Ordering`, until the slice of the line is done;
@@ -23,14 +23,14 @@ from django_mq.executor.tasks import Line, Task, is_coroutine
 class Ordering:
     """The lines that are busy, or have chosen their next task, and the tasks that wait behind it.
 
-    `broken_lines` are the lines whose last task was not acked, until their slice is done.
+    `halted_lines` are the lines whose last task was not acked, until their slice is done.
     `coroutines` may start: each is paired with the time at which it began to wait for a slot. Not
     thread-safe: LocalQueue holds its lock.
     """
 
     def __init__(self) -> None:
         self._busy: dict[Line, deque[Task]] = {}
-        self.broken_lines: set[Line | None] = set()
+        self.halted_lines: set[Line | None] = set()
         self.coroutines: deque[tuple[float, Task]] = deque()
         self.waiting = 0
 
@@ -53,17 +53,17 @@ class Ordering:
         self._busy[line].appendleft(task)
         self.waiting += 1
 
-    def break_line(self, line: Line) -> None:
+    def halt_line(self, line: Line) -> None:
         """Start no more tasks of `line` until it is free."""
         if line in self._busy:
-            self.broken_lines.add(line)
+            self.halted_lines.add(line)
 
     def free(self, line: Line) -> list[Task]:
         """Note that the running tasks of `line` have ended; return those that may run now.
 
         Returns none if a coroutine is next: it joins `coroutines`, and the others wait behind it.
         """
-        self.broken_lines.discard(line)
+        self.halted_lines.discard(line)
         tasks = self._busy.pop(line, deque())
         self.waiting -= len(tasks)
         if tasks and is_coroutine(tasks[0]):

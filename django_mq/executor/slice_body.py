@@ -81,7 +81,7 @@ class SliceBody:
                 state.not_started += tasks[index:]
                 return
             state.current = index
-            wary = state.broken_lines or state.backing_off or self.stopped_queues
+            wary = state.halted_lines or state.backing_off or self.stopped_queues
             if wary and not self._may_start(task, state):
                 state.not_started.append(task)
                 continue
@@ -113,7 +113,7 @@ class SliceBody:
 
     def _may_start(self, task: Task, state: SliceState) -> bool:
         """Return whether nothing before it in its line failed, and its queue does not back off."""
-        if task.line is not None and task.line in state.broken_lines:
+        if task.line is not None and task.line in state.halted_lines:
             return False
         stopped, delivery = self.stopped_queues, task.delivery
         return not (delivery.queue in state.backing_off or (stopped and stopped.has(delivery)))
@@ -129,7 +129,7 @@ class SliceBody:
             part.ended.append(Ended(delivery, Settled.DEAD_UNSTARTED, reason="expired"))
         else:
             return False
-        state.broken_lines.add(task.line)
+        state.halted_lines.add(task.line)
         return True
 
     def _begin(self, state: SliceState) -> None:

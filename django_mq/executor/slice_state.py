@@ -66,7 +66,7 @@ class SliceState:
 
     `aborted`: a handler ended the transaction, that of the `culprit` unless a batch ran. The error
     of the slice does not tell: Django's block may end with that of an attempt to connect again.
-    `broken_lines` are the keys and ordered queues in which a delivery did not end well: nothing
+    `halted_lines` are the keys and ordered queues in which a delivery did not end well: nothing
     behind it starts. Nor do deliveries from the queues in `backing_off`, which a failure in this
     slice slowed down.
     """
@@ -81,7 +81,7 @@ class SliceState:
     not_started: list[Task] = field(default_factory=list)
     to_rerun: list[Task] = field(default_factory=list)
     skipped: list[Task] = field(default_factory=list)
-    broken_lines: set[Line | None] = field(default_factory=set)
+    halted_lines: set[Line | None] = field(default_factory=set)
     backing_off: set[str] = field(default_factory=set)
     seconds: float = 0.0
     current: int = 0

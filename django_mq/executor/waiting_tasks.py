@@ -46,7 +46,7 @@ class WaitingTasks:
 
     def add(self, tasks: Iterable[Task]) -> None:
         """Add tasks behind the others."""
-        wary = self.ordering.broken_lines or self.stopped_queues
+        wary = self.ordering.halted_lines or self.stopped_queues
         for task in tasks:
             if wary and self.is_unwanted(task):
                 self.to_release.append(task)
@@ -112,9 +112,9 @@ class WaitingTasks:
             self._poke()
 
     def is_unwanted(self, task: Task) -> bool:
-        """Return whether `task` must not start: its line is broken, or its queue is stopped."""
+        """Return whether `task` must not start: its line is halted, or its queue is stopped."""
         stopped = self.stopped_queues
-        if task.line in self.ordering.broken_lines:
+        if task.line in self.ordering.halted_lines:
             return True
         return bool(stopped) and stopped.has(task.delivery)
 

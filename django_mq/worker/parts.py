@@ -263,7 +263,7 @@ class Parts:
             if row.key is not None or row.ordered:
                 next_in_line = True
                 if each.settled not in DONE and (line := line_of(row)):
-                    self.local_queue.break_line(line)
+                    self.local_queue.halt_line(line)
             elif row.queue in limited:
                 next_in_line = True
         if self.backoffs.active and self.backoffs.record(ended):

@@ -128,10 +128,10 @@ def test_a_suspect_coroutine_runs_alone_in_its_line(local_queue: LocalQueue) -> 
     thread.join(10)
 
 
-def test_a_broken_line_gives_its_coroutines_back(local_queue: LocalQueue) -> None:
+def test_a_halted_line_gives_its_coroutines_back(local_queue: LocalQueue) -> None:
     tasks = lined("a", "a", "a", handler="coroutine")
     assert ids(dispatch(local_queue, tasks)) == [1]
-    local_queue.break_line(("a",))
+    local_queue.halt_line(("a",))
     assert ids(local_queue.take_to_release()) == [2, 3]
     local_queue.coroutines_done(("a",))
     assert local_queue.take_coroutines() == []

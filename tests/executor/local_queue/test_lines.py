@@ -87,7 +87,7 @@ def test_a_line_that_was_put_back_comes_behind_the_others_in_its_order(
     assert [take(local_queue) for _ in range(4)] == [[5], [1], [2], [4]]
 
 
-def test_a_broken_line_is_given_back(local_queue: LocalQueue, told: Told) -> None:
+def test_a_halted_line_is_given_back(local_queue: LocalQueue, told: Told) -> None:
     """PMQ-43: messages behind a failed one do not start, wherever they wait."""
     local_queue.paces.of(task(1).handler).limit = 2
     tasks = lined("a", "a", "a", "b", "a")
@@ -96,7 +96,7 @@ def test_a_broken_line_is_given_back(local_queue: LocalQueue, told: Told) -> Non
     assert ids(first.tasks) == [1, 2]
     second = start(local_queue)
     assert ids(second.tasks) == [4]
-    local_queue.break_line(("a",))
+    local_queue.halt_line(("a",))
     assert told.count >= 1
     assert local_queue.is_unwanted(tasks[1])
     assert not local_queue.is_unwanted(tasks[3])
@@ -110,10 +110,10 @@ def test_a_broken_line_is_given_back(local_queue: LocalQueue, told: Told) -> Non
     assert take(local_queue) == [6]
 
 
-def test_a_line_of_which_nothing_is_out_is_not_broken_for_good(local_queue: LocalQueue) -> None:
+def test_a_line_of_which_nothing_is_out_is_not_halted_for_good(local_queue: LocalQueue) -> None:
     """A lease lost long ago says nothing about the next claim."""
     dispatch(local_queue, lined("a"))
-    local_queue.break_line(("a",))
+    local_queue.halt_line(("a",))
     assert ids(local_queue.take_to_release()) == [1]
     dispatch(local_queue, [task(2, line="a")])
     assert take(local_queue) == [2]

@@ -97,9 +97,9 @@ def test_what_lingers_is_given_back_with_the_rest(local_queue: LocalQueue) -> No
     assert local_queue.waiting() == 0
 
 
-def test_what_lingers_behind_a_broken_line_is_given_back(local_queue: LocalQueue) -> None:
+def test_what_lingers_behind_a_halted_line_is_given_back(local_queue: LocalQueue) -> None:
     local_queue.put([task(1, "slow", line="a"), task(2, "slow", line="b")])
-    local_queue.break_line(("a",))
+    local_queue.halt_line(("a",))
     assert ids(local_queue.take_to_release()) == [1]
     assert local_queue.waiting() == 1
 
