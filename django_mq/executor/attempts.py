@@ -55,7 +55,7 @@ class Attempts:
         hooks, wrappers = len(wrapper.run_on_commit), len(wrapper.execute_wrappers)
         result, error, seconds = None, None, 0.0
         self._record_start(tasks, state)
-        self.session.link.lent = True
+        self.session.link.in_handler = True
         try:
             if state.announcing:
                 locked |= self._announce(tasks, state)
@@ -83,7 +83,7 @@ class Attempts:
             self._abort(tasks, error or _reported_error(raised), seconds, state)
             raise SliceAborted from raised
         finally:
-            self.session.link.lent = False
+            self.session.link.in_handler = False
             self.entries.end(len(tasks))
             del wrapper.execute_wrappers[wrappers:]
         part = state.bound if locked or savepoint.opened else state.unbound

@@ -105,7 +105,7 @@ class NonAtomic:
                 reports.started(delivery)
         timeout.extend(tasks[0].timeout)
         began = perf_counter()
-        self.session.link.lent = True
+        self.session.link.in_handler = True
         try:
             result, error = run_call(handler.call, call, alias=self.session.alias)
             seconds = perf_counter() - began
@@ -114,7 +114,7 @@ class NonAtomic:
                     "the handler left a transaction or a pipeline open; it was rolled back"
                 )
         finally:
-            self.session.link.lent = False
+            self.session.link.in_handler = False
             timeout.end()
         self.settle(call.end(self.context.failure_end, result, error, seconds))
 

@@ -187,11 +187,11 @@ class Session:
             yield
             return
         self.savepoint.watch()
-        self.link.lent = True
+        self.link.in_handler = True
         try:
             yield
         finally:
-            self.link.lent = False
+            self.link.in_handler = False
             self.savepoint.disarm()
         if self.savepoint.opened:
             self.reset()

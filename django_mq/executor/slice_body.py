@@ -145,12 +145,12 @@ class SliceBody:
         """
         running, began = state.running, monotonic()
         self.entries.set_deadline(float("inf"), len(running))
-        self.session.link.lent = False
+        self.session.link.in_handler = False
         try:
             locked = locks.begin(state.driver, _fences(state), state.settings, savepoint=True)
             _locked(state, self._wait_for_locks(state, locked) if locked.missing else locked)
         finally:
-            self.session.link.lent = True
+            self.session.link.in_handler = True
             state.deadline += monotonic() - began
             self.entries.set_deadline(state.deadline, len(running))
 

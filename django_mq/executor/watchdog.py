@@ -28,14 +28,14 @@ class Link:
     """One connection of the worker, and whether a statement of the worker waits for its answer.
 
     After `seconds`, or `max_wait` in a drain, the wait ends with an OperationalError. The watchdog
-    counts its own ticks, so a process that is frozen meanwhile loses no time. While a link is
-    `lent` to a handler, only the handler's timeout bounds its waits.
+    counts its own ticks, so a process that is frozen meanwhile loses no time. While a
+    handler has the link (`in_handler`), only the handler's timeout bounds its waits.
     """
 
     def __init__(self, seconds: float = STATEMENT_SECONDS + STALL_MARGIN) -> None:
         self.seconds = seconds
         self.max_wait = float("inf")
-        self.lent = False
+        self.in_handler = False
         #: How many waits began, and how many of them ended with an answer of the server.
         self.waits = self.answers = 0
         self._waiting = self._was_shut = False
@@ -48,7 +48,7 @@ class Link:
         plain_wait = driver.wait
 
         def wait(*args: Any, **kwargs: Any) -> Any:
-            if self.lent:
+            if self.in_handler:
                 return plain_wait(*args, **kwargs)
             self.waits += 1
             self._waiting = True

@@ -85,10 +85,10 @@ def test_only_a_wait_is_ended(through: Proxy) -> None:
         link.attach(driver)
         for _ in range(5):
             link.tick()
-        link.lent = True
+        link.in_handler = True
         with ticking(link):
             driver.execute("select pg_sleep(0.3)")
-        link.lent = False
+        link.in_handler = False
         for _ in range(20):
             driver.execute("select 1")
             link.tick()
