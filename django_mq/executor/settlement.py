@@ -62,7 +62,7 @@ class _Tries:
     """The findings of earlier tries to settle the same deliveries."""
 
     #: Whether an earlier try may have been committed.
-    doubtful: bool = False
+    unconfirmed: bool = False
     #: From this time on (`monotonic()`), a locked row is tried once.
     once_after: float = float("inf")
     #: Whether to skip effects that the database refuses.
@@ -131,7 +131,7 @@ class Settlement:
             changed = [each for each in ended if each.delivery.id not in tried.lost]
             if not alive and self.was_committed(tried.xid, changed):
                 return _Next.FINISH
-            tries.doubtful |= not alive
+            tries.unconfirmed |= not alive
             tries.answers += alive
             if tries.answers <= MAX_CONFLICTS:
                 return self._wait(error)
@@ -172,7 +172,7 @@ class Settlement:
 
     def _settle_singly(self, ended: Sequence[Ended], tries: _Tries) -> list[Ended]:
         once_after = monotonic() + LOCKED_SECONDS
-        alone = [self._settle([each], _Tries(tries.doubtful, once_after)) for each in ended]
+        alone = [self._settle([each], _Tries(tries.unconfirmed, once_after)) for each in ended]
         return [done for settled in alone for done in settled]
 
     def was_committed(self, xid: str | None, changed: Sequence[Ended] = ()) -> bool:
@@ -203,7 +203,7 @@ class Settlement:
         if acked == len(ended) and not settle_effects.needing_transaction(ended):
             kept = history_rules.handled(ended)
             if not kept or len(kept) == len(ended):
-                self._ack_alone(cursor, ended, kept, tried, doubtful=tries.doubtful)
+                self._ack_alone(cursor, ended, kept, tried, unconfirmed=tries.unconfirmed)
                 return
         with self._connection.transaction():
             tried.xid = open_transaction.begin_with_lock_wait(cursor)
@@ -216,7 +216,7 @@ class Settlement:
         kept: Sequence[HandledDelivery],
         tried: _Try,
         *,
-        doubtful: bool,
+        unconfirmed: bool,
     ) -> None:
         """Ack in a transaction of one round trip; `kept` is the history of all, or empty."""
         fences = [fence_of(each.delivery._row) for each in ended]
@@ -227,7 +227,7 @@ class Settlement:
         tried.lost = {fence[0] for fence in fences}.difference(
             int(id or 0) for (id,) in rows_of(removed)
         )
-        if doubtful:
+        if unconfirmed:
             there = settle.existing(cursor, tried.lost)
             fresh_since = lease_clock() - self._context.shortest_lease
             tried.lost -= {

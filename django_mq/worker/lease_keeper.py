@@ -95,7 +95,7 @@ class LeaseKeeper(threading.Thread):
         self._ending = self._heartbeat_requested = False
         # Whether the last heartbeat may have taken commands without an answer, and the ids of the
         # commands that arrived.
-        self._in_doubt = False
+        self._unconfirmed = False
         self._received: list[int] = []
         # Whether the database refused a row in the last renewal.
         self._is_refused = False
@@ -208,12 +208,12 @@ class LeaseKeeper(threading.Thread):
         with self._impatient() as cursor:
             asked_at = lease_clock()
             self._beat_at = monotonic()
-            if self._in_doubt:
+            if self._unconfirmed:
                 leases.reopen_commands(cursor, worker=self._worker, received=self._received)
-            self._in_doubt = True
+            self._unconfirmed = True
             reply = leases.record_heartbeat(cursor, worker=self._worker, **columns, timings=timings)
         self.beats += 1
-        self._in_doubt = False
+        self._unconfirmed = False
         self._received += [each.id for each in reply.commands]
         if counted:
             counted.minutes.set_clock(reply.now, asked_at)

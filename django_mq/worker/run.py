@@ -131,7 +131,7 @@ class Run:
         statements = self.parts.statements
         if not (was_refused(error) and statements.is_idle()):
             statements.close()
-            self.unstarted.doubt(self.parts.claims.of_round)
+            self.unstarted.add_unconfirmed(self.parts.claims.of_round)
         self.parts.fetcher.on_freed()  # the messages that it was about to claim are still due
         self.parts.outage.wait(error, logged=not lost)
 

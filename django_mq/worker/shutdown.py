@@ -131,13 +131,15 @@ class Shutdown:
         """Release claims with a lost answer, write the last backoffs, disown the ordered queues."""
         parts = self.parts
         if not (
-            self.unstarted.in_doubt or parts.backoffs.has_pending() or parts.ordered_queues.owned
+            self.unstarted.unconfirmed_due
+            or parts.backoffs.has_pending()
+            or parts.ordered_queues.owned
         ):
             return  # there may be no new connection
         try:
             cursor = parts.statements.cursor()
-            if self.unstarted.in_doubt:
-                self.unstarted.release_unanswered(cursor)
+            if self.unstarted.unconfirmed_due:
+                self.unstarted.release_unconfirmed(cursor)
             parts.backoffs.write(cursor)
             parts.ordered_queues.disown(cursor)
         except LOST:

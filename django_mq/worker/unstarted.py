@@ -13,7 +13,7 @@ from django_mq.worker.parts import Parts
 from django_mq.worker.releasing import release_all_except
 
 #: Seconds for which a claim whose connection was lost may still run on the server, and commit.
-DOUBT_SECONDS = STATEMENT_SECONDS + STALL_MARGIN
+UNCONFIRMED_SECONDS = STATEMENT_SECONDS + STALL_MARGIN
 #: Seconds between two looks for messages of such a claim.
 LOOK_INTERVAL = 1.0
 
@@ -25,29 +25,29 @@ class Unstarted:
         self._worker_id = worker_id
         self._parts = parts
         # The claims whose answers were lost, each with the time after which it cannot commit.
-        self._unanswered: dict[str, float] = {}
+        self._unconfirmed: dict[str, float] = {}
         self._look_at = float("-inf")
 
-    def doubt(self, claimers: Sequence[str]) -> None:
+    def add_unconfirmed(self, claimers: Sequence[str]) -> None:
         """Record claims whose answers were lost: they may have been committed, or will be."""
-        self._unanswered.update(dict.fromkeys(claimers, monotonic() + DOUBT_SECONDS))
+        self._unconfirmed.update(dict.fromkeys(claimers, monotonic() + UNCONFIRMED_SECONDS))
         self._look_at = float("-inf")
 
     @property
-    def in_doubt(self) -> bool:
+    def unconfirmed_due(self) -> bool:
         """Whether to look for the messages of claims whose answers were lost."""
-        return bool(self._unanswered) and monotonic() >= self._look_at
+        return bool(self._unconfirmed) and monotonic() >= self._look_at
 
     @property
     def overdue(self) -> bool:
         """Whether a release must be tried again, or messages of lost claims looked for."""
-        return bool(self._parts.dispatch.unreleased) or self.in_doubt
+        return bool(self._parts.dispatch.unreleased) or self.unconfirmed_due
 
     def start_or_release(self, cursor: Cursor) -> None:
         """Start messages that may start now; release those that must not start, or cannot soon."""
         parts = self._parts
-        if self.in_doubt:
-            self.release_unanswered(cursor)
+        if self.unconfirmed_due:
+            self.release_unconfirmed(cursor)
         if parts.dispatch.unreleased:
             self._release([])
         parts.dispatch.dispatch_pending(cursor)
@@ -70,8 +70,8 @@ class Unstarted:
     def release_all(self, cursor: Cursor) -> None:
         """Release what has not started, and the ordered queues with nothing running here."""
         parts = self._parts
-        if self.in_doubt:
-            self.release_unanswered(cursor)
+        if self.unconfirmed_due:
+            self.release_unconfirmed(cursor)
         waiting = self.take_back() if parts.runner.blocked() else []
         waiting += parts.local_queue.take_to_release() + parts.local_queue.suspend()
         released = parts.dispatch.release(waiting)
@@ -123,7 +123,7 @@ class Unstarted:
         self._parts.dispatch.release(tasks)
         self._parts.fetcher.on_freed()
 
-    def release_unanswered(self, cursor: Cursor) -> None:
+    def release_unconfirmed(self, cursor: Cursor) -> None:
         """Release the rows of claims that were committed but whose answers were lost.
 
         The server may still run such a claim, as when it waits for a table that a migration has
@@ -135,11 +135,11 @@ class Unstarted:
             cursor,
             worker=self._worker_id,
             running=[fence.id for fence in known],
-            claimers=list(self._unanswered),
+            claimers=list(self._unconfirmed),
         ):
             parts.fetcher.on_freed()
         if parts.backoffs.active:
             claimers = {fence.claimed_by for fence in known}
             queue_backoff.drop_probes_of(cursor, worker=self._worker_id, excluded=claimers)
-        self._unanswered = {name: at for name, at in self._unanswered.items() if at > now}
+        self._unconfirmed = {name: at for name, at in self._unconfirmed.items() if at > now}
         self._look_at = now + LOOK_INTERVAL

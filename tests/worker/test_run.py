@@ -106,7 +106,7 @@ def test_the_loop_is_woken_for_room_only_where_it_waits_for_it(run: Run, parts: 
     assert woken()
 
 
-@pytest.mark.parametrize("before", ["a ring", "in doubt", "a level to write", "one held"])
+@pytest.mark.parametrize("before", ["a ring", "unconfirmed", "a level to write", "one held"])
 def test_a_ring_is_claimed_for_first_unless_something_must_come_before(
     run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
@@ -121,8 +121,8 @@ def test_a_ring_is_claimed_for_first_unless_something_must_come_before(
         start_or_release(cursor)
 
     monkeypatch.setattr(run.unstarted, "start_or_release", spy)
-    if before == "in doubt":
-        run.unstarted.doubt(["w:1"])
+    if before == "unconfirmed":
+        run.unstarted.add_unconfirmed(["w:1"])
     elif before == "a level to write":
         monkeypatch.setattr(parts.backoffs, "has_pending", lambda: not idle)
         monkeypatch.setattr(parts.backoffs, "write", lambda cursor: None)
@@ -173,14 +173,14 @@ def test_a_claim_that_commits_after_its_connection_was_lost_is_released(
     late, settled_late = (add(handler="h", leased=30, attempts=1) for _ in range(2))
     for message, claimer in ((late, name), (settled_late, other)):
         QueuedMessage.objects.filter(pk=message.pk).update(claimed_by=claimer)
-    assert run.unstarted.in_doubt
+    assert run.unstarted.unconfirmed_due
     run.unstarted.start_or_release(cursor)
     assert (stored(late).attempts, stored(late).claimed_by) == (0, None)
     assert (stored(settled_late).attempts, stored(settled_late).claimed_by) == (1, other)
-    now = unstarted.monotonic() + unstarted.DOUBT_SECONDS
+    now = unstarted.monotonic() + unstarted.UNCONFIRMED_SECONDS
     monkeypatch.setattr(unstarted, "monotonic", lambda: now)
     run.unstarted.start_or_release(cursor)
-    assert not run.unstarted.in_doubt
+    assert not run.unstarted.unconfirmed_due
 
 
 def test_a_release_that_the_database_lost_is_tried_again(run: Run, parts: Parts) -> None:
