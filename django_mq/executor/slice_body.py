@@ -81,8 +81,8 @@ class SliceBody:
                 state.not_started += tasks[index:]
                 return
             state.current = index
-            wary = state.halted_lines or state.backing_off or self.stopped_queues
-            if wary and not self._may_start(task, state):
+            must_check = state.halted_lines or state.backing_off or self.stopped_queues
+            if must_check and not self._may_start(task, state):
                 state.not_started.append(task)
                 continue
             row = task.delivery._row
@@ -90,7 +90,7 @@ class SliceBody:
             if lock and not state.begun:
                 self._begin(state)
             if (state.missing or state.expired or row.expires_in is not None) and (
-                self._is_barred(task, state)
+                self._cannot_start(task, state)
             ):
                 continue
             ends = index == last or state.savepoints + 1 >= MAX_SAVEPOINTS
@@ -106,7 +106,7 @@ class SliceBody:
         for task in state.tasks:
             if not self._may_start(task, state):
                 state.not_started.append(task)
-            elif not self._is_barred(task, state):
+            elif not self._cannot_start(task, state):
                 free.append(task)
         if free:
             self.attempts.run(free, state, locked=lock)
@@ -118,7 +118,7 @@ class SliceBody:
         stopped, delivery = self.stopped_queues, task.delivery
         return not (delivery.queue in state.backing_off or (stopped and stopped.has(delivery)))
 
-    def _is_barred(self, task: Task, state: SliceState) -> bool:
+    def _cannot_start(self, task: Task, state: SliceState) -> bool:
         """Return whether no attempt may start: its row could not be locked, or it has expired."""
         delivery = task.delivery
         if delivery.id in state.missing:

@@ -46,9 +46,9 @@ class WaitingTasks:
 
     def add(self, tasks: Iterable[Task]) -> None:
         """Add tasks behind the others."""
-        wary = self.ordering.halted_lines or self.stopped_queues
+        must_check = self.ordering.halted_lines or self.stopped_queues
         for task in tasks:
-            if wary and self.is_unwanted(task):
+            if must_check and self.is_unwanted(task):
                 self.to_release.append(task)
             elif task.delivery._row.suspect and task.line is None:
                 self.suspects.append((monotonic(), task))
@@ -58,7 +58,7 @@ class WaitingTasks:
                 self.ready.extend(self.lingering.add(task))
             else:
                 self.ready.append(task)
-        if wary and self.to_release:
+        if must_check and self.to_release:
             self._poke()
 
     def _add_coroutine(self, task: Task) -> None:
