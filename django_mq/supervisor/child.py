@@ -35,7 +35,7 @@ _sending = threading.Lock()
 DONE, BROKEN, OUT_OF_TIME = 0, 1, 5
 #: The final line from a child: everything finished, or something still runs. The exit code is not
 #: enough: a handler may cause the same one.
-GOODBYE, GAVE_UP = b".", b"!"
+FINISHED, UNFINISHED = b".", b"!"
 #: The first byte of the line in which a child names the error that ends it.
 FAILED = b"?"
 #: The first byte of a line with totals of a handler.
@@ -45,7 +45,7 @@ STOP = b"x"
 #: The first byte of a line with an order of an operator that the child carried out.
 ORDER = b"="
 #: The line by which a child says that it drains because of a signal, whoever sent it.
-TOLD = b"t"
+SIGNALLED = b"t"
 #: The maximum number of ids in a log line.
 MAX_IDS = 20
 
@@ -83,7 +83,7 @@ def run(
         ).start()
     with _reporting(worker, link) if counts else contextlib.nullcontext():
         done = worker.run(until_empty)
-    _send(link, GOODBYE if done else GAVE_UP)
+    _send(link, FINISHED if done else UNFINISHED)
     return DONE if done else OUT_OF_TIME
 
 
@@ -114,7 +114,7 @@ def _listen(worker: Worker, link: socket.socket, signals: StopSignals) -> None:
     while True:
         ready, _ = wait_ready([link.fileno(), signals.fileno()])
         if signals.fileno() in ready and signals.read():
-            _send(link, TOLD)
+            _send(link, SIGNALLED)
             worker.ask_to_stop()
         if link.fileno() in ready:
             try:

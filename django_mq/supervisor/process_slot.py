@@ -16,7 +16,7 @@ from django_mq.executor.scoreboard import Entry, MonitoredPart, Scoreboard
 from django_mq.messages import Fence
 from django_mq.policy.outcomes import cut_short
 from django_mq.policy.stack import running_in
-from django_mq.supervisor.child import FAILED, FIGURES, GAVE_UP, GOODBYE, ORDER, STOP, TOLD, encode
+from django_mq.supervisor import child
 from django_mq.supervisor.memory import MEGABYTE, resident_bytes
 from django_mq.supervisor.send_buffer import SendBuffer
 from django_mq.supervisor.stack_file import StackFile
@@ -128,7 +128,7 @@ class ProcessSlot:
         if self.link is None or not self.to_send.accepts():
             return False
         self.recovering[dead.worker] = dead
-        self.to_send.add(encode(dead))
+        self.to_send.add(child.encode(dead))
         self.to_send.send(self.link)
         return True
 
@@ -146,20 +146,20 @@ class ProcessSlot:
             self.close_link()
         *lines, self.received = (self.received + words).split(b"\n")
         for line in lines:
-            if line in (GOODBYE, GAVE_UP):
+            if line in (child.FINISHED, child.UNFINISHED):
                 self.last_line = line
-            elif line == TOLD:
+            elif line == child.SIGNALLED:
                 self.recycling = True
-            elif line.startswith(FIGURES):
-                self.figures.take(line.removeprefix(FIGURES))
-            elif line.startswith(STOP):
-                fence, by, after = json.loads(line.removeprefix(STOP))
+            elif line.startswith(child.FIGURES):
+                self.figures.take(line.removeprefix(child.FIGURES))
+            elif line.startswith(child.STOP):
+                fence, by, after = json.loads(line.removeprefix(child.STOP))
                 self.stopped[Fence(*fence)] = (by, monotonic() + after)
-            elif line.startswith(ORDER):
-                order = line.removeprefix(ORDER).decode()
+            elif line.startswith(child.ORDER):
+                order = line.removeprefix(child.ORDER).decode()
                 self.leaving, self.quiet = order == LEAVE, order == QUIET
-            elif line.startswith(FAILED):
-                self.failure = line.removeprefix(FAILED).decode(errors="replace")
+            elif line.startswith(child.FAILED):
+                self.failure = line.removeprefix(child.FAILED).decode(errors="replace")
             else:
                 self.recovering.pop(line.decode(), None)
         return bool(words)

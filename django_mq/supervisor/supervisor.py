@@ -17,7 +17,7 @@ from django_mq.executor.deadline import Deadline
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.supervisor import child as child_process
 from django_mq.supervisor import output
-from django_mq.supervisor.child import BROKEN, DONE, GAVE_UP, GOODBYE, OUT_OF_TIME
+from django_mq.supervisor.child import BROKEN, DONE, FINISHED, OUT_OF_TIME, UNFINISHED
 from django_mq.supervisor.fork_guard import ForkGuard
 from django_mq.supervisor.process_slot import ProcessSlot
 from django_mq.supervisor.ready import wait_ready
@@ -213,9 +213,9 @@ class Supervisor:
             return
         self._orphaned.update(slot.recovering)
         slot.recovering = {}
-        if slot.last_line == GOODBYE:
+        if slot.last_line == FINISHED:
             self._on_ended(slot)
-        elif slot.last_line == GAVE_UP or wait:
+        elif slot.last_line == UNFINISHED or wait:
             if slot.leaving or not slot.recycling or self._deadline is not None:
                 self._code = OUT_OF_TIME
                 slot.finished = True

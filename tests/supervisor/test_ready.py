@@ -43,9 +43,9 @@ def test_a_supervisor_of_more_processes_than_select_can_watch() -> None:
         supervisor._signals = signals
         assert slot.link is not None
         slot.link = moved(slot.link)
-        process.sendall(child.GOODBYE + b"\n")
+        process.sendall(child.FINISHED + b"\n")
         supervisor._wait()
-        assert slot.last_line == child.GOODBYE
+        assert slot.last_line == child.FINISHED
 
 
 def test_a_child_of_such_a_supervisor() -> None:
