@@ -5,13 +5,28 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+
+from asgiref.sync import async_to_sync
 
 from django_mq.executor.scoreboard import CallEntries
 from django_mq.executor.thread_connections import blocking_call, close_all
 from django_mq.messages import Delivery, current_delivery
+
+
+def as_function(handler: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Any]:
+    """Return a plain function that runs an async handler apart from others, on another loop.
+
+    It is a loop of its own, or that of an async test, which keeps these threads.
+    """
+
+    async def run(argument: Any) -> Any:
+        OtherThreads(asyncio.get_running_loop())
+        return await handler(argument)
+
+    return async_to_sync(run)
 
 
 class _Call:

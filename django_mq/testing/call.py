@@ -8,7 +8,6 @@ from itertools import count
 from time import time
 from typing import Any
 
-from asgiref.sync import async_to_sync
 from django.db import transaction
 
 from django_mq import handlers
@@ -17,6 +16,7 @@ from django_mq.exceptions import InvalidOption
 from django_mq.executor.calls import check_result
 from django_mq.executor.leased_call import BatchDelivery
 from django_mq.executor.leased_delivery import LeasedDelivery
+from django_mq.executor.other_threads import as_function
 from django_mq.handlers import Handler, queue_of, refusal
 from django_mq.handlers.callables import is_django_task, shown
 from django_mq.messages import ClaimedRow, Delivery, Message, set_current
@@ -123,7 +123,7 @@ def _call(handler: Handler, row: ClaimedRow, alias: str) -> Any:
 def _run(handler: Handler, delivery: Delivery, argument: Any, alias: str) -> Any:
     set_current(delivery, alias)
     if not handler.atomic:
-        call = async_to_sync(handler.call) if handler.is_async else handler.call
+        call = as_function(handler.call) if handler.is_async else handler.call
         result = _checked(call(argument), argument)
         if (answer := getattr(delivery, "answer", None)) is not None:
             raise answer

@@ -66,7 +66,7 @@ class Dispatch:
         self._on_freed = on_freed
         self._pending: deque[Delivery] = deque()
         # Lines with a message that cannot run here: messages claimed behind it are released.
-        self._broken_lines: set[Line] = set()
+        self._halted_lines: set[Line] = set()
         #: Messages to release once the database is back.
         self.unreleased: list[Fence] = []
 
@@ -104,13 +104,13 @@ class Dispatch:
         held: list[Ended] = []
         try:
             while self._pending:
-                if not self._broken_lines:
+                if not self._halted_lines:
                     dispatched.tasks += self._take_ready(check_limits)
                     if not self._pending:
                         break
                 delivery = self._pending[0]
                 line = line_of(delivery._row)
-                if line in self._broken_lines:
+                if line in self._halted_lines:
                     dispatched.behind.append(self._pending.popleft().fence)
                     continue
                 found = self._resolve_one(cursor, delivery)
@@ -124,7 +124,7 @@ class Dispatch:
                     held.append(found)
                 self._cancel_probes(cursor, [delivery.fence])
                 if line is not None:
-                    self._broken_lines.add(line)
+                    self._halted_lines.add(line)
             if held:
                 settle_held(cursor, held)
                 self._quota.release(len(held))
@@ -132,7 +132,7 @@ class Dispatch:
             self._pending.extendleft(each.delivery for each in reversed(held))
             raise
         dispatched.settled += [each.delivery.fence for each in held]
-        self._broken_lines.clear()
+        self._halted_lines.clear()
 
     def _take_ready(self, check_limits: bool) -> list[Task]:
         try:
@@ -150,7 +150,7 @@ class Dispatch:
             # Until these rows are dispatched, messages before them in their lines may run, and
             # fail.
             lines = (line_of(each._row) for each in self._pending)
-            self._broken_lines.update(filter(None, lines))
+            self._halted_lines.update(filter(None, lines))
             raise
         except Exception as error:  # the lease lapses, and the attempt counts
             log_failure(

@@ -10,7 +10,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
-from asgiref.sync import async_to_sync
 
 from django_mq.conf import get_settings
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost, Reject, Retry
@@ -19,6 +18,7 @@ from django_mq.executor.connections import statement_cursor
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.leased_call import leased_call
 from django_mq.executor.nonatomic import run_call
+from django_mq.executor.other_threads import as_function
 from django_mq.executor.outage import Outage
 from django_mq.executor.retry_policies import policies
 from django_mq.executor.run_context import RunContext
@@ -211,7 +211,7 @@ class InlineRun:
             reports.started(delivery)
         function: Any = task.handler.call
         if task.handler.is_async:
-            function = async_to_sync(function)
+            function = as_function(function)
         guard = TransactionGuard(self._connection)
         began = perf_counter()
         result, error = run_call(function, leased, alias=self._connection.alias, in_test=True)

@@ -33,10 +33,10 @@ async def insensitive(function: Callable[..., Any], *args: Any) -> Any:
 ways = pytest.mark.parametrize("way", [asyncio.to_thread, run_in_executor, insensitive])
 
 
-def send(handler: str) -> QueuedMessage:
+def send(handler: str, **given: Any) -> QueuedMessage:
     """Add a message for `handler` while a worker runs, which may remove it at once."""
     with transaction.atomic():
-        return add(handler=handler)
+        return add(handler=handler, **given)
 
 
 def query(sql: str, alias: str = "default") -> Any:
@@ -53,3 +53,15 @@ def are_gone(pids: list[int]) -> bool:
     with second_connection() as other:
         open_ = other.execute("select 1 from pg_stat_activity where pid = any(%s)", [pids])
         return open_.fetchone() is None
+
+
+def turn_autocommit_off(alias: str) -> None:
+    transaction.set_autocommit(False, using=alias)
+
+
+def enter_a_block(alias: str) -> None:
+    transaction.atomic(using=alias).__enter__()
+
+
+def begin(alias: str) -> None:
+    connections[alias].cursor().execute("begin")

@@ -17,7 +17,18 @@ from django.db.utils import OperationalError
 from django_mq import handler
 from testproject.shop.models import Product
 from tests.executor.breaking import terminate_and_use
-from tests.executor.other_threads import LATER, Way, are_gone, own_pid, query, send, ways
+from tests.executor.other_threads import (
+    LATER,
+    Way,
+    are_gone,
+    begin,
+    enter_a_block,
+    own_pid,
+    query,
+    send,
+    turn_autocommit_off,
+    ways,
+)
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Running, Said, attempts_of, effect, effects
 
@@ -44,18 +55,6 @@ def _pooled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(other, "OPTIONS", {**other["OPTIONS"], "pool": pool})
     yield
     DatabaseWrapper._connection_pools.pop("other").close()
-
-
-def enter_a_block(alias: str) -> None:
-    transaction.atomic(using=alias).__enter__()
-
-
-def turn_autocommit_off(alias: str) -> None:
-    transaction.set_autocommit(False, using=alias)
-
-
-def begin(alias: str) -> None:
-    connections[alias].cursor().execute("begin")
 
 
 @ways
@@ -86,13 +85,26 @@ def test_a_lost_session_is_not_the_next_calls(start: Start, said: Said, way: Way
 
 @ways
 @pytest.mark.parametrize(
-    ("leaves_open", "alias"),
-    [(enter_a_block, "default"), (turn_autocommit_off, "default"), (begin, "other")],
+    ("leaves_open", "alias", "suspect"),
+    [
+        (enter_a_block, "default", False),
+        (turn_autocommit_off, "default", False),
+        (begin, "other", False),
+        (turn_autocommit_off, "default", True),
+    ],
 )
 def test_a_transaction_that_is_left_open_takes_no_neighbour_along(
-    start: Start, said: Said, way: Way, leaves_open: Callable[[str], None], alias: str
+    start: Start,
+    said: Said,
+    way: Way,
+    leaves_open: Callable[[str], None],
+    alias: str,
+    suspect: bool,
 ) -> None:
-    """Otherwise a neighbour is acked, and its writes are never committed."""
+    """Otherwise a neighbour is acked, and its writes are never committed.
+
+    A suspect runs on a loop of its own.
+    """
 
     def write(delivery: Any) -> None:
         Product.objects.using(alias).create(name=f"message {delivery.id}", price=1)
@@ -103,13 +115,14 @@ def test_a_transaction_that_is_left_open_takes_no_neighbour_along(
 
     @handler("#", queue="mail", name="culprit", retry=LATER)
     async def culprit(delivery: Any) -> None:
+        assert suspect == (threading.current_thread().name != "mq-async")
         await way(leave_open, delivery)
 
     @handler("#", queue="mail", name="h", retry=LATER)
     async def h(delivery: Any) -> None:
         await way(write, delivery)
 
-    left = send("culprit")
+    left = send("culprit", suspect=suspect)
     running = start(queues=["mail"])
     until(lambda: said.count("message_retried") or said.count("message_acked"))
     neighbour = send("h")

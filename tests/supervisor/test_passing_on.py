@@ -12,7 +12,7 @@ import pytest
 from django_mq.executor.deadline import Deadline
 from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
 from django_mq.messages import Fence
-from django_mq.supervisor.child import GAVE_UP, OUT_OF_TIME, STOP, report_failure
+from django_mq.supervisor.child import OUT_OF_TIME, STOP, UNFINISHED, report_failure
 from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.supervisor import Supervisor
 from django_mq.worker import Worker
@@ -108,7 +108,7 @@ def dies(*command: str, how: str) -> bool:
         slot.scoreboard.write(1, beside, inf, False)
         slot.overran = how in ("timed out", "stopped")
         if how == "gave up":
-            child.sendall(GAVE_UP + b"\n")
+            child.sendall(UNFINISHED + b"\n")
         elif how == "failed":
             report_failure(child, ValueError())
         elif how == "stopped":
