@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from django_mq.messages import ClaimedRow
-from django_mq.store import array
+from django_mq.messages import ClaimedRow, Fence
+from django_mq.store import LOCK_SKIPPING, array, fence_columns, fenced
 from django_mq.store.claim import EXCLUDED, LANE_START, excluding
 from django_mq.store.claimed_row import COLUMN_COUNT, NEXT_ATTEMPT, REFUNDED, claimed_columns
 from django_mq.store.gates import is_open
@@ -204,6 +204,26 @@ def claim_lapsed(
     taken = [ClaimedRow._make(row[:COLUMN_COUNT]) for row in found if row[-1]]
     dead = [ClaimedRow._make(row[:COLUMN_COUNT]) for row in found if row[-1] is False]
     return Lapsed(taken, dead, len(found) - len(taken) - len(dead), left)
+
+
+FORGET_LAPSE = f"""
+update django_mq_queuedmessage
+   set suspect = false
+ where id = any(array(
+    select m.id
+      from {fenced(last=LOCK_SKIPPING)}))
+returning id
+"""
+
+
+def forget_lapse(cursor: Cursor, fences: Sequence[Fence]) -> set[int]:
+    """Forget that messages lapsed, before they are released: they were taken over but not started.
+
+    Otherwise their next claim would take them for suspects, although none has lapsed twice. Returns
+    the ids changed.
+    """
+    cursor.execute(FORGET_LAPSE, fence_columns(fences))
+    return {row[0] for row in cursor.fetchall()}
 
 
 ANY_LAPSED = """

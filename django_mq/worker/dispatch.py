@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,7 @@ from django_mq.executor.statements import Statements, skip_refused_rows
 from django_mq.executor.tasks import Line, Task
 from django_mq.messages import LONG_AGO, ClaimedRow, Delivery, Fence
 from django_mq.store import Cursor, settle
+from django_mq.store.claim_lapsed import forget_lapse
 from django_mq.store.lost import LOST
 from django_mq.worker.queue_backoff import BackoffLevels
 from django_mq.worker.quota import Quota
@@ -173,12 +174,14 @@ class Dispatch:
 
         Returns whether any was released. If the database is lost, the next call releases them, too.
         """
-        fences = [task.delivery.fence for task in tasks]
-        fences += [delivery.fence for delivery in self._pending]
+        deliveries = [*(task.delivery for task in tasks), *self._pending]
         self._pending.clear()
-        return self._release(fences)
+        # Those that were taken over from a lost worker, and would be suspects from now on.
+        lapsed = [each for each in deliveries if each._asked_at == LONG_AGO]
+        trusted = [each.fence for each in lapsed if not each._row.suspect]
+        return self._release([each.fence for each in deliveries], trusted)
 
-    def _release(self, fences: list[Fence]) -> bool:
+    def _release(self, fences: list[Fence], trusted: Sequence[Fence] = ()) -> bool:
         self._quota.release(len(fences))
         # First, so that no later renewal locks the rows; a renewal under way locks them for a
         # moment.
@@ -190,6 +193,8 @@ class Dispatch:
             while fences and tries:
                 cursor = self._statements.cursor()
                 self._cancel_probes(cursor, fences)
+                if trusted:
+                    skip_refused_rows(partial(forget_lapse, cursor), trusted)
                 released = skip_refused_rows(partial(settle.release, cursor), fences)
                 any_released |= bool(released)
                 left = settle.still_ours(cursor, fences) if len(released) < len(fences) else ()

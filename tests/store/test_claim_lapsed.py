@@ -10,8 +10,9 @@ import pytest
 from django.utils import timezone
 
 from django_mq.executor.statements import ONE_PLAN
+from django_mq.messages import Fence
 from django_mq.models import FailedAttempt, QueuedMessage
-from django_mq.store.claim_lapsed import CLAIM_LAPSED, NOTHING
+from django_mq.store.claim_lapsed import CLAIM_LAPSED, NOTHING, forget_lapse
 from tests.rows import add, beat, stored
 from tests.store.conftest import lock, take_lapsed
 from tests.store.plans import plan
@@ -38,6 +39,17 @@ def test_a_lapsed_row_is_taken_over_and_its_attempt_written_down(cursor: Cursor)
     QueuedMessage.objects.update(leased_until=timezone.now() - timedelta(seconds=1))
     (again,) = take_lapsed(cursor).taken
     assert again.suspect is True
+
+
+def test_a_row_that_did_not_start_may_lapse_once_more(cursor: Cursor) -> None:
+    """It was taken over and then released: nothing tells that it was the cause."""
+    message = add(handler="h", leased=-1, claimed_by="gone:3", attempts=2)
+    other = add(handler="h", leased=30, claimed_by="you:1", attempts=1, suspect=True)
+    (row,) = take_lapsed(cursor).taken
+    fences = [Fence(row.id, row.attempts, row.claimed_by), Fence(other.pk, 1, "me:1")]
+    assert forget_lapse(cursor, fences) == {message.pk}
+    assert not stored(message).suspect
+    assert stored(other).suspect
 
 
 def test_a_row_whose_last_attempt_vanished_is_dead(cursor: Cursor) -> None:

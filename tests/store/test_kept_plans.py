@@ -103,6 +103,7 @@ CALLS: dict[str, Call] = {
     "ack": lambda cursor, ids: settle.ack(cursor, fences(ids)),
     "still_ours": lambda cursor, ids: settle.still_ours(cursor, fences(ids)),
     "release": lambda cursor, ids: settle.release(cursor, fences(ids)),
+    "forget_lapse": lambda cursor, ids: lapsed.forget_lapse(cursor, fences(ids)),
     "fail": lambda cursor, ids: settle.fail(cursor, failures(ids)),
     "renew": lambda cursor, ids: leases.renew(cursor, fences(ids), lease=60.0),
     "start": lambda cursor, ids: leases.start(cursor, fences(ids), lease=60.0),

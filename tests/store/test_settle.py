@@ -53,6 +53,7 @@ CHANGES: dict[str, tuple[Change, Callable[[Any], bool]]] = {
     "hold": (lambda c, f: settle.hold(c, [settle.Hold(f, "why", 5.0)]), bool),
     "dead-letter": (lambda c, f: settle.dead_letter_unstarted(c, {f: "expired"}), bool),
     "release": (lambda c, f: settle.release(c, [f]), bool),
+    "forget_lapse": (lambda c, f: lapsed.forget_lapse(c, [f]), bool),
     "start": (lambda c, f: leases.start(c, [f], lease=60.0), bool),
     "lock_running": (lambda c, f: recover.lock_running(c, [f]), bool),
     "split": (lambda c, f: routing.split(c, f, handlers=["h", "i"], max_attempts=[1, 2]), bool),

@@ -12,7 +12,7 @@ import pytest
 
 from django_mq import RetryPolicy, fixed, handler
 from django_mq.messages import Delivery, Fence
-from django_mq.models import FailedAttempt
+from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.worker import DeadWorker
 from tests.database import second_connection
 from tests.rows import add, stored
@@ -70,6 +70,26 @@ def test_suspects_run_while_nothing_else_runs(start: Start, said: Said) -> None:
     assert waiting() == set()
     assert {id for ids in beside for id in ids} == suspects
     assert all(len(ids) == 1 for ids in beside)
+
+
+def test_a_message_of_a_lost_host_that_is_released_unstarted_is_no_suspect(
+    start: Start, said: Said, gate: threading.Event
+) -> None:
+    """Only a lease that lapses twice makes one; this one has not run since the first time."""
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        assert gate.wait(PATIENCE)
+
+    for _ in range(5):
+        add(handler="h", leased=-1, attempts=1, claimed_by="gone:1")
+    running = start(threads=1)
+    said.wait("message_started")
+    released = QueuedMessage.objects.filter(leased_until=None)
+    until(lambda: released.count() == 4)
+    gate.set()
+    running.stop()
+    assert list(released.values_list("attempts", "suspect")) == [(1, False)] * 4
 
 
 # ---- leases, recovery
