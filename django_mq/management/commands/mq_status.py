@@ -27,7 +27,7 @@ from django_mq.queues.doctor import Finding
 from django_mq.queues.doctor.links import pooler
 from django_mq.store.lost import LOST
 
-HOLDERS = "These keep vacuum from removing dead rows, which slows down claims:"
+HOLDERS = "These keep vacuum from removing dead rows:"
 HOLDER_HEADERS = ("what", "which", "login", "application", "state", "since")
 #: The least and the largest number of seconds between two looks.
 MIN_INTERVAL, MAX_INTERVAL = 0.1, 86_400.0
