@@ -40,15 +40,6 @@ class RunContext:
         """The seconds after its claim or renewal in which a delivery may start without a lock."""
         return self.shortest_lease / 2
 
-    @property
-    def unrenewed_for(self) -> float:
-        """The seconds for which a slice may leave rows locked, so that no renewal reaches them.
-
-        Leases are renewed when a third of the shortest has passed; another third passes until the
-        renewal after the slice.
-        """
-        return self.shortest_lease / 4
-
     def failure_end(self, delivery: Delivery, error: BaseException, seconds: float) -> Ended:
         """Decide the outcome of a delivery whose handler raised `error` after `seconds`."""
         policy = self.policy_of(delivery._row)

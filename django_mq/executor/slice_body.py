@@ -175,7 +175,7 @@ class SliceBody:
 
 
 def _locked(state: SliceState, locked: LockResult) -> None:
-    state.begun, state.locked_from = True, state.current
+    state.begun = True
     state.missing, state.expired, state.xid = locked
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from django_mq.executor.calls import is_conflict
 from django_mq.executor.ended import Ended
-from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.settlement import MAX_CONFLICTS
 from django_mq.executor.tasks import Line, Task
 
@@ -57,10 +56,9 @@ class SliceState:
 
     `current` is the index in `tasks` of the delivery that runs, or runs next. The `running` tasks,
     one delivery or a batch, have time until `deadline`, and no delivery starts after `until` (both
-    on the monotonic clock; `began_at` is by `lease_clock()`). `begun`: BEGIN was sent. From then
-    on, `xid` is the id of the transaction, which locked the rows of `tasks` from index
-    `locked_from` on; `missing` has the ids of messages that it could not lock, and `expired` those
-    of messages that have expired.
+    on the monotonic clock). `begun`: BEGIN was sent. From then on, `xid` is the id of the
+    transaction, `missing` has the ids of messages that it could not lock, and `expired` those of
+    messages that have expired.
 
     `seconds`: how long its deliveries ran, without the settle and the commit.
 
@@ -75,7 +73,6 @@ class SliceState:
     settings: dict[str, str]
     until: float
     announcing: bool = False
-    began_at: float = field(default_factory=lease_clock)
     bound: RanDeliveries = field(default_factory=RanDeliveries)
     unbound: RanDeliveries = field(default_factory=RanDeliveries)
     not_started: list[Task] = field(default_factory=list)
@@ -85,7 +82,6 @@ class SliceState:
     backing_off: set[str] = field(default_factory=set)
     seconds: float = 0.0
     current: int = 0
-    locked_from: int = 0
     running: Sequence[Task] = ()
     deadline: float = 0.0
     begun: bool = False
@@ -106,11 +102,6 @@ class SliceState:
         if self.culprit is not None:
             ids.add(self.culprit.delivery.id)
         return [task for task in self.tasks if task.delivery.id not in ids]
-
-    def locked_and_left(self) -> list[Task]:
-        """Return the tasks whose rows the transaction has locked, but does not settle."""
-        left = {task.delivery.id for task in (*self.not_started, *self.to_rerun)} - self.missing
-        return [task for task in self.tasks[self.locked_from :] if task.delivery.id in left]
 
     def _known(self) -> Iterable[Task]:
         yield from self.bound.tasks

@@ -8,7 +8,6 @@ are settled by their fences after it, and never run again for a neighbour.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Sequence
 from time import monotonic
 
@@ -17,7 +16,6 @@ from django_mq.executor.attempts import Attempts
 from django_mq.executor.calls import close_old
 from django_mq.executor.connections import DATABASE_ERRORS
 from django_mq.executor.ended import ACKED, Ended, Settled
-from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries
 from django_mq.executor.session import Session, run_hooks
@@ -36,9 +34,9 @@ from django_mq.executor.slice_state import (
 )
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Task, decode_again
-from django_mq.messages import LONG_AGO, Fence
+from django_mq.messages import LONG_AGO
 from django_mq.signals import is_observed, message_started
-from django_mq.store import leases, settle
+from django_mq.store import settle
 
 
 class SliceRunner:
@@ -61,8 +59,6 @@ class SliceRunner:
     ) -> None:
         self._session = session
         self._outage = context.outage
-        self._lease_of = context.lease_of
-        self._unrenewed_for = context.unrenewed_for
         self._settlement = settlement
         self._on_settled = context.on_settled
         self._slice_seconds = slice_seconds
@@ -115,7 +111,6 @@ class SliceRunner:
             with self._session.block():
                 self._body.run(state)
                 self._settle_bound(state)
-                self._renew_locked(state)
                 state.committing = state.begun
         except (SliceAborted, SettleIncomplete, *DATABASE_ERRORS) as error:
             if self._nested:  # a test's transaction cannot be recovered
@@ -123,8 +118,6 @@ class SliceRunner:
                     self._on_settled([state.culprit])
                 raise
             self._recovery.recover(state, error)
-            with contextlib.suppress(*DATABASE_ERRORS):  # the next renewal tries again
-                self._renew_locked(state)
         else:
             if state.begun:
                 self._outage.record_answer()
@@ -175,21 +168,6 @@ class SliceRunner:
             skip = bool(refused) and any(each.delivery.id in refused for each in state.bound.ended)
             if settle_all(self._session.cursor(), state.bound.ended, skip_refused=skip):
                 raise SettleIncomplete
-
-    def _renew_locked(self, state: SliceState) -> None:
-        """Renew the leases of what a slow slice leaves: renewals skip the rows that it locked.
-
-        Otherwise these might have lapsed, and other workers would take them over as soon as the
-        slice ends.
-        """
-        if not state.begun or lease_clock() - state.began_at < self._unrenewed_for:
-            return
-        by_lease: dict[float, list[Fence]] = {}
-        for task in state.locked_and_left():
-            lease = self._lease_of(task.delivery.queue)
-            by_lease.setdefault(lease, []).append(task.delivery.fence)
-        for lease, fences in by_lease.items():
-            leases.renew(self._session.cursor(), fences, lease=lease)
 
     def _finish(self, ran: RanDeliveries) -> None:
         """Run the hooks of settled deliveries, then report the deliveries."""

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 #: A `leased_until`, in seconds since 1970, and an id.
 Mark = tuple[float, int]
 
-# A handler that holds a lock on its row keeps the lease from being renewed. When its process is
-# ended by a timeout or an operator, the lock is free before a sibling has settled the message with
-# that cause. So for the length of a lease, the last heartbeat of a process protects what it lists.
+# A slice that holds locks on rows keeps their leases from being renewed. When its process is ended
+# by a timeout or an operator, the locks are free before a sibling has settled the messages: that of
+# the handler with that cause, the others uncharged. When the slice ends, they are free before the
+# next renewal. So for the length of a lease, the last heartbeat of a process protects what it
+# lists: `running`, and in `ran` also what it could not renew.
 # Only the heartbeat of the claimer counts: an earlier claimer may have been frozen, and still run
 # the message. Each message looks up one row: against the lists of the whole fleet, 100 messages
 # took 130 ms.
 _NOT_RUNNING = """not coalesce((
-                   select w.running @> to_jsonb(m.id)
+                   select w.running @> to_jsonb(m.id) or w.ran ? m.id::text
                      from django_mq_workerheartbeat w
                     where w.id = split_part(m.claimed_by, ':', 1)
                       and w.last_seen > statement_timestamp()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django_mq.messages import Fence
@@ -146,11 +146,13 @@ def record_heartbeat(
     draining: bool,
     quiet: bool = False,
     running: Mapping[int, float],
+    held: Collection[int] = (),
     timings: Mapping[str, Any],
 ) -> HeartbeatReply:
     """Record that worker process `worker` is alive, and its timings.
 
-    `running` maps the ids of the messages that it runs to the seconds that they have run.
+    `running` maps the ids of the messages that it runs to the seconds that they have run. It has
+    also `held` messages, which have not started and could not be renewed.
     """
     cursor.execute(
         HEARTBEAT,
@@ -164,7 +166,7 @@ def record_heartbeat(
             "draining": draining,
             "quiet": quiet,
             "running": json.dumps(list(running)),
-            "ran": json.dumps(running),
+            "ran": json.dumps({**dict.fromkeys(held, 0), **running}),
             "timings": json.dumps(timings),
         },
     )

@@ -93,17 +93,24 @@ class LeaseKeeper(threading.Thread):
         self._statements = Statements(alias, limits=Limits(seconds, seconds), link=link)
         self._wake = threading.Event()
         self._ending = self._heartbeat_requested = False
+        self._leaves = True
         # Whether the last heartbeat may have taken commands without an answer, and the ids of the
         # commands that arrived.
         self._unconfirmed = False
         self._received: list[int] = []
+        # Messages that the last renewal left out: mostly slices have locked their rows.
+        self._unrenewed: set[int] = set()
         # Whether the database refused a row in the last renewal.
         self._is_refused = False
         self._last_error: Exception | None = None
         self._error_recorded_at = self._beat_at = float("-inf")
 
-    def end(self) -> None:
-        """Remove the heartbeat of this worker, and end the thread."""
+    def end(self, *, leaves: bool = True) -> None:
+        """End the thread. Remove the heartbeat of this worker if it `leaves` nothing that runs.
+
+        Otherwise the heartbeat protects what the process holds until a sibling has settled that.
+        """
+        self._leaves = leaves
         self._ending = True
         self._wake.set()
 
@@ -156,7 +163,8 @@ class LeaseKeeper(threading.Thread):
                     soon = self._beat_at + MIN_HEARTBEAT_SECONDS
                     due[self._write_heartbeat] = min(due[self._write_heartbeat], soon)
             self._succeeds(self._write_figures)
-            self._succeeds(self._leave)
+            if self._leaves:
+                self._succeeds(self._leave)
         finally:
             self._statements.close()
 
@@ -181,6 +189,7 @@ class LeaseKeeper(threading.Thread):
 
     def _renew(self) -> None:
         refused: list[psycopg.Error] = []
+        unrenewed: set[int] = set()
         by_lease: dict[float, list[Delivery]] = {}
         for delivery in self._local_queue.unsettled.all():
             by_lease.setdefault(self._lease_of(delivery.queue), []).append(delivery)
@@ -189,9 +198,11 @@ class LeaseKeeper(threading.Thread):
             fences = [each.fence for each in deliveries]
             renew = partial(leases.renew, self._statements.cursor(), lease=lease)
             renewed = skip_refused_rows(renew, fences, refused.append)
+            unrenewed.update(each.id for each in deliveries if each.id not in renewed)
             for each in deliveries:
                 if each.id in renewed and each._leased_at > LONG_AGO:  # else it is locked first
                     each._leased_at = asked_at
+        self._unrenewed = unrenewed
         self._is_refused = bool(refused)
         if refused:
             self._record_error(refused[0])
@@ -211,7 +222,9 @@ class LeaseKeeper(threading.Thread):
             if self._unconfirmed:
                 leases.reopen_commands(cursor, worker=self._worker, received=self._received)
             self._unconfirmed = True
-            reply = leases.record_heartbeat(cursor, worker=self._worker, **columns, timings=timings)
+            reply = leases.record_heartbeat(
+                cursor, worker=self._worker, **columns, held=self._unrenewed, timings=timings
+            )
         self.beats += 1
         self._unconfirmed = False
         self._received += [each.id for each in reply.commands]

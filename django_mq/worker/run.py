@@ -202,7 +202,7 @@ class Run:
 
     def _end_lease_keeper(self) -> None:
         lease_keeper = self.parts.lease_keeper
-        lease_keeper.end()
+        lease_keeper.end(leaves=not self.parts.scoreboard.running())
         if lease_keeper.is_alive():
             lease_keeper.join(5.0)
         lease_keeper.report()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -149,6 +150,8 @@ def test_the_first_of_a_line_is_not_looked_for_along_the_primary_key(cursor: Cur
         ({"seen": -29}, False),
         ({"seen": -1, "running": []}, True),
         ({"seen": -1, "running": ["odd", 10**30, None]}, True),
+        ({"seen": -1, "running": [], "ran": {"{id}": 0}}, False),
+        ({"seen": -1, "running": [], "ran": {"odd": 7}}, True),
     ],
 )
 def test_what_a_worker_ran_a_moment_ago_is_not_taken_from_it(
@@ -160,7 +163,8 @@ def test_what_a_worker_ran_a_moment_ago_is_not_taken_from_it(
     """
     message = add(leased=-1, attempts=1)
     if heartbeat is not None:
-        beat(**{"running": [message.pk + 1, message.pk], **heartbeat})
+        given = {"running": [message.pk + 1, message.pk], **heartbeat}
+        beat(**json.loads(json.dumps(given).replace("{id}", str(message.pk))))
     assert [row.id for row in take_lapsed(cursor).taken] == ([message.pk] if taken else [])
 
 

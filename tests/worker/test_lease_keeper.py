@@ -339,3 +339,38 @@ def test_a_heartbeat_that_is_requested_while_the_thread_wakes_up_does_not_make_i
     keeper = running.worker._run.parts.lease_keeper
     keeper._wake.set()
     until(lambda: not keeper._wake.is_set(), "it sleeps")
+
+
+def test_a_message_that_waits_in_a_slice_behind_a_slow_one_is_protected_by_the_heartbeat(
+    start: Start, said: Said, settings: Any, gate: threading.Event
+) -> None:
+    """The slice has locked it, so its lease lapses; the locks may go without the worker knowing."""
+    settings.DJANGO_MQ = {"LEASE": LEASE, "WAKEUP": "poll"}
+    begun = threading.Event()
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        connection.cursor().execute("select 1")
+        if delivery.payload == "slow":
+            begun.set()
+            assert gate.wait(PATIENCE)
+
+    for n in range(3):  # the slices of this handler grow
+        add(handler="h", after=-60 + n)
+    add(handler="h", payload="slow", after=-10)
+    behind = add(handler="h", after=-5)
+    start(threads=1)
+    assert begun.wait(PATIENCE)
+    listed = "select ran from django_mq_workerheartbeat"
+
+    def lapsed_and_listed() -> bool:
+        with second_connection() as other:
+            ((ran,),) = other.execute(listed).fetchall()
+        row = stored(behind)
+        return str(behind.pk) in ran and row.leased_until < timezone.now()
+
+    until(lapsed_and_listed, "its lease has lapsed")
+    assert stored(behind).attempts == 1
+    gate.set()
+    said.wait("message_acked", 5)
+    assert FailedAttempt.objects.count() == 0

@@ -51,7 +51,8 @@ def unsuccessful(alias: str) -> Iterator[Finding]:
                 level="warning",
                 text=f"The handler {each.handler} in the queue {each.queue} acked nothing in the"
                 f" last {MINUTES} minutes: {each.attempts:,} attempts failed or were snoozed.",
-                hint=f"The handler fails, or a service that it needs is away. {_reasons(alias, each.queue)}",
+                hint="The handler fails, or a service that it needs is away."
+                f" {_reasons(alias, each.queue)}",
             )
 
 
