@@ -15,7 +15,7 @@ from django_mq.worker.lanes import Lanes
 from django_mq.worker.lapsed_fetcher import LapsedFetcher
 from django_mq.worker.ordered_queues import OrderedQueues
 from django_mq.worker.queue_options import ClaimOptions
-from django_mq.worker.watermarks import REST_AFTER_FULL_SCAN, LaneName, Watermarks
+from django_mq.worker.watermarks import LaneName, Rest, Watermarks
 
 #: Seconds until the next poll, after a ring or a claim that took something: it finds messages whose
 #: rings were coalesced.
@@ -59,6 +59,7 @@ class Fetcher:
         self._must_poll = True
         self._poll_at = 0.0
         self._poll_allowed_at = 0.0
+        self._poll_rest = Rest()
         self._repoll_at = float("inf")
         self._due_at = float("inf")
         self._was_limited = False
@@ -220,7 +221,7 @@ class Fetcher:
         seen = poll.poll(cursor)
         new_keys = self._claims.facts.update(seen)
         now = monotonic()
-        self._poll_allowed_at = now + REST_AFTER_FULL_SCAN * (now - began)
+        self._poll_allowed_at = now + self._poll_rest.after(now - began)
         self._poll_at = max(began + self._poll_interval, self._poll_allowed_at)
         mine = [each for each in seen if self._lanes.preference(each.queue) is not None]
         leased = [each.queue for each in mine if each.kind == "leased"]

@@ -17,6 +17,7 @@ from django_mq.signals import (
     queue_unassigned,
 )
 from django_mq.store import Cursor, frozen_owner, ordered_queues, poll
+from django_mq.worker.watermarks import Rest
 
 logger = logging.getLogger("django_mq")
 
@@ -52,6 +53,7 @@ class OrderedQueues:
         self._passed_over: set[str] = set()
         self._turn_at = 0.0
         self._adopt_at: dict[str, float] = {}
+        self._adopt_rests: dict[str, Rest] = {}
         self._adopt_after: dict[str, ordered_queues.AdoptResume | None] = {}
         self._catching_up: set[str] = set()
         self._previous_owners: dict[str, str] = {}
@@ -124,6 +126,7 @@ class OrderedQueues:
             self._previous_owners[queue] = previous_owner
         self._catching_up.add(queue)
         self._adopt_at[queue] = 0.0
+        self._adopt_rests[queue] = Rest()
         self._adopt_after[queue] = None
         self._announce(queue_assigned, queue, "is assigned")
         self._on_owned()
@@ -178,6 +181,6 @@ class OrderedQueues:
             adopted = ordered_queues.adopt(cursor, queue=queue, limit=ADOPT_WINDOW, after=after)
             now = monotonic()
             self._adopt_after[queue] = adopted.resume
-            self._adopt_at[queue] = now + 9 * (now - began)
+            self._adopt_at[queue] = now + self._adopt_rests[queue].after(now - began)
             if adopted.rows:
                 self._on_owned()

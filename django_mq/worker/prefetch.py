@@ -32,7 +32,7 @@ class Prefetch:
         self.target = minimum
         self._asked = 0
         self._claimed_at: float | None = None
-        # A time at which more than the minimum waited, and how many had started by then.
+        # A time at which messages waited, and how many had started by then.
         self._counted: tuple[float, int] | None = None
 
     @property
@@ -60,7 +60,7 @@ class Prefetch:
         hundreds before slow ones come.
         """
         now = self._clock()
-        if waiting <= self._minimum:
+        if not waiting:
             self._counted = None
             return False
         if self._counted is None:

@@ -10,13 +10,33 @@ from django_mq.store.claim import LANE_START
 
 #: Seconds between two full scans, if nothing asks for one earlier.
 FULL_SCAN_EVERY = 1.0
-#: Seconds without full scans per second of full scan: full scans take at most a tenth of the time.
-REST_AFTER_FULL_SCAN = 9.0
+#: Seconds of rest per second of scan: scans from the front take at most a tenth of the time.
+REST_PER_SECOND = 9.0
 #: Seconds for which scans are full after one that found little behind the marks.
 FULL_SCANS_FOR = 1.0
 
 LaneName = tuple[str, int]
 Name = TypeVar("Name", bound=Hashable)
+
+
+class Rest:
+    """How long to rest between scans that start from the front.
+
+    The shorter of the last two counts: a single one may have waited for a lock, such as that of a
+    migration, or for a server that stood still.
+
+    >>> rest = Rest()
+    >>> rest.after(10.0), rest.after(0.1), rest.after(0.2)
+    (0.0, 0.9, 0.9)
+    """
+
+    def __init__(self) -> None:
+        self._previous = 0.0
+
+    def after(self, seconds: float) -> float:
+        """Return the seconds of rest after a scan that took `seconds`."""
+        shorter, self._previous = min(seconds, self._previous), seconds
+        return REST_PER_SECOND * shorter
 
 
 class Watermarks(Generic[Name]):
@@ -31,6 +51,7 @@ class Watermarks(Generic[Name]):
         self._watermarks: dict[Name, tuple[float, int]] = {}
         self._full_requested = True
         self._allowed_at = 0.0
+        self._rest = Rest()
         self._last_full = float("-inf")
         self._usual = float("inf")
         self._few_until = float("-inf")
@@ -79,7 +100,7 @@ class Watermarks(Generic[Name]):
             self._last_full = monotonic()
             usual = 0.0 if self._usual == float("inf") else self._usual
             extra = max(0.0, seconds - 1.5 * usual)
-            self._allowed_at = self._last_full + REST_AFTER_FULL_SCAN * extra
+            self._allowed_at = self._last_full + self._rest.after(extra)
         else:
             usual = self._usual
             self._usual = seconds if usual == float("inf") else usual * 0.9 + seconds * 0.1

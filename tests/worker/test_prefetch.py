@@ -132,11 +132,13 @@ def test_what_is_eaten_by_half_is_no_glut(clock: Clock) -> None:
         assert not prefetch.holds_too_much(300, taken + 500)  # now it claims again
 
 
-def test_one_for_each_thread_is_never_a_glut(clock: Clock) -> None:
-    prefetch = Prefetch(minimum=2, maximum=800, batch=100, clock=clock)
-    for _ in range(5):
-        assert not prefetch.holds_too_much(2, 0)
-        clock.now += 100.0
+def test_one_that_starts_within_two_seconds_is_no_glut(clock: Clock) -> None:
+    prefetch = Prefetch(minimum=1, maximum=800, batch=100, clock=clock)
+    for taken in range(5):
+        assert not prefetch.holds_too_much(1, taken)
+        clock.now += 1.9
+    clock.now += 2.1
+    assert prefetch.holds_too_much(1, 4)
 
 
 def test_claims_are_not_made_in_crumbs(clock: Clock) -> None:
