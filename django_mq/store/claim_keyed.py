@@ -151,44 +151,44 @@ with seen as materialized ({_WINDOW}), line as materialized (
         window turns as (order by ordinal, n)
       ) locked
      where turn = 1 or total <= %(bytes)s
-), looked as materialized (
+), marked as materialized (
     select seen.*, id in (select id from taken) as is_taken
       from seen
-), reach as materialized (
+), cutoff as materialized (
     select case when (select count(*) from taken) < %(limit)s then %(window)s
                 else max(n) filter (where is_taken) end as n
-      from looked
-), grouped as (
-    select looked.*,
+      from marked
+), by_line as (
+    select marked.*,
            case when n = min(n) filter (where not is_taken) over line
-                 and (bool_or(is_taken) over line or n <= (select n from reach))
-                then key end as asks,
+                 and (bool_or(is_taken) over line or n <= (select n from cutoff))
+                then key end as head_key,
            coalesce(min(id) filter (where is_taken) over line, -9223372036854775807) as after
-      from looked
-     where key is not null and (select bool_or(not is_taken) from looked)
+      from marked
+     where key is not null and (select bool_or(not is_taken) from marked)
     window line as (partition by queue, handler, key)
-), spread as (
+), with_head as (
     select id, is_taken, max(head) over line as head, bool_or(waits) over line as waits
       from (
-        select grouped.*, head.id as head,
+        select by_line.*, head.id as head,
                head.dead_at is not null or head.at > statement_timestamp() as waits
-          from grouped
+          from by_line
           left join lateral (
             select m.id, m.dead_at, m.processable_after as at
               from django_mq_queuedmessage m
-             where m.queue = grouped.queue and m.handler = grouped.handler
-               and (m.key, m.id) >= (grouped.asks, grouped.after) and m.key <= grouped.asks
+             where m.queue = by_line.queue and m.handler = by_line.handler
+               and (m.key, m.id) >= (by_line.head_key, by_line.after) and m.key <= by_line.head_key
                and (m.dead_at is null or not %(skip_dead)s)
              order by m.key, m.id
              limit 1
-          ) head on grouped.asks is not null
+          ) head on by_line.head_key is not null
       ) asked
     window line as (partition by queue, handler, key)
 ), behind as materialized (
-    select spread.id, spread.head, spread.head in (select id from taken) as ours
-      from spread
-     where spread.head < spread.id and not spread.is_taken
-       and (spread.waits or (select count(*) from seen) >= %(window)s)
+    select with_head.id, with_head.head, with_head.head in (select id from taken) as ours
+      from with_head
+     where with_head.head < with_head.id and not with_head.is_taken
+       and (with_head.waits or (select count(*) from seen) >= %(window)s)
 ), theirs as materialized (
     select waiting.id, ahead.id as head
       from behind

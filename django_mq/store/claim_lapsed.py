@@ -68,7 +68,7 @@ with found as materialized (
     select found.*,
            case when key is not null and not ordered
                  and row_number() over (partition by queue, handler, key order by n) = 1
-                then key end as asks
+                then key end as head_key
       from found
 ), headed as (
     select asking.*, max(head.id) over (partition by queue, handler, key) as head
@@ -77,11 +77,11 @@ with found as materialized (
         select m.id
           from django_mq_queuedmessage m
          where m.queue = asking.queue and m.handler = asking.handler
-           and m.key >= asking.asks and m.key <= asking.asks
+           and m.key >= asking.head_key and m.key <= asking.head_key
            and (m.dead_at is null or not %(skip_dead)s)
          order by m.key, m.id
          limit 1
-     ) head on asks is not null
+     ) head on head_key is not null
 ), judged as (
     select m.*, m.attempts < m.max_attempts as again,
            case

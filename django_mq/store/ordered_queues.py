@@ -210,8 +210,8 @@ with head as materialized (
      where m.queue >= %(queue)s and m.queue <= %(queue)s and m.ordered
        and (m.dead_at is null or not %(skip_dead)s)
        and not exists (
-           select from django_mq_queuedmessage flying
-            where flying.queue = %(queue)s and flying.leased_until is not null)
+           select from django_mq_queuedmessage in_flight
+            where in_flight.queue = %(queue)s and in_flight.leased_until is not null)
        and {is_open("%(queue)s")}
      order by m.queue, m.id
      limit %(limit)s

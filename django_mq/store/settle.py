@@ -237,11 +237,11 @@ DEAD_LETTER_UNSTARTED = """
 update django_mq_queuedmessage m
    set leased_until = null, claimed_by = null, suspect = false,
        attempts = m.attempts - 1,
-       dead_at = statement_timestamp(), dead_reason = buried.reason
+       dead_at = statement_timestamp(), dead_reason = unstarted.reason
   from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[], %(reasons)s::text[])
-       as buried (id, attempt, claimer, reason)
+       as unstarted (id, attempt, claimer, reason)
  where m.id = any(%(ids)s::bigint[])
-   and m.id = buried.id and m.attempts = buried.attempt and m.claimed_by = buried.claimer
+   and m.id = unstarted.id and m.attempts = unstarted.attempt and m.claimed_by = unstarted.claimer
 returning m.id
 """
 

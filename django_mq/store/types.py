@@ -40,7 +40,7 @@ def newest(cursor: Cursor, *, limit: int, queues: Collection[str] | None) -> dic
 # a row may be read twice.
 HELD = f"""
 with recursive {LANES}
-select looked.type, count(distinct looked.id), min(looked.id)
+select examined.type, count(distinct examined.id), min(examined.id)
   from (
     select near.id, near.type, near.held_since
       from lane
@@ -70,9 +70,9 @@ select looked.type, count(distinct looked.id), min(looked.id)
           limit %(limit)s)
      ) near
      limit %(maximum)s
-  ) looked
- where looked.held_since is not null
- group by looked.type
+  ) examined
+ where examined.held_since is not null
+ group by examined.type
  order by 2 desc, 1
 """
 

@@ -145,7 +145,7 @@ def blocked(
 
 # Formatted by `_positions()`.
 _POSITIONS = """
-select asked.id, head.id, flying.id, ahead.n, behind.n
+select asked.id, head.id, in_flight.id, ahead.n, behind.n
   from asked
   left join lateral (
     select m.id
@@ -159,7 +159,7 @@ select asked.id, head.id, flying.id, ahead.n, behind.n
       from django_mq_queuedmessage m
      where {excluding} and m.leased_until is not null and m.id <> asked.id
      limit 1
-  ) flying on true
+  ) in_flight on true
  cross join lateral (
     select count(*) as n
       from (
