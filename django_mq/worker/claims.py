@@ -52,9 +52,9 @@ class ClaimRouter:
         *,
         worker: str,
         owned: Collection[str],
-        has_any: Callable[[str], bool],
-        probing: Callable[[str, str], None],
         stopped_queues: StoppedQueues,
+        has_any: Callable[[str], bool] = lambda queue: False,
+        probing: Callable[[str, str], None] = lambda queue, claimer: None,
     ) -> None:
         self._worker = worker
         self._numbers = count(1)

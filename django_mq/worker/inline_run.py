@@ -83,13 +83,7 @@ class InlineRun:
             on_settled=self._record,
         )
         self._owned: set[str] = set()
-        self._claims = ClaimRouter(
-            worker=NAME,
-            owned=self._owned,
-            has_any=lambda queue: False,
-            probing=lambda queue, claimer: None,
-            stopped_queues=StoppedQueues(),
-        )
+        self._claims = ClaimRouter(worker=NAME, owned=self._owned, stopped_queues=StoppedQueues())
 
     def run(self) -> int:
         """Run until nothing is due; return the number of deliveries.

@@ -283,8 +283,6 @@ def test_one_claim_takes_several_batches_of_a_line() -> None:
     router = ClaimRouter(
         worker="me",
         owned={"line"},
-        has_any=lambda queue: False,
-        probing=lambda queue, claimer: None,
         stopped_queues=StoppedQueues(),
     )
     options = ClaimOptions("sync", 30.0, batch_size=2, batch_bytes=1 << 20, ordered=True)

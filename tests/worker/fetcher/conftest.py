@@ -74,8 +74,6 @@ class Rig:
             claims=ClaimRouter(
                 worker="rig",
                 owned=(),
-                has_any=lambda queue: False,
-                probing=lambda queue, claimer: None,
                 stopped_queues=StoppedQueues(),
             ),
             ordered_queues=OrderedQueues(
