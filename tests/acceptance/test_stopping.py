@@ -18,7 +18,7 @@ from tests.acceptance.processes import Worker, is_running
 from tests.test_docs import ROOT, snippets
 
 
-@pytest.mark.parametrize("kind", ["gate", "acall"])
+@pytest.mark.parametrize("kind", ["gate", "agate"])
 def test_stop(start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str) -> None:
     """Only the named message is charged; a coroutine is cancelled, and its process continues."""
     worker = start("--threads", 2)
@@ -40,7 +40,7 @@ def test_stop(start: Callable[..., Worker], queue: Queue, witness: Witness, kind
     assert failed.started_at is not None
     assert failed.started_at < failed.ended_at
     (_, _, first), (_, _, _) = witness.started("endless")
-    assert is_running(first) == (kind == "acall")
+    assert is_running(first) == (kind == "agate")
 
     witness.open("open")
     witness.open("gate2")

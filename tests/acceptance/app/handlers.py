@@ -176,6 +176,15 @@ async def ahang(delivery: Any) -> None:
     await delivery.afinish(effect, delivery)
 
 
+@handler("acceptance.agate", queue="acalls", retry=SOON)
+async def agate(delivery: Any) -> None:
+    """Like `acall`, but it waits on the loop, where a cancel ends the wait."""
+    begin(delivery)
+    while not witness().is_open(gate_of(delivery)):
+        await asyncio.sleep(0.02)
+    await delivery.afinish(effect, delivery)
+
+
 @handler("acceptance.ablock", queue="acalls", timeout=1, retry=SOON)
 async def ablock(delivery: Any) -> None:
     """Like `ahang`, but in a thread: it blocks the thread of all async handlers."""
