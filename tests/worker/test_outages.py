@@ -117,14 +117,14 @@ def test_an_outage_lasts_while_the_thread_that_met_it_fails(
 
     full = psycopg.OperationalError("FATAL: sorry, too many clients already")
     outage.wait(full)
-    elsewhere(outage.end)
+    elsewhere(outage.record_answer)
     assert outage.lost
     outage.record_answer()
     assert not outage.lost
     now += 60
     outage.wait(full)
     now += 60  # its work is done by others
-    elsewhere(outage.end)
+    elsewhere(outage.record_answer)
     assert not outage.lost
     outage.wait(full)
     elsewhere(outage.wait, full)
