@@ -20,6 +20,9 @@ from django_mq.worker.watermarks import LaneName, Rest, Watermarks
 #: Seconds until the next poll, after a ring or a claim that took something: it finds messages whose
 #: rings were coalesced.
 REPOLL_DELAY = 0.025
+#: Seconds after an outage in which leases that lapsed meanwhile are not taken over: each living
+#: process first reconnects and renews its own (see `lease_keeper.MAX_RETRY_WAIT`).
+RENEWALS_AFTER_OUTAGE = 3.0
 
 
 class Fetcher:
@@ -87,6 +90,10 @@ class Fetcher:
         for marks in self._marks.values():
             marks.request_full()
         self._may_be_due = True
+
+    def on_outage_over(self) -> None:
+        """Look for lapsed leases a little later: other processes renew theirs first."""
+        self._lapsed.postpone(monotonic() + RENEWALS_AFTER_OUTAGE)
 
     @property
     def urgent(self) -> bool:

@@ -59,6 +59,10 @@ class LapsedFetcher:
         self._queues = list(queues)
         self._marks.keep(queues)
 
+    def postpone(self, until: float) -> None:
+        """Do not look before `until`, a time of `monotonic()`."""
+        self.more, self.due_at = False, until
+
     def fetch(self, cursor: Cursor, *, next_at: float) -> TakenOver:
         """Take over what there is room for; look again at `next_at`, or sooner if there is more."""
         self.more, self.due_at = False, next_at

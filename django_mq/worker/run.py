@@ -12,6 +12,7 @@ import contextlib
 import os
 import secrets
 import threading
+from time import monotonic
 
 from django_mq.conf.error_logs import log_failure
 from django_mq.executor.deadline import Deadline
@@ -43,6 +44,7 @@ class Run:
         self._deadline = Deadline(worker.max_seconds)
         self.shutdown = Shutdown(worker, self.id, self.parts, self.unstarted)
         self._worked = self._announced = False
+        self._fetched_at = monotonic()
 
     def run(self, until_empty: bool) -> bool:
         """Work, then drain; return whether everything that had started was finished."""
@@ -142,6 +144,8 @@ class Run:
         cursor, answers = parts.statements.cursor(), parts.statements.link.answers
         if parts.outage.lost:
             poll.check_writes(cursor)  # a standby answers reads, too
+            if monotonic() - self._fetched_at > parts.lease_keeper.renew_interval:
+                parts.fetcher.on_outage_over()
         if parts.wakeup.take_ring():
             parts.fetcher.on_ring()
         urgent = parts.fetcher.urgent
@@ -154,6 +158,7 @@ class Run:
             parts.outage.record_answer()
         parts.lease_keeper.report()
         parts.answered_rounds += 1
+        self._fetched_at = monotonic()
         return min(sleep, BACKOFF_RETRY_SECONDS) if parts.backoffs.has_pending() else sleep
 
     def _claim(self, cursor: Cursor) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_mq.models import QueuedMessage
+from django_mq.worker.fetcher import RENEWALS_AFTER_OUTAGE
 from django_mq.worker.queue_options import ClaimOptions
 from tests.rows import add, stored
 from tests.worker.fetcher.conftest import Rig
@@ -22,6 +23,18 @@ def test_lapsed_rows_come_before_the_backlog(rig: Rig) -> None:
     rig.fetcher.fetch(rig.cursor)
     assert rig.taken[0].id == lapsed.pk
     assert stored(dead).dead_reason == "exhausted"
+
+
+def test_living_processes_renew_their_leases_after_an_outage_before_others_look(rig: Rig) -> None:
+    """All of them lapsed while the database was away, and so did the heartbeats."""
+    rig.make()
+    rig.settle()
+    lapsed = add(leased=-1, attempts=1)
+    rig.fetcher.on_outage_over()
+    rig.pass_time(RENEWALS_AFTER_OUTAGE - 0.1)
+    assert rig.ids() == []
+    rig.pass_time(2.0)
+    assert rig.ids() == [lapsed.pk]
 
 
 def test_many_lapsed_rows_need_not_many_polls(rig: Rig) -> None:
