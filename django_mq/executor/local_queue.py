@@ -11,6 +11,7 @@ from datetime import datetime
 from time import monotonic
 
 from django_mq.executor.async_slots import Slots
+from django_mq.executor.last_starts import LastStarts
 from django_mq.executor.lingering import Lingering
 from django_mq.executor.pace import Paces
 from django_mq.executor.running_tasks import RunningTasks
@@ -49,20 +50,19 @@ class LocalQueue:
         self._batch = batch
         self._slice_size = slice_size
         self._poke = poke
-        #: The slots of coroutines.
         self.slots = slots
         self._notify_below = -1
         self._lock = threading.Condition()
         self._waiting = WaitingTasks(poke, Lingering(batch=batch, max_linger=max_linger))
-        #: What runs; also how many calls have started.
         self.running = RunningTasks()
         self._free = 0
-        self._notify_when_free = False
-        self._closed = False
+        self._notify_when_free = self._closed = False
         #: Whether nothing may start until `resume()`.
         self.suspended = False
         #: How many messages of each handler a slice may have.
         self.paces = Paces()
+        #: When a message of each lane last started.
+        self.last_starts = LastStarts()
         #: The deliveries that were claimed here and are not settled yet.
         self.unsettled = Unsettled()
         #: Queues from which nothing may start.
@@ -85,6 +85,7 @@ class LocalQueue:
         with self._lock:
             while not self._closed:
                 if (slice_ := self._next_slice()) is not None:
+                    self.last_starts.record(slice_.tasks)
                     return slice_
                 self._free += 1
                 if self._notify_when_free:
@@ -106,9 +107,7 @@ class LocalQueue:
                 self._poke()  # it starts on the event loop
                 return None
             self.running.take(alone=True)
-            suspect = waiting.suspects.popleft()[1]
-            lines = {suspect.line} if suspect.line is not None else set()
-            return Slice([suspect], alone=True, lines=lines)
+            return waiting.take_suspect()
         if not waiting.ready or monotonic() - waiting.suspect_waits_since() > SUSPECT_WAIT_SECONDS:
             return None
         slice_ = next_slice(
@@ -198,11 +197,12 @@ class LocalQueue:
             if not running.count and waiting.next_suspect_is_async():
                 running.take(alone=True)
                 self.slots.take(1)
-                return [waiting.suspects.popleft()[1]]
+                return waiting.take_suspect().tasks
             room = 0 if running.alone else self.slots.room()
             if coroutines := waiting.ordering.take_coroutines(room, lists=lists):
                 self.slots.take(len(coroutines))
                 running.count += len(coroutines)
+                self.last_starts.record(coroutines)
             return coroutines
 
     def cancel_start(self, coroutines: list[Task]) -> None:

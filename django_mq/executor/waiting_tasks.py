@@ -9,7 +9,7 @@ from time import monotonic
 from django_mq.executor.lingering import Lingering
 from django_mq.executor.ordering import Ordering
 from django_mq.executor.stopped_queues import StoppedQueues
-from django_mq.executor.tasks import Line, Task, is_coroutine, is_listed
+from django_mq.executor.tasks import Line, Slice, Task, is_coroutine, is_listed
 
 
 class WaitingTasks:
@@ -200,6 +200,12 @@ class WaitingTasks:
     def next_suspect_is_async(self) -> bool:
         """Return whether there is a suspect, and the first one runs on the event loop."""
         return bool(self.suspects) and self.suspects[0][1].handler.is_async
+
+    def take_suspect(self) -> Slice:
+        """Remove the first suspect, and return it as a slice."""
+        suspect = self.suspects.popleft()[1]
+        lines = {suspect.line} if suspect.line is not None else set()
+        return Slice([suspect], alone=True, lines=lines)
 
     def suspect_waits_since(self) -> float:
         """Return when the first suspect began to wait; infinity if there is none."""

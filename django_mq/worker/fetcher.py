@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
 
+from django_mq.executor.last_starts import LastStarts
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.store import Cursor, poll
 from django_mq.store.claim import LANE_START, Lane
@@ -29,7 +30,7 @@ class Fetcher:
     """Claims for one process. The thread that runs the loop calls `fetch()`.
 
     `options(queue)` returns the options of a claim. `intake` says how much room there is, and takes
-    the rows.
+    the rows. `last_starts` says when messages of each lane last started.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class Fetcher:
         intake: Intake,
         claims: ClaimRouter,
         ordered_queues: OrderedQueues,
+        last_starts: LastStarts,
         poll_interval: float,
     ) -> None:
         self._options = options
         self._intake = intake
         self._claims = claims
         self._ordered_queues = ordered_queues
+        self._last_starts = last_starts
         self._poll_interval = poll_interval
         self._marks: dict[str, Watermarks[LaneName]] = {PLAIN: Watermarks(), KEYED: Watermarks()}
         self._lapsed = LapsedFetcher(
@@ -80,6 +83,16 @@ class Fetcher:
         """Poll, and claim from the start of each lane: rows were released here, or became due."""
         self.on_next_in_line()
         self._must_poll = True
+
+    def on_released(self) -> None:
+        """Do as `on_freed()`, since rows were claimed and released without a start.
+
+        Lanes that started nothing for longest come first now. By the order of claims alone, two
+        lanes would fall into step with the releases: one would start everything, and what the
+        other has claimed would be released each time.
+        """
+        self._lanes.order_by_start(self._last_starts.at)
+        self.on_freed()
 
     def on_next_in_line(self) -> None:
         """Claim from the start of each lane.
@@ -239,6 +252,7 @@ class Fetcher:
         self._kinds = {self._options(queue).kind for queue, _ in self._lanes.known}
         for marks in self._marks.values():
             marks.keep(self._lanes.known)
+        self._last_starts.keep(self._lanes.known)
         waits = [each.next_in for each in mine if each.next_in and each.next_in > 0]
         self._due_at = now + min(waits, default=float("inf"))
         owned = self._ordered_queues.owned

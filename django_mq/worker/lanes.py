@@ -27,7 +27,7 @@ class Lanes:
     """The known lanes of the queues that match `patterns`.
 
     They are in the order of the patterns, then of the priorities. Equal lanes take turns at being
-    first.
+    first: a claim uses up the turn of its lanes, a release gives it to lanes that started nothing.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
@@ -68,6 +68,15 @@ class Lanes:
             equals = self._equals[self._rank(lane)]
             del equals[lane]
             equals[lane] = None
+
+    def order_by_start(self, last_start: Callable[[LaneName], float]) -> None:
+        """Order equal lanes by their last start, the longest ago first.
+
+        For when claimed messages were released unstarted. Their lanes must not wait for another
+        turn, nor simply get this one back: an equal lane may have waited for longer.
+        """
+        for rank, equals in self._equals.items():
+            self._equals[rank] = dict.fromkeys(sorted(equals, key=last_start))
 
     def _in_order(self) -> list[LaneName]:
         return list(chain.from_iterable(self._equals.values()))

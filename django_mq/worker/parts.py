@@ -170,6 +170,7 @@ class Parts:
             intake=self.intake,
             claims=self.claims,
             ordered_queues=self.ordered_queues,
+            last_starts=self.local_queue.last_starts,
             poll_interval=self._settings.poll_interval,
         )
 

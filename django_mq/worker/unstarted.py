@@ -121,7 +121,7 @@ class Unstarted:
     def _release(self, tasks: list[Task]) -> None:
         """Release tasks that were claimed and did not start."""
         self._parts.dispatch.release(tasks)
-        self._parts.fetcher.on_freed()
+        self._parts.fetcher.on_released()
 
     def release_unconfirmed(self, cursor: Cursor) -> None:
         """Release the rows of claims that were committed but whose answers were lost.

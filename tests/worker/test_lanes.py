@@ -57,6 +57,18 @@ def test_all_lanes_of_a_claim_had_their_turn_if_its_rows_are_of_other_priorities
     assert queues(lanes) == "cab"
 
 
+def test_after_a_release_the_lane_that_started_nothing_for_longest_is_first() -> None:
+    """Whichever lane was claimed from last, and only among equals."""
+    lanes = Lanes(["a", "#"])
+    lanes.update([("a", 0), *named("bcde"), ("b", 5)], 0.0)
+    lanes.pass_turn(named("bc"), {("c", 0)})
+    starts = {("a", 0): 9.0, ("b", 5): 8.0, ("b", 0): 3.0, ("c", 0): 1.0, ("d", 0): 2.0}
+    lanes.order_by_start(lambda lane: starts.get(lane, 0.0))
+    assert in_order(lanes) == [("a", 0), ("b", 5), *named("ecdb")]
+    lanes.pass_turn(named("e"), {("e", 0)})
+    assert queues(lanes) == "abcdbe"
+
+
 def test_a_look_keeps_the_turns_and_adds_new_lanes_behind() -> None:
     lanes = Lanes(["#"])
     lanes.update(named("bcd"), 0.0)

@@ -8,6 +8,7 @@ from typing import Any, cast
 import psycopg
 import pytest
 
+from django_mq.executor.last_starts import LastStarts
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.messages import ClaimedRow
 from django_mq.worker import fetcher as fetcher_module
@@ -65,6 +66,7 @@ class Rig:
         self.taken: list[ClaimedRow] = []
         self.rooms: dict[str, int] = {"sync": 1000, "async": 1000, "both": 1000}
         self.options: dict[str, ClaimOptions] = {}
+        self.last_starts = LastStarts()
 
     def make(self, *patterns: str, poll: float = 1.0) -> Rig:
         self.fetcher = Fetcher(
@@ -79,6 +81,7 @@ class Rig:
             ordered_queues=OrderedQueues(
                 "rig", [], on_owned=lambda: None, busy=lambda queue: False
             ),
+            last_starts=self.last_starts,
             poll_interval=poll,
         )
         return self
