@@ -4,29 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from functools import cached_property
+from datetime import timedelta
 
-from django.db.models.functions import Now
-
-from django_mq.conf import alias_of, get_settings
+from django_mq.conf import alias_of
 from django_mq.conf.local_time import local_text
 from django_mq.messages import worker_of
 from django_mq.models import QueuedMessage, QueueState
-from django_mq.policy.error_text import Failure
 from django_mq.queues.busy import holder, own_run
-from django_mq.queues.claim_refusals import claim_refusal
+from django_mq.queues.case import LATE, VERY_LATE, Case, read_message
 from django_mq.queues.deaths import OWN_REASONS, death, remedy, remedy_of_head
-from django_mq.queues.fleet import WorkerProcess, workers
-from django_mq.queues.obstacles import in_line, last_known, locked, obstacle
-from django_mq.queues.stalled import line_positions, shown_count
+from django_mq.queues.obstacles import in_line, last_known, obstacle
+from django_mq.queues.stalled import shown_count
 from django_mq.queues.suspects import suspicion
 from django_mq.states import MessageState
 from django_mq.store.waiting_behind import LinePosition
 
-#: For how long a message must have been due before the database is asked whether it can be claimed:
-#: for a single answer, and for a page, which is read more often.
-LATE, VERY_LATE = timedelta(seconds=10), timedelta(minutes=5)
 #: The state of an id without a stored message.
 GONE = "gone"
 
@@ -56,10 +48,10 @@ def why(id: int, *, using: str | None = None) -> Why:
     if type(id) is not int:
         raise ValueError(f"{id!r} is not the id of a message: give a whole number")
     alias = alias_of(using)
-    message = _read(id, alias)
+    message = read_message(id, alias)
     if message is None:
         return Why(id, GONE, *last_known(id, alias))
-    return explain(message, _Case(message, alias).position, late=LATE, using=alias)
+    return explain(message, Case(message, alias).position, late=LATE, using=alias)
 
 
 def explain(
@@ -76,7 +68,7 @@ def explain(
     for; if `first` is missing, that message is read. If the message has been due for longer than
     `late`, the database is asked whether it refuses the claim.
     """
-    case = _Case(message, using, late)
+    case = Case(message, using, late)
     case.position, case.first = position, first
     text, error = _REASONS[message.state](case)
     if message.state in _OWN_CONDITION:
@@ -85,62 +77,14 @@ def explain(
         error = error or of_first
     text += f". {alone}" if (alone := suspicion(message)) else ""
     text = f"Message {message.pk} ({message.type}, queue {message.queue}) {text}."
-    behind = position.waits_for if position else None
+    behind = case.position.waits_for if case.position else None
     return Why(message.pk, message.state.value, text, error, behind)
-
-
-def _read(id: int, alias: str) -> QueuedMessage | None:
-    messages = QueuedMessage.objects.using(alias).with_state().annotate(now=Now())
-    return messages.defer("payload", "metadata").filter(pk=id).first()
-
-
-class _Case:
-    """A message, with the lookups that explain it."""
-
-    def __init__(self, message: QueuedMessage, alias: str, late: timedelta = VERY_LATE) -> None:
-        self.message = message
-        self.late = late
-        self.alias = alias
-        self.now: datetime = message.now  # type: ignore[attr-defined]  # annotated
-        self.ordered = get_settings().queue(message.queue).ordered
-        self.first: QueuedMessage | None = None
-
-    @cached_property
-    def position(self) -> LinePosition | None:
-        """The position of a waiting message in its line; None when it is in no line."""
-        waits = self.message.leased_until is None and self.message.dead_at is None
-        if not waits or (self.message.key is None and not self.ordered):
-            return None
-        return line_positions([self.message.pk], using=self.alias).get(self.message.pk)
-
-    def refusal(self) -> Failure | None:
-        """Return the error with which the database refuses the claim of a late message."""
-        return claim_refusal(self.message.pk, self.alias) if self._is_late() else None
-
-    def lock(self) -> str:
-        """Say which session has the row of a late message locked; empty if none has."""
-        return locked(self.message, self.alias) if self._is_late() else ""
-
-    def _is_late(self) -> bool:
-        """Return whether to ask the server about a due message: most are claimed before this."""
-        return self._due_for() > self.late
-
-    def is_passed_over(self) -> bool:
-        """Return whether a worker with a free thread would have claimed a due message by now."""
-        polls = timedelta(seconds=2 * get_settings().poll_interval)
-        return self._due_for() > max(self.late, polls)
-
-    def _due_for(self) -> timedelta:
-        return self.now - (self.message.leased_until or self.message.processable_after)
-
-    def workers(self) -> list[WorkerProcess]:
-        return workers(using=self.alias)
 
 
 Reason = tuple[str, str]
 
 
-def _dead(case: _Case) -> Reason:
+def _dead(case: Case) -> Reason:
     message = case.message
     return f"{death(message)}. {remedy(message, case.alias)}", _error_of_dead(message)
 
@@ -149,7 +93,7 @@ def _error_of_dead(message: QueuedMessage) -> str:
     return message.last_error if message.dead_reason in OWN_REASONS else message.dead_reason
 
 
-def _running(case: _Case) -> Reason:
+def _running(case: Case) -> Reason:
     message = case.message
     ran_for, limits = own_run(message, case.alias)
     by = ran_for + holder(message, case.workers())
@@ -162,7 +106,7 @@ def _running(case: _Case) -> Reason:
     return text + limits, ""
 
 
-def _leased(case: _Case) -> Reason:
+def _leased(case: Case) -> Reason:
     message = case.message
     by = holder(message, case.workers())
     return (
@@ -172,7 +116,7 @@ def _leased(case: _Case) -> Reason:
     )
 
 
-def _blocked(case: _Case) -> Reason:
+def _blocked(case: Case) -> Reason:
     line, error = _behind(case)
     if line:
         return line, error
@@ -184,29 +128,31 @@ def _blocked(case: _Case) -> Reason:
     )
 
 
-def _behind(case: _Case) -> Reason:
+def _behind(case: Case) -> Reason:
     """Describe the message that this one waits behind; empty if it waits behind none."""
     position = case.position
     if position is None or position.waits_for is None:
         return "", ""
-    first = case.first or _read(position.waits_for, case.alias)
+    first = case.read_first(position.waits_for, position)
     whose = "its ordered queue" if case.ordered else f"its key {case.message.key}"
-    if first is None:  # acked in the meantime
+    n = shown_count(position.ahead)
+    if first is None:  # all were acked in the meantime
+        if position.ahead > 1:
+            return f"waited behind {n} others of {whose}, which are now gone", ""
         return f"waited behind message {position.waits_for} of {whose}, which is now gone", ""
     if first.state == MessageState.DEAD:
         reason = f"{death(first)}. {remedy_of_head(first, case.alias)}"
         error = _error_of_dead(first)
     else:
-        ahead = _Case(first, case.alias, case.late)
+        ahead = Case(first, case.alias, case.late)
         ahead.position = None  # nothing is ahead of the first message
         reason, error = _REASONS[first.state](ahead)
     if position.ahead > 1:
-        n = shown_count(position.ahead)
         return f"waits behind {n} others of {whose}; the first, message {first.pk}, {reason}", error
     return f"waits behind message {first.pk} of {whose}, which {reason}", error
 
 
-def _held(case: _Case) -> Reason:
+def _held(case: Case) -> Reason:
     message = case.message
     found = obstacle(message)
     text = f"has been held since {local_text(message.held_since)}: {found}"
@@ -216,7 +162,7 @@ def _held(case: _Case) -> Reason:
     return text, "" if message.last_error == found else message.last_error
 
 
-def _expired(case: _Case) -> Reason:
+def _expired(case: Case) -> Reason:
     return (
         f"expired at {local_text(case.message.expires_at)}: no attempt will start, and the"
         " next worker that finds it dead-letters it",
@@ -224,7 +170,7 @@ def _expired(case: _Case) -> Reason:
     )
 
 
-def _paused(case: _Case) -> Reason:
+def _paused(case: Case) -> Reason:
     queue = QueueState.objects.using(case.alias).filter(pk=case.message.queue).first()
     if queue is None:
         return "was in a paused queue a moment ago: try again", ""
@@ -240,7 +186,7 @@ def _paused(case: _Case) -> Reason:
     )
 
 
-def _retrying(case: _Case) -> Reason:
+def _retrying(case: Case) -> Reason:
     message = case.message
     return (
         f"failed attempt {message.attempts} of {message.max_attempts} and runs again after"
@@ -249,12 +195,12 @@ def _retrying(case: _Case) -> Reason:
     )
 
 
-def _delayed(case: _Case) -> Reason:
+def _delayed(case: Case) -> Reason:
     message = case.message
     return f"is delayed until {local_text(message.processable_after)}", message.last_error
 
 
-def _processable(case: _Case) -> Reason:
+def _processable(case: Case) -> Reason:
     message = case.message
     if refused := case.refusal():
         return (
@@ -284,7 +230,7 @@ _OWN_CONDITION = (
     MessageState.RETRYING,
     MessageState.DELAYED,
 )
-_REASONS: dict[MessageState, Callable[[_Case], Reason]] = {
+_REASONS: dict[MessageState, Callable[[Case], Reason]] = {
     MessageState.DEAD: _dead,
     MessageState.RUNNING: _running,
     MessageState.LEASED: _leased,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 
 from django.db import connections
+from django.db.models import QuerySet
 
 from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage
@@ -79,13 +81,34 @@ def heads(queue: str | None = None, *, limit: int = 100, using: str | None = Non
             maximum=MAX_COUNT,
             examined=MAX_EXAMINED,
         )
-    rows = (
-        QueuedMessage.objects.using(alias)
-        .with_state()
-        .defer(*PRIVATE)
-        .in_bulk([each.id for each in found])
-    )
-    return [_head(each, rows[each.id]) for each in found if each.id in rows]
+    messages = QueuedMessage.objects.using(alias).with_state().defer(*PRIVATE)
+    rows = messages.in_bulk([each.id for each in found])
+    heads = []
+    for each in found:
+        if row := rows.get(each.id):
+            heads.append(_head(each, row))
+        # It has ended since. Behind a hot key that is the rule, and its line goes on.
+        elif each.behind > 1 and (
+            row := first_of_line(messages, each.queue, each.handler, each.key)
+        ):
+            heads.append(_head(each._replace(id=row.pk, behind=each.behind - 1), row))
+    return sorted(heads, key=attrgetter("id"))
+
+
+def first_of_line(
+    messages: QuerySet[QueuedMessage], queue: str, handler: str, key: str | None
+) -> QueuedMessage | None:
+    """Return the first of `messages` in a line now; `key` None: in the whole ordered queue."""
+    # The conditions and the order of mq_key, and of the index of ordered queues.
+    if key is None:
+        line = messages.filter(queue__gte=queue, queue__lte=queue, ordered=True)
+        line = line.order_by("queue", "id")
+    else:
+        line = messages.filter(queue=queue, handler=handler, key__gte=key, key__lte=key)
+        line = line.order_by("key", "id")
+    if queue in skipping_queues():
+        line = line.filter(dead_at=None)
+    return line.first()
 
 
 def line_positions(

@@ -9,6 +9,7 @@ from django.db.models.functions import Now
 
 from django_mq import Reject, broadcast, handler, queues, testing
 from django_mq.models import QueuedMessage, UniqueKey
+from tests.queues.between import ending_after
 from tests.queues.explained import why
 from tests.rows import add, beat, decide
 
@@ -25,6 +26,36 @@ def test_behind_its_key():
     assert answer.behind == head.pk
     answer = why(add(key="k"), "processable", "2 others of its key k; the first, message")
     assert f"message {head.pk}, is leased until" in answer.text
+
+
+POSITIONS = "with asked as materialized"
+
+
+def test_the_first_of_its_key_ends_while_it_is_read():
+    beat()
+    first, second = add(key="k", leased=60), add(key="k", after=60)
+    add(key="other"), add("other", key="k")
+    message = add(key="k", blocked_by=first.pk)
+    with ending_after(POSITIONS, first):
+        answer = why(message, "blocked", f"the first, message {second.pk}, is delayed until")
+    assert answer.behind == second.pk
+
+
+def test_the_first_of_its_ordered_queue_ends_while_it_is_read(settings):
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True}}}
+    beat()
+    first, second, message = (add(ordered=True, after=at) for at in (60, 60, -1))
+    with ending_after(POSITIONS, first):
+        answer = why(message, "processable", f"the first, message {second.pk}, is delayed until")
+    assert answer.behind == second.pk
+
+
+def test_all_before_it_end_while_they_are_read():
+    beat()
+    first, second = add(key="k", leased=60), add(key="k")
+    message = add(key="k", blocked_by=first.pk)
+    with ending_after(POSITIONS, first, second):
+        why(message, "blocked", "waited behind 2 others of its key k, which are now gone")
 
 
 def test_a_later_one_of_its_key_that_a_worker_has():

@@ -13,6 +13,7 @@ from django_mq.outbox import notify
 from django_mq.queues import stalled
 from django_mq.queues.transactions import reading
 from django_mq.store import waiting_behind as store
+from tests.queues.between import ending_after
 from tests.rows import add
 
 pytestmark = pytest.mark.django_db
@@ -55,6 +56,29 @@ def test_the_true_head_whatever_they_were_parked_behind():
     QueuedMessage.objects.filter(pk=second.pk).update(blocked_by=None)
     add(key="k", handler="h", blocked_by=second.pk)
     assert found() == [(second.pk, "k", "processable", 2)]
+
+
+def test_a_head_that_ends_while_it_is_read():
+    """A hot key has another head every millisecond, and thousands of messages behind it."""
+    first, second, *_ = line(n=3, leased=60)
+    other = line("other", n=1, dead=-5)[0]
+    with ending_after("with recursive blocker", first):
+        assert found() == [(second.pk, "k", "blocked", 2), (other.pk, "other", "dead", 1)]
+
+
+def test_a_line_that_ends_while_it_is_read():
+    first, second = line(n=1, leased=60)
+    with ending_after("with recursive blocker", first):
+        assert found() == []  # nobody waits behind the second
+    assert QueuedMessage.objects.get() == second
+
+
+def test_dead_heads_are_skipped_where_they_block_nobody(settings):
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"on_dead_head": "skip"}}}
+    first, second, third, _ = line(n=3, leased=60)
+    QueuedMessage.objects.filter(pk=second.pk).update(dead_at=first.created_at, blocked_by=None)
+    with ending_after("with recursive blocker", first):
+        assert found() == [(third.pk, "k", "blocked", 1)]
 
 
 def test_the_oldest_first_and_no_more_than_asked_for():
