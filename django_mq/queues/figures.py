@@ -16,8 +16,8 @@ from django_mq.store import read_figures as store
 from django_mq.store.readers import prepare_to_read
 from django_mq.values import short_repr
 
-#: The longest span, in seconds, over which rates are computed.
-WINDOW = 300
+#: The longest and the shortest span, in seconds, over which rates are computed.
+WINDOW, SHORTEST_WINDOW = 300, 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,9 @@ class Figures:
 class Rate:
     """The messages per second that entered and left a queue, over about the last five minutes.
 
-    A message leaves when it is acked or dies. `at_least`: more than 5,000 messages are new, so
-    `incoming` may be higher.
+    Shortly after a start, over the time since the first minute with figures of any queue, but at
+    least a minute. A message leaves when it is acked or dies. `at_least`: more than 5,000 messages
+    are new, so `incoming` may be higher.
     """
 
     incoming: float = 0.0
@@ -136,14 +137,16 @@ def rates_of(
     since = new.now - new.now % 60 + 60 - WINDOW
     flows = {each.queue: each for each in store.flows(cursor, since=since, queues=queues)}
     uncounted: dict[str, int] = {}
+    first = store.first_counted(cursor, since=since) or new.now
     for each in new.messages:
         if each.minute >= since:
+            first = min(first, each.minute)
             uncounted[each.queue] = uncounted.get(each.queue, 0) + each.messages
+    seconds = max(SHORTEST_WINDOW, new.now - first)
     at_least = new.complete_since is not None and new.complete_since > since
     found = {}
     for name in sorted(flows.keys() | uncounted.keys()):
         flow = flows.get(name, store.Flow(name, 0, 0))
-        seconds = new.now - since
         if at_least:  # only the newest are known, and they may cover just a few seconds
             newest = max(1.0, new.now - (new.complete_since or 0.0))
             incoming = max(flow.incoming / seconds, uncounted.get(name, 0) / newest)

@@ -128,6 +128,23 @@ def unsuccessful(cursor: Cursor, *, since: float) -> list[Unsuccessful]:
     return [Unsuccessful._make(row) for row in cursor.fetchall()]
 
 
+FIRST_COUNTED = """
+select date_part('epoch', min(f.minute))
+  from django_mq_minutefigures f
+ where f.minute >= to_timestamp(%(since)s::float8) and f.minute <= statement_timestamp()
+"""
+
+
+def first_counted(cursor: Cursor, *, since: float) -> float | None:
+    """Return the first minute since a moment that has figures of any queue; None if none has.
+
+    Both are in seconds since 1970.
+    """
+    cursor.execute(FIRST_COUNTED, {"since": since})
+    first: float | None = cursor.fetchone()[0]
+    return first
+
+
 class Flow(NamedTuple):
     """The flow of a queue since the window began: messages that left it, and that came in."""
 

@@ -98,16 +98,44 @@ def test_messages_whose_first_attempt_has_not_ended_came_in_too():
 def test_rates_are_those_of_about_five_minutes():
     minute(now() - 2 * MINUTE, acked=500, dead=100, broadcast=300)
     minute(now() - 20 * MINUTE, acked=7000, broadcast=7000)
+    minute(now() - 4 * MINUTE, queue="other", acked=1)
     minute(now(), queue="post", acked=30)
     insert_all([{"created": -1}] * 60)
     found = queues.rates()
-    assert set(found) == {"mail", "post"}
+    assert set(found) == {"mail", "other", "post"}
     mail = found["mail"]
     assert 600 / 300 <= mail.outgoing <= 600 / 240
     assert mail.incoming == pytest.approx(mail.outgoing * 360 / 600)
     assert not mail.at_least
     assert found["post"].incoming == 0
     assert set(queues.rates(queue="post")) == {"post"}
+
+
+def test_soon_after_a_start_rates_are_those_since_the_first_counted_minute():
+    """Whichever queue it is of: in a busy fleet, a queue may have nothing to do for minutes."""
+    minute(now() - 20 * MINUTE, acked=7000)
+    minute(now() - 2 * MINUTE, acked=600, broadcast=300)
+    minute(now(), queue="post", acked=30)
+    add("post", created=-1)
+    for found in queues.rates(), queues.rates(queue=["mail", "post"]):
+        assert 600 / 180 <= found["mail"].outgoing <= 600 / 120
+        assert found["mail"].incoming == pytest.approx(found["mail"].outgoing / 2)
+        assert found["post"].outgoing == pytest.approx(found["mail"].outgoing / 20)
+        assert found["post"].incoming == pytest.approx(found["mail"].outgoing / 600)
+    alone, all_ = queues.rates(queue="post")["post"], queues.rates()["post"]
+    assert alone.outgoing == pytest.approx(all_.outgoing, rel=0.1)
+
+
+def test_the_seconds_of_a_first_minute_are_no_rate():
+    """A message in the first second of a minute is not one per second."""
+    minute(now(), acked=60)
+    assert queues.rates()["mail"].outgoing <= 1.0
+
+
+def test_messages_that_waited_for_the_start_came_in_before_it():
+    minute(now(), acked=60)
+    insert_all([{"created": -200}] * 60)
+    assert queues.rates()["mail"].incoming <= 60 / 180
 
 
 def test_a_flood_is_counted_as_far_as_it_is_looked_at(monkeypatch):
