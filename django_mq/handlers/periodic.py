@@ -54,7 +54,8 @@ def periodic(
     Give `cron`, read in the time zone `tz` (needs the extra `periodic`), or `every`: seconds or a
     timedelta of at least 1 s; the first time is one `every` after a worker first stored the
     schedule. Each time is broadcast at most once over the whole fleet, in the transaction that
-    moves the schedule to its next time, at most POLL_INTERVAL + 1 s late while a worker lives.
+    moves the schedule to its next time, at most POLL_INTERVAL + 1 s late while a worker lives whose
+    code declares the schedule.
 
     - `payload`, `metadata`, `queue`, `expires`: as in `broadcast()`; `expires` is a duration.
     - `catch_up`: of the times that were missed because no worker ran, broadcast the latest

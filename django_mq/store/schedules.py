@@ -1,4 +1,4 @@
-"""Schedules: declare them, take those that are due, move them to their next time.
+"""Schedules: take those that are due, move them to their next time, enable and disable them.
 
 A schedule is off while its `next_at` is null, and only then is it missing from the index that the
 workers read. Callers compute times from `now()` here, which is the database's clock.
@@ -6,6 +6,7 @@ workers read. Callers compute times from `now()` here, which is the database's c
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -13,22 +14,41 @@ from typing import Any, NamedTuple
 from django_mq.policy.due_times import CatchUp, Overlap
 from django_mq.store import Cursor
 
-# One probe of the index, however many schedules there are.
-NEXT_DUE = """
+#: The types of the schedules that a process declares, by name.
+Own = Mapping[str, str]
+
+# A process leaves out the schedules of other code. `own` has the type of each schedule that it
+# declares, by name.
+_OF_THIS_CODE = "(s.source <> 'code' or %(own)s::jsonb ->> s.name = s.type)"
+
+
+def _next_due(condition: str) -> str:
+    return f"""
 select extract(epoch from s.next_at - statement_timestamp())::float8
   from django_mq_schedule s
  where s.next_at is not null and (%(cron)s or s.cron = '')
+   and {condition}
  order by s.next_at
  limit 1
 """
 
 
-def next_due(cursor: Cursor, *, cron: bool = True) -> float | None:
+# One probe of the index, however many schedules there are; a monitor may read no other columns.
+NEXT_DUE = _next_due("true")
+# It also passes over the due schedules of other code.
+NEXT_OWN_DUE = _next_due(_OF_THIS_CODE)
+
+
+def next_due(cursor: Cursor, *, cron: bool = True, own: Own | None = None) -> float | None:
     """Return the seconds until a schedule is due, below zero if one is; None if all are off.
 
-    `cron=False` leaves out cron expressions, for a process that cannot read them.
+    `cron=False` leaves out cron expressions, for a process that cannot read them. `own` leaves out
+    schedules of code, except those with one of these names and its type.
     """
-    cursor.execute(NEXT_DUE, {"cron": cron})
+    if own is None:
+        cursor.execute(NEXT_DUE, {"cron": cron})
+    else:
+        cursor.execute(NEXT_OWN_DUE, {"cron": cron, "own": json.dumps(own)})
     row = cursor.fetchone()
     return None if row is None else row[0]
 
@@ -80,6 +100,7 @@ select {_COLUMNS}
  where s.next_at <= coalesce(%(until)s::timestamptz, statement_timestamp())
    and (s.next_at, s.name) > (%(after_at)s::timestamptz, %(after_name)s::text)
    and (%(cron)s or s.cron = '')
+   and (%(own)s::jsonb is null or {_OF_THIS_CODE})
  order by s.next_at, s.name
  limit %(limit)s::bigint
    for no key update skip locked
@@ -96,18 +117,25 @@ def take_due(
     limit: int | None,
     after: Position = FIRST,
     cron: bool = True,
+    own: Own | None = None,
     until: datetime | None = None,
 ) -> list[ScheduleRow]:
     """Lock the next schedules that are due, in order, except those that other sessions have locked.
 
-    They follow the position `after`. `cron=False` leaves out cron expressions, for a process that
-    cannot read them. `limit=None` locks all. With `until`, locks those that are due by that time
-    instead of by now.
+    They follow the position `after`. `cron` and `own` leave out schedules as in `next_due()`.
+    `limit=None` locks all. With `until`, locks those that are due by that time instead of by now.
     """
     at, name = after
     cursor.execute(
         TAKE_DUE,
-        {"until": until, "after_at": at, "after_name": name, "cron": cron, "limit": limit},
+        {
+            "until": until,
+            "after_at": at,
+            "after_name": name,
+            "cron": cron,
+            "own": None if own is None else json.dumps(own),
+            "limit": limit,
+        },
     )
     return [_row(row) for row in cursor.fetchall()]
 
@@ -175,93 +203,6 @@ def move(
             "last_error": last_error,
         },
     )
-
-
-# The operator's decision wins; the next time changes only with the columns it is computed from.
-# Declaring an unchanged schedule writes nothing for `touch_after` seconds after `declared_at`,
-# which is null for one that no code has declared.
-DECLARE = """
-insert into django_mq_schedule as s (
-    name, type, payload, metadata, cron, every, tz, queue, catch_up, overlap, expires,
-    source, enabled, next_at, declared_at)
-values (
-    %(name)s, %(type)s, %(payload)s::jsonb, %(metadata)s::jsonb, %(cron)s,
-    make_interval(secs => %(every)s::float8), %(tz)s, %(queue)s, %(catch_up)s, %(overlap)s,
-    make_interval(secs => %(expires)s::float8), 'code', %(enabled)s,
-    case when %(enabled)s then %(next_at)s::timestamptz end, statement_timestamp())
-    on conflict (name) do update
-   set type = excluded.type, payload = excluded.payload, metadata = excluded.metadata,
-       cron = excluded.cron, every = excluded.every, tz = excluded.tz, queue = excluded.queue,
-       catch_up = excluded.catch_up, overlap = excluded.overlap, expires = excluded.expires,
-       source = 'code', enabled = coalesce(s.decision, excluded.enabled),
-       next_at = case
-           when not coalesce(s.decision, excluded.enabled) then null
-           when s.next_at is null
-             or (s.cron, s.every, s.tz)
-                is distinct from (excluded.cron, excluded.every, excluded.tz)
-           then %(next_at)s::timestamptz
-           else s.next_at end,
-       declared_at = statement_timestamp()
- where s.declared_at is null
-    or s.declared_at < statement_timestamp() - make_interval(secs => %(touch_after)s)
-    or (s.type, s.payload, s.metadata, s.cron, s.every, s.tz, s.queue, s.catch_up, s.overlap,
-        s.expires, s.enabled)
-       is distinct from
-       (excluded.type, excluded.payload, excluded.metadata, excluded.cron, excluded.every,
-        excluded.tz, excluded.queue, excluded.catch_up, excluded.overlap, excluded.expires,
-        coalesce(s.decision, excluded.enabled))
-"""
-
-
-def declare(cursor: Cursor, *, touch_after: float, **columns: object) -> None:
-    """Store a schedule as the code declares it; `every` and `expires` are seconds."""
-    cursor.execute(DECLARE, {"touch_after": touch_after, **columns})
-
-
-TOUCH = """
-update django_mq_schedule
-   set declared_at = statement_timestamp()
- where name = any(%(names)s::text[])
-   and declared_at < statement_timestamp() - make_interval(secs => %(touch_after)s)
-   and declared_at >= statement_timestamp() - make_interval(secs => %(retire_after)s)
-"""
-DECLARED = """
-select name
-  from django_mq_schedule
- where name = any(%(names)s::text[])
-   and declared_at >= statement_timestamp() - make_interval(secs => %(retire_after)s)
-"""
-
-
-def touch(cursor: Cursor, names: list[str], *, touch_after: float, retire_after: float) -> set[str]:
-    """Record that these schedules are still declared; return the names that are known.
-
-    Others were never stored, were removed, or may have been retired: declare them.
-    """
-    values = {"names": names, "touch_after": touch_after, "retire_after": retire_after}
-    cursor.execute(TOUCH, values)
-    cursor.execute(DECLARED, values)
-    return {name for (name,) in cursor.fetchall()}
-
-
-RETIRE = """
-update django_mq_schedule
-   set enabled = false, next_at = null
- where name = any(array(
-    select s.name
-      from django_mq_schedule s
-     where s.source = 'code' and s.enabled
-       and s.declared_at < statement_timestamp() - make_interval(secs => %(retire_after)s)
-     order by s.name
-       for no key update skip locked))
-returning name
-"""
-
-
-def retire(cursor: Cursor, *, retire_after: float) -> list[str]:
-    """Disable schedules of code that no process has declared for `retire_after` seconds."""
-    cursor.execute(RETIRE, {"retire_after": retire_after})
-    return [name for (name,) in cursor.fetchall()]
 
 
 # If an operator enables a schedule that the code dropped, processes get time to declare it again;

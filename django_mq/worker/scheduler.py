@@ -1,7 +1,8 @@
 """Broadcast schedules: the loop finds out when one is due, and a thread broadcasts it.
 
-Any worker does this, whatever its queues. The lock on the schedule's row decides which worker
-broadcasts it, so they need no coordination. The thread's connection is open only while it works.
+Any worker does this, whatever its queues; a schedule of code is for workers that declare it. The
+lock on the schedule's row decides which of them broadcasts it, so they need no coordination. The
+thread's connection is open only while it works.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from django_mq.outbox.schedules.declaring import (
     REDECLARE_INTERVAL,
     declare_all,
     keep_declared,
+    own_types,
     retire,
 )
 from django_mq.outbox.schedules.firing import fire_due
@@ -74,7 +76,9 @@ class Scheduler(WakeableThread):
         now = monotonic()
         if now >= self._due_at or now >= self._polled_at + self._poll_interval / 2:
             self._polled_at = now
-            wait = schedules.next_due(cursor, cron=self._reads_cron)
+            # Before its first turn, a process without schedules looks for those of other code, too.
+            own = own_types() if self._declare_at < float("inf") else None
+            wait = schedules.next_due(cursor, cron=self._reads_cron, own=own)
             if wait is not None and now >= self._rests_until and self._declare_at == float("inf"):
                 self._declare_at = 0.0
                 self._wake.set()

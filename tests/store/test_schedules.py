@@ -28,6 +28,7 @@ NOW = {
     "after_at": store.FIRST[0],
     "after_name": store.FIRST[1],
     "cron": True,
+    "own": None,
     "limit": 50,
 }
 

@@ -16,8 +16,8 @@ from django_mq.handlers.cron import times_of
 from django_mq.handlers.periodic import check_type
 from django_mq.handlers.registry import Declaration
 from django_mq.policy.error_text import one_line
-from django_mq.store import Cursor
-from django_mq.store import schedules as store
+from django_mq.store import Cursor, schedules
+from django_mq.store import declared_schedules as store
 from django_mq.store.lost import is_lost
 
 logger = logging.getLogger("django_mq")
@@ -67,6 +67,11 @@ def keep_declared(block: Block, settings: Settings) -> None:
     _declare_each(block, [declared[name] for name in declared.keys() - known], settings)
 
 
+def own_types() -> dict[str, str]:
+    """Return the type of each schedule that this process declares, by name."""
+    return {name: each.type for name, each in _declared().items()}
+
+
 def _declared() -> dict[str, Declaration]:
     found: dict[str, Declaration] = {}
     for each in all_schedules():
@@ -104,7 +109,7 @@ def declare(cursor: Cursor, declared: Declaration, settings: Settings) -> None:
     computed again only if the cron expression, the interval or the time zone has changed.
     """
     type = check_type(declared.type)
-    now = store.now(cursor)
+    now = schedules.now(cursor)
     times = times_of(declared.cron, declared.every, declared.tz, start=now)
     store.declare(
         cursor,

@@ -18,6 +18,7 @@ from django_mq.conf import get_settings
 from django_mq.exceptions import BroadcastBusy
 from django_mq.handlers.cron import UnknownZone, can_read_cron, times_of
 from django_mq.messages import Message, Receipt
+from django_mq.outbox.schedules.declaring import own_types
 from django_mq.outbox.send import send
 from django_mq.policy.column_bounds import MAX_NAME
 from django_mq.policy.due_times import GRACE, DueTimes, Times, due
@@ -50,10 +51,13 @@ def fire_due(cursor: Cursor, alias: str, *, after: store.Position = store.FIRST)
     """Broadcast schedules due after position `after`; call it in a transaction of its own.
 
     A schedule that another session has locked is skipped, and so is one with a cron expression if
-    `cronsim` is missing. A schedule whose broadcast fails moves on, with `last_error`. A schedule
+    `cronsim` is missing. So is one of other code: this process would route its message without the
+    handlers of that code. A schedule whose broadcast fails moves on, with `last_error`. A schedule
     whose queue is full stays due, and so does one whose time zone this host does not know.
     """
-    rows = store.take_due(cursor, limit=MAX_PER_TRANSACTION, after=after, cron=can_read_cron())
+    rows = store.take_due(
+        cursor, limit=MAX_PER_TRANSACTION, after=after, cron=can_read_cron(), own=own_types()
+    )
     tried = broadcasts = 0
     for row in rows:
         outcome = _fire(cursor, alias, row, maximum=MAX_PER_TRANSACTION - tried)

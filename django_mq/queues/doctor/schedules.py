@@ -35,9 +35,10 @@ def late_schedules(alias: str) -> Iterator[Finding]:
         level="error" if any(map(_misses_a_period, found)) else "warning",
         text=_overdue(found),
         hint="Workers are alive, so look in their log for errors of the thread mq-scheduler. Cron"
-        " expressions need the extra periodic on the workers' machines."
+        " expressions need the extra periodic on the workers' machines. Disable a schedule that the"
+        " code no longer declares: mq_schedule disable NAME."
         if alive
-        else "Start a worker: any worker broadcasts schedules, whatever its queues.",
+        else "Start a worker whose code declares it, whatever its queues.",
     )
 
 
