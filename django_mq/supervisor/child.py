@@ -46,6 +46,8 @@ STOP = b"x"
 ORDER = b"="
 #: The line by which a child says that it drains because of a signal, whoever sent it.
 SIGNALLED = b"t"
+#: The line by which a child says that the schedules of its code are stored.
+DECLARED = b"+"
 #: The maximum number of ids in a log line.
 MAX_IDS = 20
 
@@ -59,14 +61,20 @@ def run(
     last: bool = False,
     counts: bool = False,
     quiet: bool = False,
+    declares: bool = True,
 ) -> int:
     """Run `worker` until it is done, told to stop, or its supervisor is gone.
 
     The `last` child of a supervisor only settles the dead workers that are named to it. With
     `counts` it reports the totals of its handlers. With `quiet` it claims nothing until an operator
-    resumes it.
+    resumes it. Unless it `declares`, it leaves schedules that are stored as they are.
     """
-    worker.supervised(partial(_ask_to_end, link), lambda order: _send(link, ORDER + order.encode()))
+    worker.supervised(
+        partial(_ask_to_end, link),
+        lambda order: _send(link, ORDER + order.encode()),
+        partial(_send, link, DECLARED),
+        declares=declares,
+    )
     if quiet:
         worker.orders.record(QUIET)
     # All objects loaded so far stay. Without a freeze the collector walks over them again and

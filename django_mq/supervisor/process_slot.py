@@ -48,8 +48,8 @@ class ProcessSlot:
     - `leaving`: an operator told it to stop; the slot gets no new one.
     - `overran`: it is being ended for a handler that ran past its timeout, after it has written the
       stacks of its handlers to `stacks`; `killed`: it was sent SIGKILL for that.
-    - `stopped`: by fence, the operator who stopped a message, and when the process is ended if the
-      message still runs.
+    - `stopped`: by fence, the operator who stopped a message, and when its process is ended for it.
+    - `declared`: a process has stored the schedules of the code, so that the next one does not.
     - `failures`: how many processes in a row ended here before they worked.
     - `failure`: the error that ended the process, if it reported one.
     - `figures`: the totals of the handlers of all its processes.
@@ -74,6 +74,7 @@ class ProcessSlot:
     stopped: dict[Fence, tuple[str, float]] = field(default_factory=dict)
     killed: bool = False
     finished: bool = False
+    declared: bool = False
     recovering: dict[str, DeadWorker] = field(default_factory=dict)
     figures: WorkerFigures = field(default_factory=WorkerFigures)
     stacks: StackFile = field(default_factory=StackFile)
@@ -150,6 +151,8 @@ class ProcessSlot:
                 self.last_line = line
             elif line == child.SIGNALLED:
                 self.recycling = True
+            elif line == child.DECLARED:
+                self.declared = True
             elif line.startswith(child.FIGURES):
                 self.figures.take(line.removeprefix(child.FIGURES))
             elif line.startswith(child.STOP):

@@ -195,6 +195,7 @@ class Supervisor:
                 last=last,
                 counts=self._reporter.counts,
                 quiet=slot.quiet,
+                declares=not slot.declared,
             )
         except BaseException as error:
             # The supervisor logs the error at each restart; one traceback is enough.

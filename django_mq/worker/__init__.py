@@ -126,11 +126,21 @@ class Worker(WorkerOptions):
         if (run := self._run) is not None:
             run.take_recoveries()
 
-    def supervised(self, end_process: EndProcess, pass_on: Callable[[str], None]) -> None:
+    def supervised(
+        self,
+        end_process: EndProcess,
+        pass_on: Callable[[str], None],
+        on_declared: Callable[[], None],
+        *,
+        declares: bool,
+    ) -> None:
         """Set the functions by which the next run reaches its supervisor.
 
         `end_process` asks the supervisor to end this process, which runs a message that an operator
-        stopped. `pass_on` is called with each operator's order that was carried out.
+        stopped. `pass_on` is called with each operator's order that was carried out, `on_declared`
+        when the schedules of the code are stored. If an earlier process of the supervisor has
+        stored them, this one no longer `declares` them over those of newer code.
         """
         self.end_process = end_process
+        self.declares, self.on_declared = declares, on_declared
         self.orders.supervised(pass_on)

@@ -182,6 +182,8 @@ class Parts:
         self.scheduler = Scheduler(
             alias,
             self._settings,
+            declares=self._worker.declares,
+            on_declared=self._worker.on_declared,
             on_fired=self._on_freed,
             on_turn=self.wakeup.poke,
             link=self._link(),

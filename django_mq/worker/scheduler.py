@@ -40,7 +40,10 @@ RETRY_DELAY, AFTER_FAILURE = 1.0, 5.0
 class Scheduler(WakeableThread):
     """Stores the schedules of this process's code, and broadcasts every schedule that is due.
 
-    `on_fired()` is called, on this thread, when messages were broadcast.
+    The process of a worker that has just started `declares`: its schedules replace those that other
+    versions of the code have stored. One that replaces a process stores only what is missing.
+    `on_declared()` is called, on this thread, once all are stored, and `on_fired()` when messages
+    were broadcast.
     """
 
     def __init__(
@@ -48,6 +51,8 @@ class Scheduler(WakeableThread):
         alias: str,
         settings: Settings,
         *,
+        declares: bool,
+        on_declared: Callable[[], None],
         on_fired: Callable[[], None],
         on_turn: Callable[[], None],
         link: Link,
@@ -55,6 +60,7 @@ class Scheduler(WakeableThread):
         super().__init__("scheduler", alias, on_turn=on_turn, link=link)
         self._settings = settings
         self._poll_interval = settings.poll_interval
+        self._on_declared = on_declared
         self._on_fired = on_fired
         # By `monotonic()`. The thread sets `_due_at` to 0 to make the loop query again.
         self._polled_at = float("-inf")
@@ -63,9 +69,10 @@ class Scheduler(WakeableThread):
         self._reads_cron = can_read_cron()
         # A process that declares no schedules starts when the loop finds one, which is disabled
         # before it is broadcast if no process has declared it for a day.
-        self._declare_at = 0.0 if all_schedules() else float("inf")
-        self._stored = not all_schedules()
-        if not self._stored:
+        own = {each.name for each in all_schedules()}
+        self._declare_at = 0.0 if own else float("inf")
+        self._to_store = own if declares else set[str]()
+        if own:
             self._wake.set()
 
     def poll(self, cursor: Cursor) -> float:
@@ -114,14 +121,16 @@ class Scheduler(WakeableThread):
     def _declare(self) -> None:
         """Store the schedules that this code declares, and retire those that no code declares.
 
-        The next declaration is in an hour, or soon if a row was locked.
+        The next declaration is in an hour, or soon if rows were locked: then only of those, so that
+        it does not undo what a newer version has declared meanwhile.
         """
         try:
-            if self._stored:
-                keep_declared(self.block, self._settings)
+            if self._to_store:
+                self._to_store = declare_all(self.block, self._settings, only=self._to_store)
             else:
-                declare_all(self.block, self._settings)
-                self._stored = True
+                self._to_store = keep_declared(self.block, self._settings)
+            if not self._to_store:
+                self._on_declared()
             retire(self.block)
         except LOST as error:
             if not self.is_connected():
@@ -129,7 +138,8 @@ class Scheduler(WakeableThread):
             logger.debug("schedules not declared: %s", error)
             self._declare_at = monotonic() + RETRY_DELAY
         else:
-            self._declare_at = monotonic() + REDECLARE_INTERVAL * (0.9 + 0.2 * random())  # noqa: S311
+            wait = REDECLARE_INTERVAL * (0.9 + 0.2 * random())  # noqa: S311
+            self._declare_at = monotonic() + (RETRY_DELAY if self._to_store else wait)
         self._due_at = 0.0
 
     def _fire(self) -> None:

@@ -79,6 +79,8 @@ class WorkerOptions:
         self.given_id = id
         self.to_recover: list[tuple[DeadWorker, Callable[[], None]]] = []
         self.end_process: EndProcess | None = None
+        self.declares = True
+        self.on_declared: Callable[[], None] = lambda: None
         self.orders = Orders()
         self.stopping = threading.Event()
         #: Held while a run begins or ends. A signal handler may take it in the same thread.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from django.db.models.functions import Now
 
-from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.models import FailedAttempt, QueuedMessage, Schedule
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker
 from tests.rows import add
@@ -61,3 +62,22 @@ def test_an_old_worker_beside_a_new_one(start: Callable[..., Worker], queue: Que
     for worker in (old, new):
         worker.tell(signal.SIGTERM)
         assert worker.ends() == 0
+
+
+def test_a_replaced_process_of_an_old_worker_leaves_a_schedule_to_newer_code(
+    start: Callable[..., Worker],
+) -> None:
+    """The worker that started last wins, and a process that is replaced is no start of a worker."""
+
+    def is_declared(version: int) -> bool:
+        recent = Schedule.objects.filter(declared_at__gt=Now() - timedelta(hours=1))
+        return recent.filter(payload={"version": version}).exists()
+
+    old = start("--processes", 1, **OLD)
+    old.until(lambda: is_declared(1), "it stores its schedule")
+    new = start("--processes", 1, **NEW)
+    new.until(lambda: is_declared(2), "so does a newer one")
+    Schedule.objects.update(declared_at=Now() - timedelta(hours=2))
+    old.kill_child(0)
+    old.until(lambda: is_declared(2), "the next process keeps it declared")
+    assert not is_declared(1)

@@ -15,7 +15,7 @@ import pytest
 from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
 from django_mq.messages import Fence
 from django_mq.supervisor import process_slot
-from django_mq.supervisor.child import ORDER, report_failure
+from django_mq.supervisor.child import DECLARED, ORDER, report_failure
 from django_mq.supervisor.process_slot import ProcessSlot
 from django_mq.worker.orders import LEAVE, QUIET, RESUME
 
@@ -63,6 +63,21 @@ def test_the_orders_that_its_process_carried_out() -> None:
         assert slot.scoreboard.stalled()
         assert slot.not_live(draining=False) == slot.not_ready() == []
         slot.close_link()
+
+
+def test_a_slot_remembers_that_a_process_stored_the_schedules() -> None:
+    """The next process, whose code is as old, does not store them over those of newer code."""
+    slot = ProcessSlot(Scoreboard(1))
+    slot.prepare()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        slot.assign(os.getpid(), ours)
+        theirs.sendall(DECLARED + b"\n")
+        assert not slot.declared
+        assert slot.read_link()
+        slot.close_link()
+    slot.prepare()
+    assert slot.declared
 
 
 def test_a_stalled_loop_is_not_reported_as_a_database_that_does_not_answer() -> None:

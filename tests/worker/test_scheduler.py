@@ -181,17 +181,24 @@ def test_what_an_operator_makes_due_is_seen_within_a_poll_interval(
 @pytest.fixture
 def clock(transactional_db: None) -> Any:
     """The scheduler alone; the test takes its turns."""
+    return make()
+
+
+def make(*, declares: bool = True) -> Any:
     from django_mq.conf import get_settings
 
     fired: list[bool] = []
+    declared: list[bool] = []
     made = Scheduler(
         "default",
         get_settings(),
+        declares=declares,
+        on_declared=lambda: declared.append(True),
         on_fired=lambda: fired.append(True),
         on_turn=lambda: None,
         link=Link(),
     )
-    made.fired = fired  # type: ignore[attr-defined]
+    made.fired, made.declared = fired, declared  # type: ignore[attr-defined]
     return made
 
 
@@ -245,7 +252,7 @@ def test_a_declaration_waits_for_a_read_only_server(
     """As during a failover: the schedule is valid, and newer code still changes its timing."""
     put("daily", due=3600, every=timedelta(hours=24), source="code", declared_at=Now())
     periodic("daily", "shop.ping", every=HOUR)
-    clock._declare_at, clock._stored = 0.0, False
+    clock._declare_at, clock._to_store = 0.0, {"daily"}
     options = {
         **connection.settings_dict["OPTIONS"],
         "options": "-c default_transaction_read_only=on",
@@ -343,8 +350,39 @@ def test_a_row_that_is_locked_is_declared_a_little_later(
         other.execute("select from django_mq_schedule for update")
         clock.take_turn()
     assert 300 < clock.next_turn_in() <= 600
+    assert not clock.declared
     declare(clock)
+    assert clock.declared
     assert stored_type() == "shop.ping"
+
+
+def test_only_rows_that_were_locked_are_declared_again(
+    monkeypatch: pytest.MonkeyPatch, transactional_db: None
+) -> None:
+    """The others may have a newer declaration by now."""
+    monkeypatch.setattr("django_mq.worker.wakeable_thread.LIMITS", Limits(lock=0.05))
+    for name in ("free", "locked"):
+        put(name, type="shop.old", due=600, declared_at=Now())
+        periodic(name, "shop.ping", every=HOUR)
+    clock = make()
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_schedule where name = 'locked' for update")
+        clock.take_turn()
+    Schedule.objects.filter(name="free").update(type="shop.new")
+    declare(clock)
+    assert dict(Schedule.objects.values_list("name", "type")) == {
+        "free": "shop.new",
+        "locked": "shop.ping",
+    }
+
+
+def test_a_process_that_replaces_another_does_not_declare_over_newer_code(hourly: None) -> None:
+    """Its worker started earlier; a schedule that is missing is stored."""
+    periodic("missing", "shop.ping", every=HOUR)
+    clock = make(declares=False)
+    clock.take_turn()
+    assert Schedule.objects.get(name="hourly").type == "shop.old"
+    assert Schedule.objects.filter(name="missing").exists()
 
 
 def test_an_idle_fleet_without_schedules_asks_one_question_per_poll(clock: Any) -> None:

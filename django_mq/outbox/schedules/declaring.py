@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from contextlib import AbstractContextManager
 
 from django.db import DatabaseError, OperationalError
@@ -30,14 +30,19 @@ REDECLARE_INTERVAL, RETIRE_AFTER = 3600.0, 86400.0
 Block = Callable[[], AbstractContextManager[Cursor]]
 
 
-def declare_all(block: Block, settings: Settings) -> None:
+def declare_all(
+    block: Block, settings: Settings, *, only: Container[str] | None = None
+) -> set[str]:
     """Store the schedules that this process declares, each in a transaction of its own.
 
-    Logs those that cannot run. Raises OperationalError if the database is lost, InternalError if
-    it is read only. Also raises OperationalError, once the others are stored, if another session
-    has locked the row of a schedule.
+    With `only`, stores those with these names. Logs those that cannot run. Returns the names of
+    those whose rows other sessions have locked. Raises OperationalError if the database is lost,
+    InternalError if it is read only.
     """
-    _declare_each(block, _declared().values(), settings)
+    declared = _declared().values()
+    return _declare_each(
+        block, [each for each in declared if only is None or each.name in only], settings
+    )
 
 
 def retire(block: Block) -> None:
@@ -53,18 +58,18 @@ def retire(block: Block) -> None:
         )
 
 
-def keep_declared(block: Block, settings: Settings) -> None:
+def keep_declared(block: Block, settings: Settings) -> set[str]:
     """Declare the schedules of this process again.
 
     This does not overwrite a newer declaration by another process: of two versions of the code, the
-    one that started last decides. Raises the same errors as `declare_all()`.
+    one that started last decides. Returns and raises the same as `declare_all()`.
     """
     declared = _declared()
     with block() as cursor:
         known = store.touch(
             cursor, sorted(declared), touch_after=REDECLARE_INTERVAL, retire_after=RETIRE_AFTER
         )
-    _declare_each(block, [declared[name] for name in declared.keys() - known], settings)
+    return _declare_each(block, [declared[name] for name in declared.keys() - known], settings)
 
 
 def own_types() -> dict[str, str]:
@@ -79,8 +84,8 @@ def _declared() -> dict[str, Declaration]:
     return found
 
 
-def _declare_each(block: Block, declared: Iterable[Declaration], settings: Settings) -> None:
-    locked: Exception | None = None
+def _declare_each(block: Block, declared: Iterable[Declaration], settings: Settings) -> set[str]:
+    locked = set[str]()
     for each in declared:
         try:
             with block() as cursor:
@@ -88,7 +93,7 @@ def _declare_each(block: Block, declared: Iterable[Declaration], settings: Setti
         except OperationalError as error:
             if not isinstance(error.__cause__, LockNotAvailable):
                 raise
-            locked = error
+            locked.add(each.name)
         except (MQError, DatabaseError) as error:
             if is_lost(error):  # a read-only server, which says nothing about the schedule
                 raise
@@ -98,8 +103,7 @@ def _declare_each(block: Block, declared: Iterable[Declaration], settings: Setti
                 one_line(str(error)),
                 extra={"event": "schedule_invalid", "schedule": each.name},
             )
-    if locked is not None:
-        raise locked
+    return locked
 
 
 def declare(cursor: Cursor, declared: Declaration, settings: Settings) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_mq import handler
+from django_mq import handler, periodic
 
 from . import handlers
 
@@ -19,3 +19,6 @@ def versioned(delivery: Any) -> None:
 def fresh(delivery: Any) -> None:
     handlers.begin(delivery)
     handlers.effect(delivery)
+
+
+periodic("versioned", "acceptance.versioned", {"version": 2}, every=3600)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_mq import handler
+from django_mq import handler, periodic
 
 from . import handlers
 
@@ -13,3 +13,6 @@ from . import handlers
 def versioned(delivery: Any) -> None:
     handlers.begin(delivery)
     handlers.effect(delivery)
+
+
+periodic("versioned", "acceptance.versioned", {"version": 1}, every=3600)
