@@ -111,7 +111,7 @@ class DedupeCall:
     def _due(self, id: UniqueId, found: Plan) -> int | None:
         """Return the index of the message whose due time is written; None: the stored one stays.
 
-        A debounce is left out if its due time lies beyond the expiry of the content that it moves.
+        A due time that lies beyond the expiry of the content does not count.
         """
         if found.content is None:  # the statement compares it with the stored expiry
             return found.due
@@ -119,9 +119,9 @@ class DedupeCall:
         content = self._candidates[indexes[found.content]].row
         for index in reversed(found.dues):
             due = self._candidates[indexes[index]].row
-            if index <= found.content or starts_before_expiry(due, content):
+            if index == found.content or starts_before_expiry(due, content):
                 return index
-        return None
+        return found.content if found.dues and found.dues[0] < found.content else None
 
     def _row(self, id: UniqueId, seen: StoredUniqueId, found: Plan, due: int | None) -> UniqueRow:
         """Return the row into which the candidates of one id merge, due when message `due` is."""

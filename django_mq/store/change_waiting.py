@@ -18,7 +18,8 @@ Row = TypeVar("Row")
 # A locked row is skipped: another session claims, changes or replaces it. Attempts are never
 # lowered, and at least one is left. A message that leaves its key is no longer blocked. An expired
 # one may just have lost its id to a newer one: then it gets no more time. None is due in a quiet
-# time.
+# time. One that would expire before its stored due time, such as that of a retry, could never
+# start: it gets the new due time.
 REPLACE = f"""
 with new as materialized (
     select row.*
@@ -59,7 +60,9 @@ update django_mq_queuedmessage m
        expires_at = coalesce(new.expires,
                              statement_timestamp() + new.lifetime * interval '1 second'),
        processable_after = case
-           when not new.sets_due then m.processable_after
+           when not new.sets_due and coalesce(
+               new.expires, statement_timestamp() + new.lifetime * interval '1 second',
+               'infinity') > m.processable_after then m.processable_after
            else greatest(
                coalesce(new.due, statement_timestamp() + new.delay * interval '1 second'),
                quiet.quiet_until) end
@@ -81,6 +84,8 @@ class Replaced(NamedTuple):
 
 def replace(cursor: Cursor, rows: Sequence[tuple[UniqueRow, bool]]) -> list[Replaced]:
     """Give waiting rows new content and options, and a new due time where the flag is set.
+
+    Without it, a row also gets the new due time if it would expire before the stored one.
 
     Returns the rows that were still waiting, not locked, and had their ids.
     """

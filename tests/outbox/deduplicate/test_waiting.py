@@ -316,3 +316,32 @@ def test_nor_does_one_of_the_same_call(option: Any, waits: bool, moved_to: list[
     assert message.payload == 1
     wait = message.processable_after - datetime.now(UTC)
     assert abs(wait.total_seconds() - (moved_to or [5])[0]) < 3
+
+
+@pytest.mark.parametrize("option", ["update", "rerun"])
+@pytest.mark.parametrize(("after", "delay"), [(None, 0), (30, 30)])
+def test_a_message_that_would_expire_before_it_is_due_gets_the_due_time_of_the_new_one(
+    option: Any, after: int | None, delay: int
+) -> None:
+    """With its own due time, such as that of a retry, it could never start."""
+    send(1, after=7200)
+    assert told(send(2, on_duplicate=option, after=after, expires=600)) == ("updated", "")
+    wait = the_message().processable_after - datetime.now(UTC)
+    assert abs(wait.total_seconds() - delay) < 10
+
+
+@pytest.mark.parametrize("option", ["update", "rerun"])
+def test_a_message_that_expires_after_its_due_time_keeps_that(option: Any) -> None:
+    send(1, after=60)
+    before = the_message().processable_after
+    send(2, on_duplicate=option, expires=600)
+    assert the_message().processable_after == before
+
+
+@pytest.mark.parametrize("option", ["update", "rerun"])
+def test_so_does_one_of_the_same_call(option: Any) -> None:
+    first = Message("a.b", 1, unique_id="u", after=7200)
+    broadcast_many([first, Message("a.b", 2, unique_id="u", on_duplicate=option, expires=600)])
+    message = the_message()
+    assert message.payload == 2
+    assert message.processable_after < datetime.now(UTC) + timedelta(seconds=10)
