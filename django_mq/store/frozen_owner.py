@@ -49,15 +49,20 @@ select m.id, pg_terminate_backend(a.pid)
    and (w.sessions ? {_NAME}
         or a.backend_start is null and w.sessions::text ~ ('"' || a.pid || ' '))
  where m.queue = %(queue)s and m.leased_until <= statement_timestamp()
+   and w.last_seen <= statement_timestamp() - make_interval(secs => %(silent)s)
    and starts_with(m.claimed_by, %(prefix)s)
 """
 
 
-def end(cursor: Cursor, *, queue: str, worker: str) -> list[int]:
+def end(cursor: Cursor, *, queue: str, worker: str, silent: float) -> list[int]:
     """End the sessions of `worker` that have locked its own lapsed messages of `queue`.
 
-    Their transactions are rolled back. Returns the ids of the messages. Raises the server's error
-    if this login may not end them.
+    Ends none unless the last heartbeat of `worker` is `silent` seconds old: a process that lives
+    also loses its queue if a lock or a signal receiver holds up its loop. The transactions are
+    rolled back. Returns the ids of the messages. Raises the server's error if this login may not
+    end them.
     """
-    cursor.execute(END, {"queue": queue, "worker": worker, "prefix": f"{worker}:"})
+    cursor.execute(
+        END, {"queue": queue, "worker": worker, "silent": silent, "prefix": f"{worker}:"}
+    )
     return [row[0] for row in cursor.fetchall()]

@@ -142,15 +142,18 @@ class OrderedQueues:
         announce_queue(signal, queue, f"{text} to worker {self._worker}", worker=self._worker)
 
     def _end_frozen(self, cursor: Cursor, queue: str, previous_owner: str) -> None:
-        """End the transactions that the previous owner left open.
+        """End the transactions that the previous owner left open, if it is frozen.
 
-        The owner let its lease lapse, so none of its threads runs, but an open transaction would
-        hold up the line until the server ends it. The line does have to wait for that if another
-        role owns the session, or behind a transaction pooler, where sessions are shared.
+        It is frozen if its heartbeats, at least three per lease, have stopped, too. Then an open
+        transaction would hold up the line until the server ends it. The line does have to wait for
+        that if another role owns the session, or behind a transaction pooler, where sessions are
+        shared. If the owner lives, the line waits for its handler.
         """
         extra = {"event": "owner_frozen", "queue": queue}
         try:
-            for id in frozen_owner.end(cursor, queue=queue, worker=previous_owner):
+            for id in frozen_owner.end(
+                cursor, queue=queue, worker=previous_owner, silent=LEASE_SECONDS
+            ):
                 logger.warning(
                     "worker %s, which owned queue %s, is frozen: ended its transaction with"
                     " message %s",

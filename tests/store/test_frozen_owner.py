@@ -13,7 +13,7 @@ from django_mq.executor.simple_protocol import simple_query
 from django_mq.models import WorkerHeartbeat
 from django_mq.store import frozen_owner, leases
 from tests.database import second_connection
-from tests.rows import add, beat, stored
+from tests.rows import add, beat, columns, stored
 from tests.store.conftest import lock
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -21,13 +21,16 @@ pytestmark = pytest.mark.django_db(transaction=True)
 Cursor = psycopg.Cursor[Any]
 Session = psycopg.Connection[Any]
 
+#: Seconds without a heartbeat after which a worker counts as frozen.
+SILENT = 6.0
+
 
 def row(**given: Any) -> Any:
     return add("line", **{"ordered": True, "leased": -1, "claimed_by": "gone:3", **given})
 
 
 def end(cursor: Cursor) -> list[int]:
-    return frozen_owner.end(cursor, queue="line", worker="gone")
+    return frozen_owner.end(cursor, queue="line", worker="gone", silent=SILENT)
 
 
 def record(session: Session, worker: str = "gone") -> bool:
@@ -42,7 +45,7 @@ def sessions(transactional_db: None) -> Iterator[list[Session]]:
     own = connection.get_connection_params()
     params = {k: v for k, v in own.items() if k in ("dbname", "user", "password", "host", "port")}
     opened: list[Session] = [psycopg.connect(**params) for _ in range(4)]
-    beat("gone")
+    beat("gone", seen=-SILENT)
     for each in opened:
         assert record(each)
     yield opened
@@ -76,10 +79,23 @@ def test_only_the_transaction_of_the_frozen_owner_is_ended(
     assert end(cursor) == []
 
 
+def test_the_transaction_of_a_worker_that_beats_lives(
+    cursor: Cursor, sessions: list[Session]
+) -> None:
+    """Its loop only waited, for a lock or a signal receiver, until its queue had another owner."""
+    message = row()
+    lock(sessions[0], message.pk)
+    WorkerHeartbeat.objects.update(**columns({"seen": 1 - SILENT}))
+    assert end(cursor) == []
+    assert alive(sessions[0])
+    WorkerHeartbeat.objects.update(**columns({"seen": -SILENT}))
+    assert end(cursor) == [message.pk]
+
+
 def test_a_stranger_that_has_the_row_locked_lives(cursor: Cursor) -> None:
     """An operator, or any session whose transaction id equals the id of a group of lockers."""
     message = row()
-    beat("gone")
+    beat("gone", seen=-SILENT)
     with second_connection() as stranger:
         stranger.autocommit = False
         lock(stranger, message.pk)
@@ -92,7 +108,7 @@ def test_a_session_with_the_process_id_of_one_that_ended_lives(cursor: Cursor) -
     """Process ids are reused."""
     message = row()
     with second_connection() as stranger:
-        beat("gone", sessions=[f"{stranger.info.backend_pid} 1600000000.123456"])
+        beat("gone", seen=-SILENT, sessions=[f"{stranger.info.backend_pid} 1600000000.123456"])
         stranger.autocommit = False
         lock(stranger, message.pk)
         assert end(cursor) == []
@@ -135,7 +151,7 @@ def test_odd_sessions_of_another_program_harm_nobody(cursor: Cursor, odd: list[A
     """Guarantee 24."""
     message = row()
     with second_connection() as stranger:
-        heartbeat = beat("gone", sessions=odd)
+        heartbeat = beat("gone", seen=-SILENT, sessions=odd)
         stranger.autocommit = False
         lock(stranger, message.pk)
         assert end(cursor) == []

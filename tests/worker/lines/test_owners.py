@@ -7,6 +7,7 @@ import threading
 
 import psycopg
 import pytest
+from django.db.models.functions import Now
 
 from django_mq import handler
 from django_mq.executor.simple_protocol import simple_query
@@ -14,14 +15,14 @@ from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
 from django_mq.store import frozen_owner
 from django_mq.store import ordered_queues as lines
-from django_mq.worker import DeadWorker
+from django_mq.worker import DeadWorker, queue_options
 from django_mq.worker.ordered_queues import OrderedQueues
 from tests.database import second_connection
 from tests.rows import beat, pks
 from tests.store.conftest import lock
 from tests.waiting import until
-from tests.worker.conftest import PATIENCE, Said, Start
-from tests.worker.lines.conftest import Log, make_due, row
+from tests.worker.conftest import PATIENCE, Said, Start, effect, effects
+from tests.worker.lines.conftest import Log, empty, make_due, row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -145,7 +146,7 @@ def test_without_the_right_to_end_a_frozen_owner_the_line_waits(
     try:
         with second_connection() as frozen, second_connection() as poor:
             lines.own(frozen.cursor(), queue="line", worker="gone", lease=-1.0)
-            beat("gone")
+            beat("gone", seen=-60)
             assert simple_query(frozen, frozen_owner.record("gone"))
             frozen.autocommit = False
             lock(frozen, message.pk)
@@ -182,7 +183,7 @@ def test_the_transaction_of_a_frozen_owner_is_ended(
     behind = row()
     with second_connection() as frozen:
         lines.own(frozen.cursor(), queue="line", worker="gone", lease=-1.0)
-        beat("gone")
+        beat("gone", seen=-60)
         assert simple_query(frozen, frozen_owner.record("gone"))
         frozen.autocommit = False
         lock(frozen, message.pk)
@@ -192,3 +193,48 @@ def test_the_transaction_of_a_frozen_owner_is_ended(
             frozen.execute("select 1")
     assert log.order == pks(message, behind)
     assert any(getattr(record, "event", "") == "owner_frozen" for record in caplog.records)
+
+
+def test_the_handler_of_a_living_owner_that_lost_its_queue_lives(
+    start: Start,
+    log: Log,
+    gate: threading.Event,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A signal receiver or a table lock held up the owner's loop for longer than it owns a queue.
+
+    Its handlers and heartbeats went on. The next owner waits for the row, and charges nothing.
+    """
+    monkeypatch.setattr(queue_options, "OWNER_LEASE", 1.0)
+    caplog.set_level(logging.WARNING, "django_mq")
+    began = threading.Event()
+
+    @handler("#", queue="line", name="h")
+    def h(delivery: Delivery) -> None:
+        with log.running("line", delivery.id):
+            began.set()
+            assert gate.wait(PATIENCE)
+            effect(delivery)
+
+    message, behind = row(), row()
+    start(threads=2)
+    assert began.wait(PATIENCE)
+    lapsed = QueuedMessage.objects.filter(pk=message.pk, leased_until__lte=Now())
+    until(lapsed.exists, "its lease lapses: renewals skip the row, which is locked")
+    next_owner = OrderedQueues("me", ["line"], on_owned=lambda: None, busy=lambda queue: False)
+    with second_connection() as other:
+        cursor = other.cursor()
+        with other.transaction():  # the owner's loop would keep the queue
+            cursor.execute("update django_mq_queuestate set owned_until = 'epoch'")
+            next_owner.maintain(cursor)
+        assert next_owner.owned == {"line"}
+        next_owner._turn_at = 0.0
+        next_owner.maintain(cursor)
+        gate.set()
+        log.wait(1)
+        next_owner.disown(cursor)
+    until(empty, "both are done")
+    assert effects() == {message.pk, behind.pk}
+    assert FailedAttempt.objects.count() == 0
+    assert "owner_frozen" not in [getattr(each, "event", "") for each in caplog.records]
