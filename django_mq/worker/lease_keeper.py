@@ -48,6 +48,15 @@ RENEWAL_STATEMENT_SECONDS = 1.0
 HEARTBEAT_LOCK_SECONDS = 0.2
 
 
+def beat_interval(shortest_lease: float) -> float:
+    """Return the seconds between two heartbeats; `shortest_lease` is in seconds.
+
+    >>> beat_interval(30.0), beat_interval(3.0)
+    (10.0, 1.0)
+    """
+    return min(shortest_lease / 3, HEARTBEAT_SECONDS)
+
+
 class LeaseKeeper(threading.Thread):
     """Renews the leases of unsettled messages; writes the heartbeat and figures of this process.
 
@@ -79,7 +88,7 @@ class LeaseKeeper(threading.Thread):
         self.renew_interval = shortest_lease / 3
         #: Seconds between two heartbeats, at least one per renewal: the heartbeat keeps messages
         #: whose rows handlers have locked.
-        self.beat_interval = min(self.renew_interval, HEARTBEAT_SECONDS)
+        self.beat_interval = beat_interval(shortest_lease)
         #: How many steps have ended, whether or not they succeeded: a sign that the thread moves.
         self.steps = 0
         #: How many heartbeats were stored.

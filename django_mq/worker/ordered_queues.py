@@ -35,7 +35,7 @@ class OrderedQueues:
 
     `queues` are the queues that it may own; `on_owned` is called for each new one. The process
     takes no queue for which it is `busy` with something that may take long, and none while it
-    drains.
+    drains. A worker is frozen if it has written no heartbeat for `silent` seconds.
     """
 
     def __init__(
@@ -45,11 +45,13 @@ class OrderedQueues:
         *,
         on_owned: Callable[[], None],
         busy: Callable[[str], bool],
+        silent: float = LEASE_SECONDS,
     ) -> None:
         self._worker = worker
         self._queues = sorted(queues)
         self._on_owned = on_owned
         self._busy = busy
+        self._silent = silent
         self._passed_over: set[str] = set()
         self._turn_at = 0.0
         self._adopt_at: dict[str, float] = {}
@@ -144,15 +146,15 @@ class OrderedQueues:
     def _end_frozen(self, cursor: Cursor, queue: str, previous_owner: str) -> None:
         """End the transactions that the previous owner left open, if it is frozen.
 
-        It is frozen if its heartbeats, at least three per lease, have stopped, too. Then an open
-        transaction would hold up the line until the server ends it. The line does have to wait for
-        that if another role owns the session, or behind a transaction pooler, where sessions are
-        shared. If the owner lives, the line waits for its handler.
+        It is frozen if its heartbeats have stopped, too. Then an open transaction would hold up the
+        line until the server ends it. The line does have to wait for that if another role owns the
+        session, or behind a transaction pooler, where sessions are shared. If the owner lives, the
+        line waits for its handler.
         """
         extra = {"event": "owner_frozen", "queue": queue}
         try:
             for id in frozen_owner.end(
-                cursor, queue=queue, worker=previous_owner, silent=LEASE_SECONDS
+                cursor, queue=queue, worker=previous_owner, silent=self._silent
             ):
                 logger.warning(
                     "worker %s, which owned queue %s, is frozen: ended its transaction with"

@@ -26,12 +26,12 @@ from django_mq.worker.commands import Commands
 from django_mq.worker.dispatch import Dispatch
 from django_mq.worker.fetcher import Fetcher
 from django_mq.worker.intake import Intake
-from django_mq.worker.lease_keeper import LeaseKeeper
+from django_mq.worker.lease_keeper import LeaseKeeper, beat_interval
 from django_mq.worker.listener import PING_INTERVAL, Listener
 from django_mq.worker.liveness import Liveness
 from django_mq.worker.maintenance import Maintenance
 from django_mq.worker.operation_runner import OperationRunner
-from django_mq.worker.ordered_queues import OrderedQueues
+from django_mq.worker.ordered_queues import LEASE_SECONDS, OrderedQueues
 from django_mq.worker.prefetch import Prefetch
 from django_mq.worker.queue_backoff import BackoffLevels
 from django_mq.worker.queue_options import ClaimOptionsCache
@@ -156,6 +156,7 @@ class Parts:
             self.options.ordered(self._worker.queues),
             on_owned=lambda: self.fetcher.on_freed(),
             busy=lambda queue: self.intake.stuck(self.options.of(queue).kind),
+            silent=max(LEASE_SECONDS, 1.5 * beat_interval(self.options.shortest_lease())),
         )
         self.claims = ClaimRouter(
             worker=self._id,
