@@ -140,6 +140,10 @@ def requeue(
     if dry_run:
         dead = _keep_selectable(alias, wanted, "dead")
         return Changed(tuple(dead), len(wanted) - len(dead))
+    if len(wanted) > CHUNK:  # the last of several with one unique id gets it: it goes first
+        with reading(alias) as cursor:
+            late = selection.with_successor(cursor, ids=wanted)
+        wanted = sorted(wanted, key=late.__contains__)
     requeue = partial(changes.requeue, attempts=attempts)
     return _change("messages_requeued", requeue, wanted, alias)
 

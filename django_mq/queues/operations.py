@@ -55,9 +55,10 @@ def operate(
     `since` and `until` limit the time of the broadcast. `everything=True`, instead of a filter,
     stands for every message to which the action applies. A worker begins within a poll interval
     after the commit. It acts on each message that is stored now at most once, 1,000 per
-    transaction. Messages in flight, and later ones, are left alone. With `heads`, it instead
-    requeues or discards the dead first messages of the lines (order keys, ordered queues) of the
-    matching messages.
+    transaction, in the order of their ids: unlike `queues.requeue()`, it may give a unique id to an
+    earlier of several dead letters. Messages in flight, and later ones, are left alone. With
+    `heads`, it instead requeues or discards the dead first messages of the lines (order keys,
+    ordered queues) of the matching messages.
 
     `by` names the operator, `user_id` is that user's key for the log of the admin, `matched` is a
     count. Raises TypeError without a filter, and ValueError or InvalidName for bad arguments.

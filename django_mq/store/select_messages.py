@@ -123,3 +123,26 @@ def find(cursor: Cursor, wanted: Selection, *, among: Among) -> list[int]:
     prepare_to_read(cursor)
     cursor.execute(FIND[among], {**wanted._asdict(), "queues": names})
     return [row[0] for row in cursor.fetchall()]
+
+
+WITH_SUCCESSOR = """
+select id
+  from (
+    select m.id, lead(m.id) over (
+               partition by m.queue, m.handler, m.type, m.unique_id order by m.id) as successor
+      from unnest(%(ids)s::bigint[]) as asked (id)
+     cross join lateral (
+        select m.id, m.queue, m.handler, m.type, m.unique_id
+          from django_mq_queuedmessage m
+         where m.id = asked.id and m.dead_at is not null and m.unique_id is not null
+        offset 0
+     ) m
+  ) found
+ where successor is not null
+"""
+
+
+def with_successor(cursor: Cursor, *, ids: Sequence[int]) -> set[int]:
+    """Return the dead letters among `ids` after which another of them has the same unique id."""
+    cursor.execute(WITH_SUCCESSOR, {"ids": list(ids)})
+    return {row[0] for row in cursor.fetchall()}

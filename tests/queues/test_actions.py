@@ -142,6 +142,25 @@ def test_purge_of_what_is_older():
     assert QueuedMessage.objects.get() == new
 
 
+def test_the_last_of_several_with_one_unique_id_is_requeued_whatever_the_chunks(monkeypatch):
+    monkeypatch.setattr(acting, "CHUNK", 2)
+    first = add(dead=-100, unique_id="u")
+    others = [add(dead=-50, unique_id=f"u{n}") for n in range(2)] + [add(dead=-40)]
+    last = add(dead=-10, unique_id="u")
+    elsewhere = add(dead=-10, unique_id="u", handler="other")
+    requeued = queues.requeue(queue="mail")
+    alive = {each.pk for each in (*others, last, elsewhere)}
+    assert (set(requeued.ids), requeued.skipped) == (alive, 1)
+    assert list(QueuedMessage.objects.dead()) == [first]
+
+
+def test_letters_of_a_key_stay_in_order_over_the_chunks(monkeypatch):
+    """Each chunk is a transaction, after which a worker may claim."""
+    monkeypatch.setattr(acting, "CHUNK", 1)
+    ids = tuple(add(dead=-9 + n, key="k", unique_id=f"u{n}").pk for n in range(3))
+    assert queues.requeue(queue="mail").ids == ids
+
+
 def test_chunks(monkeypatch, transactional_db):
     """Each chunk is a transaction, so the chunks before an error stay done."""
     monkeypatch.setattr(acting, "CHUNK", 2)
