@@ -129,6 +129,11 @@ class Consumer:
                 self.store(batch)
                 return True
             except BroadcastBusy as error:
+                if self._waits_for == "workers" and len(batch) > 1:
+                    # There may never be room for all at once, if `max_backlog` is less.
+                    half = len(batch) // 2
+                    parts = batch[:half], batch[half:]
+                    return all(self._store_in_the_end(part) for part in parts)
                 self._wait_for("workers", one_line(str(error)))
             except (DatabaseError, InterfaceError) as error:
                 connections[self.alias].close()

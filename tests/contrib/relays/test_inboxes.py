@@ -244,6 +244,53 @@ def test_a_full_queue_makes_it_wait(
     assert "max_backlog" in caplog.text
 
 
+class Sixty:
+    """A broker with sixty messages."""
+
+    def __init__(self) -> None:
+        self.left = [Incoming(b"[%d]" % n, {}, "", str(n)) for n in range(60)]
+
+    def receive(self, limit: int, seconds: float) -> list[Incoming]:
+        return self.left[:limit]
+
+    def ack(self, batch: list[Incoming]) -> None:
+        del self.left[: len(batch)]
+
+    def keep_alive(self) -> None:
+        """Do nothing: it never gives up on a consumer."""
+
+    def close(self) -> None:
+        """Do nothing: it has no connection."""
+
+
+def test_a_batch_larger_than_the_limit_of_its_queue_is_stored_in_parts(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once never have room, not even in an empty queue."""
+    inbox = {"kind": "amqp", "url": "amqp://x", "source": "q", "queue": "crm"}
+    settings.DJANGO_MQ = {"QUEUES": {"crm": {"max_backlog": 50}}, "INBOXES": {"crm": inbox}}
+    handled: list[int] = []
+    handler("inbox.crm", queue="crm", name="crm")(
+        lambda delivery: handled.append(*delivery.payload)
+    )
+    consumer = Consumer("crm", get_settings().inboxes["crm"])
+    source, waits = Sixty(), []
+
+    def wait(seconds: float) -> None:
+        drain()
+        waits.append(seconds)
+        if len(waits) == 20:
+            consumer.stop()
+
+    monkeypatch.setattr(consumer_module, "open_source", lambda name, inbox: source)
+    monkeypatch.setattr(consumer._stop, "wait", wait)
+    consumer.run(until_empty=True)
+    drain()
+    assert handled == list(range(60))
+    assert not source.left
+    assert consumer.stored == 60
+
+
 @only_redis
 def test_a_database_that_hangs_is_away(
     broker: Broker,
