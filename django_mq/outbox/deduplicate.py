@@ -193,14 +193,30 @@ def _put_aside(
 def _promote_after_commit(alias: str, ids: list[UniqueId]) -> None:
     """Look again after the commit: the session that ended the message may not have seen the row.
 
-    An optimisation: the workers' chores and the next broadcast also look.
+    An optimisation: the workers' chores and the next broadcast also look. Broadcasts in a row share
+    a hook: a rollback that drops it also drops their rows.
     """
-    connection = connections[alias]
+    hooks = connections[alias].run_on_commit
+    last = hooks[-1][1] if hooks else None
+    if isinstance(last, _Promotion):
+        last.ids.update(ids)
+    else:
+        transaction.on_commit(_Promotion(alias, ids), using=alias, robust=True)
 
-    def promote() -> None:
+
+class _Promotion:
+    """The hook that stores messages which were put aside, if their unique ids are free."""
+
+    def __init__(self, alias: str, ids: list[UniqueId]) -> None:
+        self.ids = set(ids)
+        self._alias = alias
+
+    def __call__(self) -> None:
+        connection = connections[self._alias]
+        ids = sorted(self.ids)
         own = connection.get_autocommit()
         try:
-            with transaction.atomic(using=alias), connection.cursor() as cursor:
+            with transaction.atomic(using=self._alias), connection.cursor() as cursor:
                 if own:  # after the lock, it sees what that session wrote
                     cursor.execute(operators.READ_COMMITTED)
                 operators.limit_waits(cursor, most_ms=PROMOTE_WAIT_MS)
@@ -211,8 +227,6 @@ def _promote_after_commit(alias: str, ids: list[UniqueId]) -> None:
                 "could not store messages that were put aside for a unique id; a worker will do so",
                 exc_info=True,
             )
-
-    transaction.on_commit(promote, using=alias, robust=True)
 
 
 def _id_of(each: UniqueRow) -> UniqueId:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -220,3 +221,23 @@ def test_a_rerun_in_the_quiet_time_runs_after_it() -> None:
     message = the_message()
     assert message.payload == {"n": 2}
     assert message.processable_after > datetime.now(UTC) + timedelta(seconds=30)
+
+
+def test_one_look_after_the_commit_of_many_that_were_put_aside() -> None:
+    """Also if a savepoint was rolled back in between, with the rows that it had put aside."""
+    ids = [f"u{n}" for n in range(3)]
+    for id in ids:
+        send(1, unique_id=id)
+    QueuedMessage.objects.update(leased_until=Now(), claimed_by="worker:1", attempts=1)
+    before = len(connection.run_on_commit)
+    for id in ids:
+        with suppress(ZeroDivisionError), transaction.atomic():
+            send(2, unique_id=id, on_duplicate="rerun")
+            if id == "u1":
+                raise ZeroDivisionError
+    assert len(connection.run_on_commit) == before + 1
+    QueuedMessage.objects.all().delete()  # a session that did not see what is put aside
+    [*_, (_, look, _)] = connection.run_on_commit
+    look()
+    stored = QueuedMessage.objects.values_list("unique_id", "payload")
+    assert sorted(stored) == [("u0", {"n": 2}), ("u2", {"n": 2})]
