@@ -109,7 +109,8 @@ class CallStarts:
 
         None begins if they were taken back.
         """
-        since = lease_clock() - self._unlocked_for
+        asked_at = lease_clock()
+        since = asked_at - self._unlocked_for
         if all(
             may_start_unlocked(task, since) and not has_expired(task.delivery) for task in tasks
         ):
@@ -119,7 +120,7 @@ class CallStarts:
         started = await answer
         if not self.begin(entries):
             return []
-        barred, ready = split_started(tasks, started)
+        barred, ready = split_started(tasks, started, asked_at=asked_at)
         for each in barred:
             if each.settled is Settled.LOST:
                 reports.lease_lost(each.delivery)

@@ -18,7 +18,7 @@ from django_mq.executor.calls import check_result, surrounded, surroundings
 from django_mq.executor.ended import ACKED, Ended, FailureEnd, Settled
 from django_mq.executor.leased_delivery import LeasedDelivery
 from django_mq.executor.tasks import Line, Task
-from django_mq.messages import ClaimedRow, Delivery, Fence
+from django_mq.messages import Delivery, Fence
 from django_mq.values import When
 
 P = ParamSpec("P")
@@ -31,8 +31,8 @@ def leased_call(
     """Return the call of the handler of `tasks`; only a batch handler has several."""
     if tasks[0].handler.batch:
         return BatchCall(tasks, alias=alias, lease=lease, timeout=timeout)
-    row = tasks[0].delivery._row
-    return SingleCall(LeasedDelivery(row, alias=alias, lease=lease, timeout=timeout))
+    claimed = tasks[0].delivery
+    return SingleCall(LeasedDelivery(claimed, alias=alias, lease=lease, timeout=timeout))
 
 
 async def result_of(function: Callable[[Any], Any], call: LeasedCall) -> Any:
@@ -83,7 +83,7 @@ class BatchCall:
         fences = [task.delivery.fence for task in tasks]
         self.deliveries = [
             BatchDelivery(
-                task.delivery._row,
+                task.delivery,
                 alias=alias,
                 lease=lease,
                 timeout=timeout,
@@ -144,7 +144,7 @@ class BatchDelivery(LeasedDelivery):
 
     def __init__(
         self,
-        row: ClaimedRow,
+        claimed: Delivery,
         *,
         alias: str,
         lease: float,
@@ -152,7 +152,7 @@ class BatchDelivery(LeasedDelivery):
         answer: Callable[[BatchDelivery, BaseException], None],
         fences: Sequence[Fence],
     ) -> None:
-        super().__init__(row, alias=alias, lease=lease, timeout=timeout)
+        super().__init__(claimed, alias=alias, lease=lease, timeout=timeout)
         self._note_answer = answer
         self._fences = fences
 
@@ -187,12 +187,13 @@ class BatchDelivery(LeasedDelivery):
 
 
 def split_started(
-    tasks: Sequence[Task], started: Mapping[int, bool | None]
+    tasks: Sequence[Task], started: Mapping[int, bool | None], *, asked_at: float
 ) -> tuple[list[Ended], list[Task]]:
     """Split `tasks` into the ends of tasks that must not run, and the tasks to run.
 
-    `started` maps the id of each message that is still ours to whether it has expired. If a message
-    does not run, no later message of its line runs.
+    `started` maps the id of each message that is still ours to whether it has expired. Their leases
+    were renewed; `asked_at` is when, by the lease clock. If a message does not run, no later
+    message of its line runs.
     """
     barred: list[Ended] = []
     ready: list[Task] = []
@@ -206,6 +207,7 @@ def split_started(
         elif expired:
             settled, reason = Settled.DEAD_UNSTARTED, "expired"
         else:
+            task.delivery._leased_at = max(task.delivery._leased_at, asked_at)
             ready.append(task)
             continue
         barred.append(Ended(task.delivery, settled, reason=reason))

@@ -16,7 +16,7 @@ from django.utils.asyncio import async_unsafe
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost
 from django_mq.executor import forks, history_rules, replies, settle_effects
 from django_mq.executor.call_timeout import Timeout
-from django_mq.messages import ClaimedRow, Delivery, Fence
+from django_mq.messages import Delivery, Fence
 from django_mq.policy.backoff import MAX_WAIT
 from django_mq.store import Cursor, history, leases, notify, open_transaction, results, settle
 from django_mq.store.results import Reply
@@ -29,13 +29,14 @@ T = TypeVar("T")
 class LeasedDelivery(Delivery):
     """The delivery that a handler with `atomic=False` gets."""
 
-    __slots__ = ("_alias", "_began", "_lease", "_timeout", "finished")
+    __slots__ = ("_alias", "_began", "_claimed", "_lease", "_timeout", "finished")
 
     _is_atomic: ClassVar[bool] = False
     _can_finish: ClassVar[bool] = True
 
-    def __init__(self, row: ClaimedRow, *, alias: str, lease: float, timeout: Timeout) -> None:
-        super().__init__(row)
+    def __init__(self, claimed: Delivery, *, alias: str, lease: float, timeout: Timeout) -> None:
+        super().__init__(claimed._row)
+        self._claimed = claimed
         self._alias = alias
         self._lease = lease
         self._timeout = timeout
@@ -138,6 +139,15 @@ class LeasedDelivery(Delivery):
         return LeaseLost(
             f"{where}: the lease is lost; another worker may have the message, or it is done"
         )
+
+
+def leased_at(delivery: Delivery) -> float:
+    """Return when the claim or the last renewal of `delivery` was sent, by the lease clock.
+
+    Renewals know only the delivery that was claimed.
+    """
+    claimed = delivery._claimed if isinstance(delivery, LeasedDelivery) else delivery
+    return claimed._leased_at
 
 
 def _on_a_loop() -> bool:

@@ -17,6 +17,7 @@ from django_mq.executor.calls import call as run_handler
 from django_mq.executor.calls import close_old
 from django_mq.executor.connections import drop_connection, is_idle, is_in_pipeline, roll_back
 from django_mq.executor.ended import Ended, Settled
+from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.leased_call import LeasedCall, leased_call, split_started
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import ExecutorEntries
@@ -50,6 +51,7 @@ class NonAtomic:
         """
         fences = [task.delivery.fence for task in tasks]
         lease = max(map(self.context.lease_of, {task.delivery.queue for task in tasks}))
+        asked_at = lease_clock()
         try:
             started = self._start(fences, lease)
         except LOST as error:
@@ -60,7 +62,7 @@ class NonAtomic:
             self.context.outage.wait_quietly()  # perhaps nothing else waits, and the lock may last
             return False
         self.context.outage.record_answer()
-        barred, ready = split_started(tasks, started)
+        barred, ready = split_started(tasks, started, asked_at=asked_at)
         lost = [each for each in barred if each.settled is Settled.LOST]
         if lost:
             for each in lost:

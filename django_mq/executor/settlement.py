@@ -23,6 +23,7 @@ from django_mq.executor import history_rules, reports, settle_effects
 from django_mq.executor.calls import is_conflict
 from django_mq.executor.ended import ACKED, Ended, ends_or_lost
 from django_mq.executor.lease_clock import lease_clock
+from django_mq.executor.leased_delivery import leased_at
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.session import Session
 from django_mq.executor.settle_rows import settle_all
@@ -233,7 +234,7 @@ class Settlement:
             tried.lost -= {
                 each.delivery.id
                 for each in ended
-                if each.delivery.id not in there and each.delivery._leased_at > fresh_since
+                if each.delivery.id not in there and leased_at(each.delivery) > fresh_since
             }
 
     def _refused(self, ended: Ended, error: Exception) -> list[Ended]:

@@ -142,7 +142,7 @@ class _Unstored(LeasedDelivery):
     """A leased delivery without a row to renew or remove."""
 
     def __init__(self, row: ClaimedRow, alias: str) -> None:
-        super().__init__(row, alias=alias, lease=0.0, timeout=self)
+        super().__init__(Delivery(row), alias=alias, lease=0.0, timeout=self)
 
     def extend(self, seconds: float) -> None:
         """Do nothing: there is no lease."""
@@ -157,7 +157,9 @@ class _UnstoredOfBatch(BatchDelivery):
     answer: BaseException | None = None
 
     def __init__(self, row: ClaimedRow, alias: str) -> None:
-        super().__init__(row, alias=alias, lease=0.0, timeout=self, answer=self._keep, fences=())
+        super().__init__(
+            Delivery(row), alias=alias, lease=0.0, timeout=self, answer=self._keep, fences=()
+        )
 
     def extend(self, seconds: float) -> None:
         """Do nothing: there is no lease."""
