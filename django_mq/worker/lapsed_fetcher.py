@@ -16,7 +16,7 @@ from django_mq.worker.watermarks import Watermarks
 
 @dataclass(slots=True)
 class TakenOver:
-    """What one look for lapsed leases did.
+    """The result of one look for lapsed leases.
 
     `taken`: some were claimed. `freed`: some were released or died, so the messages behind them in
     their lines may be due.
