@@ -6,6 +6,7 @@ A row names a registered task, never code.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from inspect import iscoroutinefunction
@@ -13,6 +14,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
+from django.core.signals import setting_changed
 
 from django_mq import handlers
 from django_mq.contrib.tasks import results
@@ -76,10 +78,8 @@ def register(task: Task[..., Any], *, timeout: float | None, retry: RetryPolicy)
     known = handlers.get(task.module_path)
     if known is not None and (registered := task_of(known)) and registered.func is task.func:
         return known
-    runner = TaskRunner(task)
-    is_async = iscoroutinefunction(task.func)
     queues = _queues()
-    run = runner.arun if is_async else runner.run
+    run = _run_of(task)
     handler = Handler(
         function=run,
         call=run,
@@ -95,7 +95,7 @@ def register(task: Task[..., Any], *, timeout: float | None, retry: RetryPolicy)
         atomic=atomic_of(task),
         batch=False,
         timeout=timeout_of(task, timeout),
-        is_async=is_async,
+        is_async=iscoroutinefunction(task.func),
         any_queue=not all(queues.values()),
         of_row=_of_row,
     )
@@ -128,6 +128,32 @@ def _queues() -> dict[str, bool]:
         queues = params.get("QUEUES", [DEFAULT_TASK_QUEUE_NAME])
         found.update(dict.fromkeys(queues or [DEFAULT_TASK_QUEUE_NAME], bool(queues)))
     return found
+
+
+def _follow_settings(*, setting: str, **_: object) -> None:
+    """Give the registered tasks the queues of settings that a test overrides."""
+    if setting != "TASKS":
+        return
+    queues = _queues()
+    for each in handlers.all_handlers():
+        if (task := task_of(each)) is not None:
+            run = _run_of(task)
+            changed = replace(
+                each,
+                function=run,
+                call=run,
+                queues=tuple(queues),
+                any_queue=not all(queues.values()),
+            )
+            handlers.add(changed)  # it replaces the handler of the same function
+
+
+setting_changed.connect(_follow_settings, dispatch_uid="django_mq.contrib.tasks.registration")
+
+
+def _run_of(task: Task[..., Any]) -> Callable[[Delivery], Any]:
+    runner = TaskRunner(task)
+    return runner.arun if iscoroutinefunction(task.func) else runner.run
 
 
 def _of_row(row: ClaimedRow) -> Handler:

@@ -92,6 +92,19 @@ def test_a_backend_that_cannot_be_loaded_keeps_no_tasks_of_another_out(settings:
     assert handlers.get("tests.contrib.tasks.more_jobs.extra") is not None
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_queue_of_overridden_settings(settings: Any) -> None:
+    """The task was registered with the queues of other settings."""
+    special = {"BACKEND": BACKEND, "QUEUES": ["default", "special"]}
+    settings.TASKS = {**TASKS, "default": special}
+    jobs.note.using(queue_name="special").enqueue(1)
+    assert drain() == 1
+    settings.TASKS = TASKS
+    found = handlers.get(NOTE)
+    assert found is not None
+    assert (set(found.queues), found.any_queue) == ({"default", "second", "own"}, False)
+
+
 @pytest.mark.parametrize("name", ["große_aufgabe", "x" * 128])
 def test_paths_that_are_no_types_are_refused(name: str) -> None:
     def function() -> None: ...
