@@ -6,7 +6,7 @@ settled instead. Unbound deliveries are settled afterwards, as after any slice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django_mq.executor import reports, settle_effects
@@ -24,14 +24,13 @@ from django_mq.store.lost import LOST
 class SliceRecovery:
     """Recovers slices on one session.
 
-    `failure_end` decides the outcome of a failure; `finish` is called with settled deliveries.
+    `failure_end` decides the outcome of a failure. Settled deliveries are added to the state.
     """
 
     session: Session
     conflicts: Conflicts
     settlement: Settlement
     failure_end: FailureEnd
-    finish: Callable[[RanDeliveries], None]
 
     def recover(self, state: SliceState, error: Exception) -> None:
         """Decide what happens to the deliveries of a slice whose transaction ended with `error`."""
@@ -49,7 +48,7 @@ class SliceRecovery:
         if len(bound.tasks) == 1 and not state.to_rerun:
             reports.lease_lost(bound.tasks[0].delivery)
             bound.ended = [Ended(bound.tasks[0].delivery, Settled.LOST)]
-            self.finish(bound)
+            state.settled.append(bound)
         else:
             state.to_rerun.extend(bound.tasks)
             bound.clear()
@@ -64,14 +63,14 @@ class SliceRecovery:
         ended_by_hand = state.driver is not None and not state.driver.closed
         self.session.close()
         if ended_by_hand and state.bound.ended and self.settlement.was_committed(state.xid):
-            self._settle(state.bound)
+            self._settle(state.bound, state)
         else:
             state.not_started[:0] = state.bound.tasks
             for task in state.bound.tasks:
                 decode_again(task)
             state.bound.clear()
         if state.culprit is not None:
-            self._settle(RanDeliveries(ended=[state.culprit]))
+            self._settle(RanDeliveries(ended=[state.culprit]), state)
 
     def _statement_failed(self, state: SliceState, error: Exception) -> None:
         """Handle a statement of ours, or a COMMIT, that the server refused or did not answer."""
@@ -79,7 +78,7 @@ class SliceRecovery:
         if state.committing and not answered:
             self.session.close()
             if self.settlement.was_committed(state.xid, state.bound.ended):
-                self.finish(state.bound)
+                state.settled.append(state.bound)
             else:
                 self._connection_lost(state, error)
         elif not answered or (isinstance(error, LOST) and not is_conflict(error)):
@@ -104,7 +103,7 @@ class SliceRecovery:
                 state.to_rerun.append(task)
         state.bound.clear()
         if failed.ended:
-            self._settle(failed)
+            self._settle(failed, state)
 
     def _lacks_right(self, state: SliceState, error: Exception) -> bool:
         """Return whether the login lacks a right to settle; effects of a settle can be skipped."""
@@ -133,7 +132,7 @@ class SliceRecovery:
                 return
             [ended] = bound.ended
             failed = self.failure_end(ended.delivery, error, ended.seconds)
-            self._settle(RanDeliveries(ended=[failed]))
+            self._settle(RanDeliveries(ended=[failed]), state)
         else:
             state.to_rerun.extend(bound.tasks)
             bound.clear()
@@ -146,7 +145,7 @@ class SliceRecovery:
         refused.add(id)
         return True
 
-    def _settle(self, ran: RanDeliveries) -> None:
+    def _settle(self, ran: RanDeliveries, state: SliceState) -> None:
         """Settle deliveries by fence, in a new transaction: their own transaction has ended."""
         ran.ended = self.settlement.settle(ran.ended)
-        self.finish(ran)
+        state.settled.append(ran)

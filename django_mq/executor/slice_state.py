@@ -60,6 +60,8 @@ class SliceState:
     transaction, `missing` has the ids of messages that it could not lock, and `expired` those of
     messages that have expired.
 
+    `settled` deliveries wait for their hooks and reports, which come last.
+
     `seconds`: how long its deliveries ran, without the settle and the commit.
 
     `aborted`: a handler ended the transaction, that of the `culprit` unless a batch ran. The error
@@ -75,6 +77,7 @@ class SliceState:
     announcing: bool = False
     bound: RanDeliveries = field(default_factory=RanDeliveries)
     unbound: RanDeliveries = field(default_factory=RanDeliveries)
+    settled: list[RanDeliveries] = field(default_factory=list)
     not_started: list[Task] = field(default_factory=list)
     to_rerun: list[Task] = field(default_factory=list)
     skipped: list[Task] = field(default_factory=list)

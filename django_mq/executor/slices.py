@@ -34,7 +34,7 @@ from django_mq.executor.slice_state import (
 )
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Task, decode_again
-from django_mq.messages import LONG_AGO
+from django_mq.messages import LONG_AGO, fence_of
 from django_mq.signals import is_observed, message_started
 from django_mq.store import settle
 
@@ -58,6 +58,7 @@ class SliceRunner:
         backoff_queues: Collection[str] = (),
     ) -> None:
         self._session = session
+        self._entries = entries
         self._outage = context.outage
         self._settlement = settlement
         self._on_settled = context.on_settled
@@ -84,7 +85,6 @@ class SliceRunner:
             conflicts=conflicts,
             settlement=settlement,
             failure_end=context.failure_end,
-            finish=self._finish,
         )
 
     def prepare(self) -> None:
@@ -121,10 +121,12 @@ class SliceRunner:
         else:
             if state.begun:
                 self._outage.record_answer()
-            self._finish(state.bound)
+            state.settled.append(state.bound)
         if state.unbound.ended:
             state.unbound.ended = self._settlement.settle(state.unbound.ended)
-            self._finish(state.unbound)
+            state.settled.append(state.unbound)
+        for ran in state.settled:  # only now: a hook may take long, or hang
+            self._finish(ran)
         if state.savepoints and not self._nested:
             self._session.discard()
         self._session.record_activity()
@@ -172,13 +174,27 @@ class SliceRunner:
     def _finish(self, ran: RanDeliveries) -> None:
         """Run the hooks of settled deliveries, then report the deliveries."""
         if ran.ended:
-            for each in ran.ended if ran.hooks else ():
-                if each.settled is ACKED and (hooks := ran.hooks.get(each.delivery.id)):
-                    with self._session.reset_if_used():
-                        run_hooks(hooks, each.delivery, self._session.alias)
+            if ran.hooks:
+                self._run_hooks(ran)
             with self._session.reset_if_used():
                 self._on_settled(ran.ended)
                 reports.all_ended(ran.ended)
             self._conflicts.discard(ran.ended)
         if not self._session.borrowed:
             close_old()
+
+    def _run_hooks(self, ran: RanDeliveries) -> None:
+        """Run the hooks of acked deliveries, within the timeout of their handler.
+
+        If they hang, the supervisor ends the process. The message is done, so there is no row to
+        charge.
+        """
+        acked = {each.delivery.id for each in ran.ended if each.settled is ACKED}
+        for task in ran.tasks:
+            if task.delivery.id in acked and (hooks := ran.hooks.get(task.delivery.id)):
+                with self._session.reset_if_used():
+                    began = monotonic()
+                    fence = fence_of(task.delivery._row)
+                    self._entries.start_one(fence, began + task.timeout, began)
+                    run_hooks(hooks, task.delivery, self._session.alias)
+                    self._entries.end(1)

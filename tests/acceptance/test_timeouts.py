@@ -47,6 +47,22 @@ def test_its_process_is_ended(
     assert re.search(f"message {slow}, attempt 1: {limit}: ending process {ended}", worker.said())
 
 
+def test_the_process_of_a_hook_that_hangs_is_ended(
+    start: Callable[..., Worker], queue: Queue
+) -> None:
+    """Its message is done, so nothing is charged; the rest of its slice runs elsewhere."""
+    queue.send("write", *[f"before{n}" for n in range(20)])
+    [slow] = queue.send("hook", "slow")
+    queue.send("write", *[f"after{n}" for n in range(20)])
+    worker = start()
+    worker.until(lambda: f"message {slow}, attempt 1" in worker.said(), "the hook is too late")
+    queue.wait_empty(worker)
+    assert set(queue.done().values()) == {1}
+    assert queue.done().total() == 41
+    assert {attempt for _, attempt, _ in queue.effects()} == {1}
+    assert not FailedAttempt.objects.exists()
+
+
 def test_neighbours_in_other_threads_are_refunded(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:

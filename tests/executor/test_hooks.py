@@ -1,7 +1,8 @@
-"""Messages broadcast by an on_commit hook name the message of the hook's handler as their cause."""
+"""On_commit hooks: the cause of what they broadcast, and what a slow hook holds up."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from django.db import transaction
 from django.utils import translation
 
 from django_mq import broadcast, handler
+from django_mq.executor.scoreboard import Entry
 from django_mq.messages import Delivery, current_delivery
 from django_mq.models import QueuedMessage
 from tests.rows import add
-from tests.worker.conftest import Bench, Start, effect
+from tests.worker.conftest import Bench, Start, effect, waiting
+from tests.worker.proxy import Proxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -70,6 +73,46 @@ def test_a_hook_leaves_nothing_in_the_context_of_the_next_one(bench: Bench) -> N
         add(type="a", handler="h")
     bench.run_all(bench.claim())
     assert languages == [translation.get_language()] * 2
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=["committed", "without an answer"])
+def test_the_whole_slice_is_settled_before_its_hooks_run(
+    make_bench: Callable[..., Bench], proxy: Proxy, answered: bool
+) -> None:
+    """A hook that hangs does not keep the messages of handlers that wrote nothing."""
+    bench = make_bench(port=proxy.port)
+    found: list[set[int]] = []
+
+    @handler("a", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        if delivery.payload == "writes":
+            effect(delivery)
+            transaction.on_commit(lambda: found.append(waiting()))
+
+    added = [add(type="a", handler="h", payload=each) for each in ("nothing", "writes", "nothing")]
+    tasks = bench.claim()
+    if not answered:
+        proxy.cut_at("COMMIT", arrives=True)
+    bench.run_all(tasks)
+    assert proxy.cuts == (not answered)
+    assert found == [set()]
+    assert sorted(bench.settled) == [each.pk for each in added]
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_the_timeout_of_their_handler_holds_for_hooks(bench: Bench, batch: bool) -> None:
+    """The supervisor ends the process of a hook that hangs; its message is already done."""
+    found: list[Entry] = []
+
+    @handler("a", queue="mail", name="h", timeout=7, batch=batch)
+    def h(argument: Any) -> None:
+        transaction.on_commit(lambda: found.extend(bench.scoreboard.read("bench")))
+
+    added = [add(type="a", handler="h").pk for _ in range(2)]
+    bench.run_all(bench.claim())
+    assert [each.fence.id for each in found] == added[: 1 if batch else 2]
+    assert [each.deadline - each.began for each in found] == pytest.approx([7.0] * len(found))
+    assert bench.scoreboard.running() == []
 
 
 def in_own_block(delivery: Any) -> None:

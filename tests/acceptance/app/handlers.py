@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.db import connection
+from django.db import connection, transaction
 
 from django_mq import Retry, RetryPolicy, broadcast, fixed, handler
 
@@ -165,6 +165,14 @@ def hang(delivery: Any) -> None:
     effect(delivery)
     if delivery.attempt < payload["until"]:
         witness().wait_at("never")
+
+
+@handler("acceptance.hook", queue="work", timeout=1, retry=SOON)
+def hook(delivery: Any) -> None:
+    """Write, and leave an on_commit hook that runs past the timeout of 1 s."""
+    begin(delivery)
+    effect(delivery)
+    transaction.on_commit(lambda: witness().wait_at("never"))
 
 
 @handler("acceptance.ahang", queue="acalls", timeout=1, retry=SOON)
