@@ -223,7 +223,7 @@ class AsyncRunner(threading.Thread):
             self._poke()
 
     def _give_up(self, ended: Sequence[Ended], tasks: Sequence[Task]) -> None:
-        """Break the lines of `tasks`, so that nothing behind them starts; let the leases lapse."""
+        """Halt the lines of `tasks`, so that nothing behind them starts; let the leases lapse."""
         for task in tasks:
             if task.line is not None:
                 self._local_queue.halt_line(task.line)

@@ -145,10 +145,10 @@ class LocalQueue:
             since = self._waiting.suspect_waits_since()
         return monotonic() - since > (STUCK_AFTER if coroutines else SUSPECT_WAIT_SECONDS)
 
-    def take_waiting(self) -> list[Task]:
-        """Remove and return everything that waits, for the worker to release."""
+    def take_waiting(self, *, suspects: bool = True) -> list[Task]:
+        """Remove and return what waits, for the worker to release; `suspects`: those, too."""
         with self._lock:
-            return self._waiting.take_all()
+            return self._waiting.take_all(suspects=suspects)
 
     def take_to_release(self) -> list[Task]:
         """Remove and return the tasks that must no longer run here, for the worker to release."""
@@ -201,7 +201,7 @@ class LocalQueue:
             room = 0 if running.alone else self.slots.room()
             if coroutines := waiting.ordering.take_coroutines(room, lists=lists):
                 self.slots.take(len(coroutines))
-                running.count += len(coroutines)
+                running.start_coroutines(len(coroutines))
                 self.last_starts.record(coroutines)
             return coroutines
 

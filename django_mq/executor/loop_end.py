@@ -14,6 +14,8 @@ from django_mq.executor.deadline import Deadline
 #: Handlers are cancelled before a drain is over, so that they can clean up: by this share of the
 #: drain's time, and by at most this many seconds.
 CLEANUP_SHARE, MAX_CLEANUP_SECONDS = 0.25, 2.0
+#: Seconds for cleanup even if the drain has none left: the thread is waited for a little longer.
+MIN_SECONDS = 0.3
 
 
 class LoopEnd:
@@ -24,7 +26,7 @@ class LoopEnd:
     """
 
     def __init__(self, seconds: float | None) -> None:
-        self._end = Deadline(seconds)
+        self._end = Deadline(None if seconds is None else max(seconds, MIN_SECONDS))
         self._cleanup = min(CLEANUP_SHARE * (seconds or 0.0), MAX_CLEANUP_SECONDS)
 
     async def wait_for_calls(self, running: Collection[asyncio.Task[Any]]) -> None:

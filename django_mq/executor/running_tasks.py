@@ -9,7 +9,7 @@ class RunningTasks:
     """Counts the slices and coroutines that run. Not thread-safe: LocalQueue holds its lock.
 
     While a suspect runs, it is `alone`: nothing else starts. The last slice or suspect was taken at
-    `taken_at`. `taken` counts the calls, and the messages of slices, that were ever taken.
+    `taken_at`. `taken` counts the calls, and the messages of slices, that ever started.
 
     >>> running = RunningTasks()
     >>> running.take(alone=True)
@@ -29,6 +29,11 @@ class RunningTasks:
         self.taken += calls
         self.alone = alone
         self.taken_at = monotonic()
+
+    def start_coroutines(self, count: int) -> None:
+        """Note that `count` coroutines start."""
+        self.count += count
+        self.taken += count
 
     def end(self, count: int = 1) -> bool:
         """Note that `count` slices or coroutines have ended; return whether a suspect did."""

@@ -196,5 +196,7 @@ class SliceRunner:
                     began = monotonic()
                     fence = fence_of(task.delivery._row)
                     self._entries.start_one(fence, began + task.timeout, began)
-                    run_hooks(hooks, task.delivery, self._session.alias)
-                    self._entries.end(1)
+                    try:
+                        run_hooks(hooks, task.delivery, self._session.alias)
+                    finally:
+                        self._entries.end(1)

@@ -118,9 +118,9 @@ class WaitingTasks:
             return True
         return bool(stopped) and stopped.has(task.delivery)
 
-    def take_all(self) -> list[Task]:
-        """Remove and return everything."""
-        self.drop(lambda task: True)
+    def take_all(self, *, suspects: bool) -> list[Task]:
+        """Remove and return everything; without `suspects`, those stay."""
+        self.drop(lambda task: suspects or not task.delivery._row.suspect)
         waiting, self.to_release = self.to_release, []
         return waiting
 

@@ -176,12 +176,12 @@ def claim_lapsed(
     at an earlier scan lie before the mark.
 
     A row that its worker still has locked is running, however old its lease, and is skipped. So is
-    a row that the worker listed as running at its last heartbeat, if that is not older than
-    `lease`. Nothing is taken from a queue that is paused or backs off: its messages may be killing
-    the workers. `admitted`: the caller holds the gate of the queue, which may then back off or be
-    limited. Only the first message of a line is taken (with `skip_dead`, the first that is not
-    dead); the others are released. It examines `limit` rows, or `window` if that is more, so that
-    the other messages of a line are released with the first. Rows in `excluded` are left out.
+    a row that the worker listed at its last heartbeat, as running or as not renewed, if that is not
+    older than `lease`. Nothing is taken from a queue that is paused or backs off: its messages may
+    be killing the workers. `admitted`: the caller holds the gate of the queue, which may then back
+    off or be limited. Only the first message of a line is taken (with `skip_dead`, the first that
+    is not dead); the others are released. It examines `limit` rows, or `window` if that is more, so
+    that the other messages of a line are released with the first. Rows in `excluded` are left out.
     """
     begin = [(marks or {}).get(queue, LANE_START) for queue in queues]
     cursor.execute(

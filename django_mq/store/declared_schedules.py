@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+
 from django_mq.store import Cursor
 
 # The operator's decision wins; the next time changes only with the columns it is computed from.
@@ -48,7 +51,7 @@ def declare(cursor: Cursor, *, touch_after: float, **columns: object) -> None:
 TOUCH = """
 update django_mq_schedule
    set declared_at = statement_timestamp()
- where name = any(%(names)s::text[])
+ where name = any(%(names)s::text[]) and type = %(types)s::jsonb ->> name
    and declared_at < statement_timestamp() - make_interval(secs => %(touch_after)s)
    and declared_at >= statement_timestamp() - make_interval(secs => %(retire_after)s)
 """
@@ -60,12 +63,20 @@ select name
 """
 
 
-def touch(cursor: Cursor, names: list[str], *, touch_after: float, retire_after: float) -> set[str]:
-    """Record that these schedules are still declared; return the names that are known.
+def touch(
+    cursor: Cursor, types: Mapping[str, str], *, touch_after: float, retire_after: float
+) -> set[str]:
+    """Record that schedules with these names and types are still declared; return those known.
 
-    Others were never stored, were removed, or may have been retired: declare them.
+    Others were never stored, were removed, or may have been retired: declare them. So is in the end
+    one whose type another version has changed, and no longer declares.
     """
-    values = {"names": names, "touch_after": touch_after, "retire_after": retire_after}
+    values = {
+        "names": sorted(types),
+        "types": json.dumps(dict(types)),
+        "touch_after": touch_after,
+        "retire_after": retire_after,
+    }
     cursor.execute(TOUCH, values)
     cursor.execute(DECLARED, values)
     return {name for (name,) in cursor.fetchall()}

@@ -171,6 +171,7 @@ class Fetcher:
         self._was_limited = False
         # Read once: a full scan of one group of lanes must not postpone that of the next group.
         from_front_of = {PLAIN: full, KEYED: self._marks[KEYED].full_is_due()}
+        begun: set[str] = set()
         for (options, group), lanes in self._lanes.groups(self._group):
             kind = options.kind
             if claimed.is_filled(kind):
@@ -183,6 +184,9 @@ class Fetcher:
                 claimed.no_room = True
                 continue
             from_front = from_front_of.get(group, True)
+            if group in self._marks and group not in begun:
+                begun.add(group)
+                self._marks[group].begin_scan(full=from_front)
             result = self._claim_from(cursor, lanes, options, room, group=group, full=from_front)
             rows = result.claim.rows
             claimed.count += len(rows)
@@ -207,12 +211,12 @@ class Fetcher:
     ) -> ClaimResult:
         asked_at, began = lease_clock(), self._clock()
         own = self._marks.get(group, Watermarks())
-        own.begin_scan(full=full)
         marked = [Lane(*lane, *own.mark(lane, full=full)) for lane in lanes]
         result = self._claims.claim(cursor, marked, options, limit=room, with_marks=not full)
         has_marks = any(lane.at != LANE_START[0] for lane in marked)
         if has_marks or full or group == PLAIN:
-            own.record_scan(result.claim.marks, self._clock() - began, full=full)
+            seconds = self._clock() - began
+            own.record_scan(result.claim.marks, seconds, full=full, group=options)
         else:  # neither a full scan that was due, nor a regular one
             own.advance(result.claim.marks)
         if group == KEYED and has_marks and len(result.claim.rows) < room // 2:
@@ -270,7 +274,7 @@ class Fetcher:
                 return 0.0
         self.empty = not (
             self._may_be_due or self._lapsed.more or self._must_poll or self._was_limited
-        )
+        ) and (monotonic() >= self._lapsed.postponed_until)
         return self._until_next()
 
     def _until_next(self) -> float:

@@ -53,6 +53,8 @@ class LapsedFetcher:
         self.more = False
         #: The time of `monotonic()` at which to look again.
         self.due_at = 0.0
+        #: The time of `monotonic()` until which looks are put off.
+        self.postponed_until = 0.0
 
     def update(self, queues: Sequence[str]) -> None:
         """Look in these queues from now on: those with leased messages."""
@@ -61,23 +63,26 @@ class LapsedFetcher:
 
     def postpone(self, until: float) -> None:
         """Do not look before `until`, a time of `monotonic()`."""
-        self.more, self.due_at = False, until
+        self.more, self.due_at, self.postponed_until = False, until, until
 
     def fetch(self, cursor: Cursor, *, next_at: float) -> TakenOver:
         """Take over what there is room for; look again at `next_at`, or sooner if there is more."""
         self.more, self.due_at = False, next_at
-        done, found = TakenOver(), False
+        done, found, begun = TakenOver(), False, False
         full = self._marks.full_is_due()
         for options, queues in self._groups():
             room = min(self._intake.room(options.kind), options.batch_size)
             if room <= 0:
                 self.more = True  # perhaps: the thread that makes room pokes the loop
                 continue
+            if not begun:  # once: another full scan may be requested during the first statement
+                self._marks.begin_scan(full=full)
+                begun = True
             began = self._clock()
-            self._marks.begin_scan(full=full)
             marks = {queue: self._marks.mark(queue, full=full) for queue in queues}
             lapsed = self._claims.take_over(cursor, queues, options, limit=room, marks=marks)
-            self._marks.record_scan(lapsed.marks, self._clock() - began, full=full)
+            seconds = self._clock() - began
+            self._marks.record_scan(lapsed.marks, seconds, full=full, group=options)
             found |= bool(lapsed.marks)
             done.freed |= bool(lapsed.released or lapsed.dead)
             if lapsed.taken:

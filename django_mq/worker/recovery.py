@@ -124,10 +124,9 @@ class Recovery:
                         self._settled.append(each)
             self._release_late_claims()
             stopped = self._outage.stopped()
-            if stopped or not self._has_work():
-                self._statements.close()
             with self._changed:
                 if stopped or not self._has_work():
+                    self._statements.close()
                     self._runs = False
                     self._changed.notify_all()
                     return

@@ -115,7 +115,8 @@ class Shutdown:
     def _renew_ordered_queues(self) -> None:
         """Renew the ordered queues whose messages still run, and disown the others.
 
-        A new owner would end the transactions of running messages.
+        A new owner would wait for running messages, and end their transactions once the heartbeats
+        stop.
         """
         parts = self.parts
         if not parts.ordered_queues.owned:

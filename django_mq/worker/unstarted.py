@@ -53,8 +53,9 @@ class Unstarted:
         parts.dispatch.dispatch_pending(cursor)
         stuck = parts.local_queue.waiting() and parts.local_queue.stuck()
         waiting, taken = parts.intake.waiting(), parts.local_queue.running.taken
-        if stuck or parts.prefetch.holds_too_much(waiting, taken):
-            self._release_waiting(cursor)
+        if parts.prefetch.holds_too_much(waiting, taken) or stuck:
+            # Elsewhere a suspect would begin anew to wait until nothing else runs.
+            self._release_waiting(cursor, suspects=bool(stuck))
         if parts.runner.blocked():
             self._leave_to_siblings(cursor, self.take_back())
         self._leave_lines(cursor)
@@ -83,8 +84,8 @@ class Unstarted:
             parts.backoffs.write(cursor)
         parts.ordered_queues.maintain(cursor)
 
-    def _release_waiting(self, cursor: Cursor) -> None:
-        if waiting := self._parts.local_queue.take_waiting():
+    def _release_waiting(self, cursor: Cursor, *, suspects: bool) -> None:
+        if waiting := self._parts.local_queue.take_waiting(suspects=suspects):
             self._parts.prefetch.reset()
             self._leave_to_siblings(cursor, waiting)
 

@@ -51,7 +51,7 @@ class Watermarks(Generic[Name]):
         self._watermarks: dict[Name, tuple[float, int]] = {}
         self._full_requested = True
         self._allowed_at = 0.0
-        self._rest = Rest()
+        self._rests: dict[Hashable, Rest] = {}
         self._last_full = float("-inf")
         self._usual = float("inf")
         self._few_until = float("-inf")
@@ -92,15 +92,21 @@ class Watermarks(Generic[Name]):
         self._watermarks.update(marks)
 
     def record_scan(
-        self, marks: Mapping[Name, tuple[float, int]], seconds: float, *, full: bool
+        self,
+        marks: Mapping[Name, tuple[float, int]],
+        seconds: float,
+        *,
+        full: bool,
+        group: Hashable = None,
     ) -> None:
-        """Record a scan that took `seconds` and ended at `marks`."""
+        """Record a scan that took `seconds` and ended at `marks`; scans of a `group` are alike."""
         self.advance(marks)
         if full:
             self._last_full = monotonic()
             usual = 0.0 if self._usual == float("inf") else self._usual
             extra = max(0.0, seconds - 1.5 * usual)
-            self._allowed_at = self._last_full + self._rest.after(extra)
+            rest = self._rests.setdefault(group, Rest()).after(extra)
+            self._allowed_at = max(self._allowed_at, self._last_full + rest)
         else:
             usual = self._usual
             self._usual = seconds if usual == float("inf") else usual * 0.9 + seconds * 0.1

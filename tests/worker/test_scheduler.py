@@ -335,10 +335,23 @@ def test_each_hour_it_is_declared_again_but_not_over_the_declaration_of_newer_co
     clock.take_turn()
     assert stored_type() == "shop.ping"
     assert 3000 < clock.next_turn_in() <= 3600 * 1.1
-    Schedule.objects.update(type="shop.new", declared_at=Now() - timedelta(hours=2))
+    Schedule.objects.update(payload="new", declared_at=Now() - timedelta(hours=2))
+    declare(clock)
+    assert Schedule.objects.get().payload == "new"
+    assert Schedule.objects.filter(declared_at__gt=Now() - timedelta(hours=1)).exists()
+
+
+def test_a_schedule_whose_type_a_vanished_version_has_changed_is_declared_again_after_a_day(
+    hourly: None, clock: Any
+) -> None:
+    """No process that is left would broadcast it."""
+    clock.take_turn()
+    Schedule.objects.update(type="shop.new", declared_at=Now() - timedelta(hours=23))
     declare(clock)
     assert stored_type() == "shop.new"
-    assert Schedule.objects.filter(declared_at__gt=Now() - timedelta(hours=1)).exists()
+    Schedule.objects.update(declared_at=Now() - timedelta(hours=25))
+    declare(clock)
+    assert stored_type() == "shop.ping"
 
 
 def test_a_row_that_is_locked_is_declared_a_little_later(

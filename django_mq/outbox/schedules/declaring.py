@@ -67,7 +67,7 @@ def keep_declared(block: Block, settings: Settings) -> set[str]:
     declared = _declared()
     with block() as cursor:
         known = store.touch(
-            cursor, sorted(declared), touch_after=REDECLARE_INTERVAL, retire_after=RETIRE_AFTER
+            cursor, own_types(), touch_after=REDECLARE_INTERVAL, retire_after=RETIRE_AFTER
         )
     return _declare_each(block, [declared[name] for name in declared.keys() - known], settings)
 

@@ -31,6 +31,14 @@ def test_a_suspect_runs_alone(local_queue: LocalQueue) -> None:
     assert not local_queue.exclusive()
 
 
+def test_a_suspect_stays_when_others_are_given_back(local_queue: LocalQueue) -> None:
+    """Elsewhere it would begin anew to wait until nothing else runs."""
+    suspect, other = task(1, suspect=True), task(2)
+    dispatch(local_queue, [suspect, other])
+    assert local_queue.take_waiting(suspects=False) == [other]
+    assert local_queue.take_waiting() == [suspect]
+
+
 def test_a_suspect_waits_until_nothing_runs_and_others_go_on_meanwhile(
     local_queue: LocalQueue,
 ) -> None:

@@ -33,6 +33,7 @@ def test_living_processes_renew_their_leases_after_an_outage_before_others_look(
     rig.fetcher.on_outage_over()
     rig.pass_time(RENEWALS_AFTER_OUTAGE - 0.1)
     assert rig.ids() == []
+    assert not rig.fetcher.empty
     rig.pass_time(2.0)
     assert rig.ids() == [lapsed.pk]
 

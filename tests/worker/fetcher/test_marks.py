@@ -61,6 +61,18 @@ def test_full_scans_take_a_tenth_of_the_time(marks: tuple[Watermarks[LaneName], 
     assert own.full_is_due()
 
 
+def test_scans_of_different_groups_have_their_own_rest(
+    marks: tuple[Watermarks[LaneName], Clock],
+) -> None:
+    own, clock = marks
+    for _ in range(2):
+        for group, seconds in ("quick", 0.001), ("slow", 1.0):
+            own.record_scan({}, seconds, full=True, group=group)
+    own.request_full()
+    clock.now += 1.0
+    assert not own.full_is_due()
+
+
 def test_one_slow_scan_does_not_make_slow_ones_usual(
     marks: tuple[Watermarks[LaneName], Clock],
 ) -> None:
