@@ -71,7 +71,8 @@ def test_only_the_queues_of_the_page_are_counted(boss, monkeypatch):
             boss.get(url("queuestate"))
         return read.total
 
-    assert 2 * cost(20) < cost(1000)
+    least = cost(1)  # the tables of earlier tests of the file's process cost pages, too
+    assert 2 * (cost(20) - least) < cost(1000) - least
 
 
 @pytest.mark.usefixtures("three_to_a_page")
