@@ -1,4 +1,4 @@
-"""On_commit hooks: the cause of what they broadcast, and what a slow hook holds up."""
+"""On_commit hooks: the origin of their broadcasts, and slow hooks."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def cleaned() -> list[int]:
 
 @pytest.fixture
 def at_the_end(cleaned: list[int]) -> Any:
-    """What was cleaned up when the worker stopped: after that, its process is gone."""
+    """Return the cleanups that ran before the worker stopped: after that, its process is gone."""
     seen: list[int] = []
 
     def receiver(**data: Any) -> None:

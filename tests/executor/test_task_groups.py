@@ -36,7 +36,7 @@ async def group(*errors: BaseException) -> None:
 
 @pytest.fixture
 def raised() -> list[BaseException]:
-    """What the tasks of the handler raise."""
+    """The exceptions that the tasks of the handler raise."""
     return []
 
 
