@@ -196,12 +196,13 @@ class LocalQueue:
         with self._lock:
             if not running.count and waiting.next_suspect_is_async():
                 running.take(alone=True)
-                self.slots.take(1)
-                return waiting.take_suspect().tasks
-            room = 0 if running.alone else self.slots.room()
-            if coroutines := waiting.ordering.take_coroutines(room, lists=lists):
+                coroutines = waiting.take_suspect().tasks
+            else:
+                room = 0 if running.alone else self.slots.room()
+                if coroutines := waiting.ordering.take_coroutines(room, lists=lists):
+                    running.start_coroutines(len(coroutines))
+            if coroutines:
                 self.slots.take(len(coroutines))
-                running.start_coroutines(len(coroutines))
                 self.last_starts.record(coroutines)
             return coroutines
 
@@ -237,25 +238,21 @@ class LocalQueue:
 
     def done(self, slice_: Slice) -> None:
         """Note that the tasks of `slice_` have ended."""
-        with self._lock:
-            was_alone = self.running.end()
-            for line in slice_.lines:
-                self._waiting.free_line(line, behind=slice_.put_back)
-            if self._waiting.suspects or was_alone or slice_.lines:
-                self._lock.notify_all()
-        if was_alone or not (self.running.count or self.unsettled):
-            self._poke()  # async handlers may start again, or nothing is left
+        self._end(1, slice_.lines, behind=slice_.put_back)
 
     def coroutines_done(self, *lines: Line | None) -> None:
         """Note that coroutines are settled, or could not start: one for each of `lines`."""
+        self._end(len(lines), lines)
+
+    def _end(self, count: int, lines: Collection[Line | None], *, behind: bool = False) -> None:
         with self._lock:
-            was_alone = self.running.end(len(lines))
+            was_alone = self.running.end(count)
             for line in lines:
-                self._waiting.free_line(line)
+                self._waiting.free_line(line, behind=behind)
             if self._waiting.suspects or was_alone or any(lines):
                 self._lock.notify_all()
         if was_alone or not (self.running.count or self.unsettled):
-            self._poke()
+            self._poke()  # async handlers may start again, or nothing is left
 
     def suspend(self) -> list[Task]:
         """Start nothing until `resume()`; return the tasks that did not start."""

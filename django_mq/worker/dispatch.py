@@ -36,7 +36,7 @@ class _Dispatched:
 
     tasks: list[Task] = field(default_factory=list)
     settled: list[Fence] = field(default_factory=list)
-    behind: list[Fence] = field(default_factory=list)
+    behind: list[Delivery] = field(default_factory=list)
 
 
 class Dispatch:
@@ -70,6 +70,8 @@ class Dispatch:
         self._halted_lines: set[Line] = set()
         #: Messages to release once the database is back.
         self.unreleased: list[Fence] = []
+        # Those to release that were taken over from a lost worker: no suspects, none has started.
+        self._trusted: list[Fence] = []
 
     def take(self, cursor: Cursor, rows: list[ClaimedRow], *, first: bool, asked_at: float) -> None:
         """Take newly claimed rows; with `first` (taken over) they go before the rows already here.
@@ -112,7 +114,7 @@ class Dispatch:
                 delivery = self._pending[0]
                 line = line_of(delivery._row)
                 if line in self._halted_lines:
-                    dispatched.behind.append(self._pending.popleft().fence)
+                    dispatched.behind.append(self._pending.popleft())
                     continue
                 found = self._resolve_one(cursor, delivery)
                 self._pending.popleft()
@@ -176,13 +178,13 @@ class Dispatch:
         """
         deliveries = [*(task.delivery for task in tasks), *self._pending]
         self._pending.clear()
-        # Those that were taken over from a lost worker, and would be suspects from now on.
-        lapsed = [each for each in deliveries if each._asked_at == LONG_AGO]
-        trusted = [each.fence for each in lapsed if not each._row.suspect]
-        return self._release([each.fence for each in deliveries], trusted)
+        return self._release(deliveries)
 
-    def _release(self, fences: list[Fence], trusted: Sequence[Fence] = ()) -> bool:
+    def _release(self, deliveries: Sequence[Delivery]) -> bool:
+        fences = [each.fence for each in deliveries]
         self._quota.release(len(fences))
+        lapsed = [each for each in deliveries if each._asked_at == LONG_AGO]
+        self._trusted += [each.fence for each in lapsed if not each._row.suspect]
         # First, so that no later renewal locks the rows; a renewal under way locks them for a
         # moment.
         self._local_queue.unsettled.remove(fences)
@@ -193,8 +195,8 @@ class Dispatch:
             while fences and tries:
                 cursor = self._statements.cursor()
                 self._cancel_probes(cursor, fences)
-                if trusted:
-                    skip_refused_rows(partial(forget_lapse, cursor), trusted)
+                if self._trusted:
+                    skip_refused_rows(partial(forget_lapse, cursor), self._trusted)
                 released = skip_refused_rows(partial(settle.release, cursor), fences)
                 any_released |= bool(released)
                 left = settle.still_ours(cursor, fences) if len(released) < len(fences) else ()
@@ -205,7 +207,7 @@ class Dispatch:
         except LOST:
             self.unreleased = fences
             raise
-        self.unreleased = []
+        self.unreleased, self._trusted = [], []
         if fences:
             log_unreleased(len(fences))
         return any_released
@@ -222,7 +224,7 @@ class Dispatch:
         except Exception:  # the system refuses a thread or a descriptor; perhaps not a sibling's
             self._local_queue.cancel_start(coroutines)
             with suppress(*LOST):
-                self._release([task.delivery.fence for task in coroutines])
+                self._release([task.delivery for task in coroutines])
             raise
         self._runner.submit(coroutines)
 

@@ -46,10 +46,10 @@ class Unstarted:
     def start_or_release(self, cursor: Cursor) -> None:
         """Start messages that may start now; release those that must not start, or cannot soon."""
         parts = self._parts
-        if self.unconfirmed_due:
-            self.release_unconfirmed(cursor)
         if parts.dispatch.unreleased:
             self._release([])
+        if self.unconfirmed_due:
+            self.release_unconfirmed(cursor)
         parts.dispatch.dispatch_pending(cursor)
         stuck = parts.local_queue.waiting() and parts.local_queue.stuck()
         waiting, taken = parts.intake.waiting(), parts.local_queue.running.taken

@@ -70,9 +70,10 @@ def test_every_slice_counts_for_each_of_its_lanes(local_queue: LocalQueue) -> No
     assert [at(("mail", 0)), at(("post", 5)), at(("post", 0))] == [1, 2, NEVER]
 
 
-def test_a_suspect_that_runs_alone_counts(local_queue: LocalQueue) -> None:
-    local_queue.put([task("mail", suspect=True)])
-    local_queue.take()
+@pytest.mark.parametrize("name", ["h", "coroutine"])
+def test_a_suspect_that_runs_alone_counts(local_queue: LocalQueue, name: str) -> None:
+    local_queue.put([task("mail", name=name, suspect=True)])
+    assert local_queue.take_coroutines() if name == "coroutine" else local_queue.take()
     assert local_queue.last_starts.at(("mail", 0)) == 1
 
 

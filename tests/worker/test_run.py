@@ -183,9 +183,13 @@ def test_a_claim_that_commits_after_its_connection_was_lost_is_released(
     assert not run.unstarted.unconfirmed_due
 
 
-def test_a_release_that_the_database_lost_is_tried_again(run: Run, parts: Parts) -> None:
-    """With a long lease, nobody would run the messages for as long."""
-    message = add(handler="h")
+@pytest.mark.parametrize("lapsed", [False, True])
+def test_a_release_that_the_database_lost_is_tried_again(
+    run: Run, parts: Parts, lapsed: bool
+) -> None:
+    """With a long lease, nobody would run the messages for as long; no suspect, it never ran."""
+    taken_over = {"leased": -60, "claimed_by": "gone:1", "attempts": 1}
+    message = add(handler="h", **(taken_over if lapsed else {}))
     parts.wakeup.ring()
     while parts.local_queue.waiting() == 0:
         run._fetch()
@@ -199,9 +203,11 @@ def test_a_release_that_the_database_lost_is_tried_again(run: Run, parts: Parts)
     assert run.unstarted.overdue
     parts.giving_up.set()  # nobody waits
     run._wait_out(lost.value)
-    assert stored(message).attempts == 1
+    assert stored(message).attempts == lapsed + 1
     run.unstarted.start_or_release(parts.statements.cursor())
-    assert (stored(message).attempts, stored(message).leased_until) == (0, None)
+    released = stored(message)
+    assert (released.attempts, released.leased_until) == (int(lapsed), None)
+    assert not released.suspect
     assert not parts.dispatch.unreleased
 
 
