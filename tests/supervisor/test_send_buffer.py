@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from time import monotonic
-
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.supervisor.child import decode
 from django_mq.supervisor.process_slot import ProcessSlot
@@ -15,9 +13,7 @@ def test_a_child_that_does_not_read_costs_its_supervisor_no_time() -> None:
     slot = ProcessSlot(Scoreboard(1))
     with linked(slot) as theirs:
         assert slot.link is not None
-        began = monotonic()
-        accepted = fill(slot)
-        assert monotonic() - began < 5.0
+        accepted = fill(slot)  # a send that waits would wait for ever
         assert accepted
         assert list(slot.recovering) == accepted
         assert not slot.send(dead(9999))

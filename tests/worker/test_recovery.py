@@ -86,10 +86,9 @@ def test_a_message_of_a_lost_host_that_is_released_unstarted_is_no_suspect(
     running = start(threads=1)
     said.wait("message_started")
     released = QueuedMessage.objects.filter(leased_until=None)
-    until(lambda: released.count() == 4)
+    until(lambda: list(released.values_list("attempts", "suspect")) == [(1, False)] * 4)
     gate.set()
     running.stop()
-    assert list(released.values_list("attempts", "suspect")) == [(1, False)] * 4
 
 
 # ---- leases, recovery
