@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from time import monotonic
 
+from django_mq.executor.usage import Usage
 from django_mq.messages import PlainFence
 
 #: The messages claimed beyond the free slots should start within this many seconds: several times
@@ -52,7 +53,8 @@ class Slots:
         self._usable = count
         self._clock = clock
         self._lock = threading.Lock()
-        self._taken = 0
+        #: The slots that are taken.
+        self.taken = Usage(clock=clock)
         self._unsettled = 0
         self._failed: set[PlainFence] = set()
         self._full_since: float | None = None
@@ -68,7 +70,7 @@ class Slots:
     def room(self) -> int:
         """Return how many messages may start now; negative if more run than slots may be used."""
         with self._lock:
-            return min(self._usable - self._taken, 2 * self.count - self._unsettled)
+            return min(self._usable - self.taken.count, 2 * self.count - self._unsettled)
 
     def to_claim(self, waiting: int, *, ahead: bool = True) -> int:
         """Return how many messages to claim while `waiting` of them wait here; 0: none yet.
@@ -96,9 +98,9 @@ class Slots:
     def take(self, count: int) -> None:
         """Take slots for `count` messages, at least one."""
         with self._lock:
-            self._taken += count
+            self.taken.add(count)
             self._unsettled += count
-            self._full_since = self._clock() if self._taken >= self._usable else None
+            self._full_since = self._clock() if self.taken.count >= self._usable else None
 
     def reset(self) -> None:
         """Use no more slots than are taken, because a handler blocks the loop; more as calls end.
@@ -107,7 +109,7 @@ class Slots:
         releases as there are slots.
         """
         with self._lock:
-            self._usable = min(max(self._taken, 1), self.count)
+            self._usable = min(max(self.taken.count, 1), self.count)
 
     def widen(self) -> bool:
         """Use twice as many slots; return whether there are more to use."""
@@ -121,7 +123,7 @@ class Slots:
     def give_back(self, count: int) -> None:
         """Free the slots of `count` messages that could not start."""
         with self._lock:
-            self._taken -= count
+            self.taken.add(-count)
             self._unsettled -= count
             self._full_since = None
 
@@ -137,14 +139,15 @@ class Slots:
             if failed:
                 self._failed.update(fences)
             else:
-                self._taken -= len(fences)
+                self.taken.add(-len(fences))
 
     def settle(self, fences: Collection[PlainFence]) -> bool:
         """Note that these messages are settled; return whether that freed any slots."""
         with self._lock:
             failed = self._failed.intersection(fences)
             self._failed -= failed
-            self._taken -= len(failed)
+            if failed:
+                self.taken.add(-len(failed))
             self._unsettled -= len(fences)
             return bool(failed)
 

@@ -18,6 +18,7 @@ from django_mq.executor.running_tasks import RunningTasks
 from django_mq.executor.slice_cut import next_slice
 from django_mq.executor.tasks import Line, Slice, Task
 from django_mq.executor.unsettled import Unsettled
+from django_mq.executor.usage import Usage
 from django_mq.executor.waiting_tasks import WaitingTasks
 
 #: Seconds that a suspect waits for a moment when nothing else runs. After that nothing else starts.
@@ -55,7 +56,8 @@ class LocalQueue:
         self._lock = threading.Condition()
         self._waiting = WaitingTasks(poke, Lingering(batch=batch, max_linger=max_linger))
         self.running = RunningTasks()
-        self._free = 0
+        #: The executor threads that wait for a slice.
+        self.free = Usage()
         self._notify_when_free = self._closed = False
         #: Whether nothing may start until `resume()`.
         self.suspended = False
@@ -87,12 +89,12 @@ class LocalQueue:
                 if (slice_ := self._next_slice()) is not None:
                     self.last_starts.record(slice_.tasks)
                     return slice_
-                self._free += 1
+                self.free.add(1)
                 if self._notify_when_free:
                     self._notify_when_free = False
                     self._poke()
                 self._lock.wait(self._waiting.wait_timeout())
-                self._free -= 1
+                self.free.add(-1)
             return None
 
     def _next_slice(self) -> Slice | None:
@@ -116,7 +118,7 @@ class LocalQueue:
             self.paces.of,
             batch=self._batch,
             slice_size=self._slice_size,
-            idle=self._free,
+            idle=self.free.count,
         )
         self.running.take(calls=slice_.calls)
         if len(waiting.ready) < self._notify_below:
@@ -131,7 +133,7 @@ class LocalQueue:
         loop is poked when an executor becomes free.
         """
         with self._lock:
-            busy = self.running.alone or not self._free
+            busy = self.running.alone or not self.free.count
             stuck = busy and monotonic() - self.running.taken_at > STUCK_AFTER
             self._notify_when_free = stuck and bool(self.running.count)
             return self._notify_when_free

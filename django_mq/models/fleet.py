@@ -10,6 +10,9 @@ from django_mq.models.columns import JSONColumn
 from django_mq.models.constraints import has_json_type, times_in_range
 from django_mq.policy.column_bounds import MAX_NAME, NAME
 
+#: The range of threads and slots in use: no infinity, and nothing that is not a number.
+USED = (0.0, 1_000_000.0)
+
 
 class QueueState(models.Model):
     """The state of one queue, as set by operators and workers. A queue needs no row.
@@ -97,6 +100,22 @@ class WorkerHeartbeat(models.Model):
         db_default=models.Value([], models.JSONField()),
         help_text="Server sessions that run messages of ordered queues: process id and start.",
     )
+    threads = models.PositiveIntegerField("threads", null=True, blank=True)
+    threads_used = models.FloatField(
+        "threads in use",
+        null=True,
+        blank=True,
+        help_text="On average, since the heartbeat before.",
+    )
+    slots = models.PositiveIntegerField(
+        "slots", null=True, blank=True, help_text="For messages of async handlers."
+    )
+    slots_used = models.FloatField(
+        "slots in use",
+        null=True,
+        blank=True,
+        help_text="On average, since the heartbeat before.",
+    )
     started_at = models.DateTimeField("started at", db_default=Now())
     last_seen = models.DateTimeField("last seen", db_default=Now())
 
@@ -116,6 +135,10 @@ class WorkerHeartbeat(models.Model):
                 timings="object",
                 ran="object",
                 sessions="array",
+            ),
+            models.CheckConstraint(
+                name="mq_worker_usage",
+                condition=Q(threads_used__range=USED, slots_used__range=USED),
             ),
         )
 

@@ -88,6 +88,21 @@ class Command(NamedTuple):
     by: str
 
 
+class Capacity(NamedTuple):
+    """The threads and slots of a worker process, and how many were in use on average.
+
+    None: not known.
+    """
+
+    threads: int | None = None
+    threads_used: float | None = None
+    slots: int | None = None
+    slots_used: float | None = None
+
+
+UNKNOWN = Capacity()
+
+
 class HeartbeatReply(NamedTuple):
     """The server's answer to a heartbeat.
 
@@ -110,13 +125,17 @@ with known as materialized (
     update django_mq_workerheartbeat
        set last_seen = statement_timestamp(), wakeup = %(wakeup)s, draining = %(draining)s,
            quiet = %(quiet)s, running = %(running)s::jsonb, ran = %(ran)s::jsonb,
-           timings = %(timings)s::jsonb
+           timings = %(timings)s::jsonb, threads = %(threads)s::int,
+           threads_used = %(threads_used)s::float8, slots = %(slots)s::int,
+           slots_used = %(slots_used)s::float8
      where id = any(array(select id from free))
 ), added as (
     insert into django_mq_workerheartbeat
-           (id, queues, host, pid, version, wakeup, draining, quiet, running, ran, timings)
+           (id, queues, host, pid, version, wakeup, draining, quiet, running, ran, timings,
+            threads, threads_used, slots, slots_used)
     select %(worker)s, %(queues)s::jsonb, %(host)s, %(pid)s::int, %(version)s, %(wakeup)s,
-           %(draining)s, %(quiet)s, %(running)s::jsonb, %(ran)s::jsonb, %(timings)s::jsonb
+           %(draining)s, %(quiet)s, %(running)s::jsonb, %(ran)s::jsonb, %(timings)s::jsonb,
+           %(threads)s::int, %(threads_used)s::float8, %(slots)s::int, %(slots_used)s::float8
      where not exists (select from known)
         on conflict (id) do nothing
 ), taken as (
@@ -148,8 +167,9 @@ def record_heartbeat(
     running: Mapping[int, float],
     held: Collection[int] = (),
     timings: Mapping[str, Any],
+    capacity: Capacity = UNKNOWN,
 ) -> HeartbeatReply:
-    """Record that worker process `worker` is alive, and its timings.
+    """Record that worker process `worker` is alive, its timings, and how much of it is in use.
 
     `running` maps the ids of the messages that it runs to the seconds that they have run. It has
     also `held` messages, which have not started and could not be renewed.
@@ -168,6 +188,7 @@ def record_heartbeat(
             "running": json.dumps(list(running)),
             "ran": json.dumps({**dict.fromkeys(held, 0), **running}),
             "timings": json.dumps(timings),
+            **capacity._asdict(),
         },
     )
     since, now, commands = cursor.fetchone()

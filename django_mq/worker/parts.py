@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from django_mq.conf.version import VERSION
 from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.async_slots import Slots
 from django_mq.executor.ended import DONE, Ended, any_row_kept
@@ -25,6 +22,7 @@ from django_mq.worker.claims import ClaimRouter
 from django_mq.worker.commands import Commands
 from django_mq.worker.dispatch import Dispatch
 from django_mq.worker.fetcher import Fetcher
+from django_mq.worker.heartbeat import heartbeat
 from django_mq.worker.intake import Intake
 from django_mq.worker.lease_keeper import LeaseKeeper, beat_interval
 from django_mq.worker.listener import PING_INTERVAL, Listener
@@ -284,14 +282,9 @@ class Parts:
         self.wakeup.poke()
 
     def _heartbeat(self) -> dict[str, Any]:
-        listener = self.listener
-        return {
-            "queues": self._worker.queues,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "version": VERSION,
-            "wakeup": "poll" if not listener else "degraded" if listener.degraded() else "notify",
-            "draining": self._worker.stopping.is_set(),
-            "quiet": self._worker.orders.quiet,
-            "running": self.scoreboard.running_for(),
-        }
+        return heartbeat(
+            self._worker,
+            local_queue=self.local_queue,
+            scoreboard=self.scoreboard,
+            listener=self.listener,
+        )

@@ -90,11 +90,15 @@ def test_a_heartbeat_is_written_once_and_then_moved(cursor: Cursor) -> None:
     assert (first.queues, first.running, first.pid) == (["a", "b.*"], [1, 2], 7)
     assert first.ran == {"1": 2.5, "2": 0.0}
     assert first.timings == {"h": {"acked": 1}}
+    assert (first.threads, first.threads_used, first.slots, first.slots_used) == (None,) * 4
     changed = {"running": {}, "draining": True, "wakeup": "degraded", "timings": {"i": {}}}
+    changed["capacity"] = leases.Capacity(4, 3.5, 100, 0.25)
     leases.record_heartbeat(cursor, **{**BEAT, **changed})
     second = WorkerHeartbeat.objects.get()
     assert second.timings == {"i": {}}
     assert (second.running, second.draining, second.wakeup) == ([], True, "degraded")
+    assert (second.threads, second.threads_used) == (4, 3.5)
+    assert (second.slots, second.slots_used) == (100, 0.25)
     assert second.started_at == first.started_at
     assert second.last_seen - first.last_seen > timedelta(0)
     leases.leave(cursor, worker="other")

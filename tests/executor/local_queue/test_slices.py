@@ -74,7 +74,7 @@ def test_idle_threads_share_messages_that_take_long(
     threads = [Thread(target=executor, daemon=True) for _ in range(3)]
     for each in threads:
         each.start()
-    until(lambda: local_queue._free == len(threads), "all threads wait")
+    until(lambda: local_queue.free.count == len(threads), "all threads wait")
     put(local_queue, *["h"] * 8)
     until(lambda: sum(taken) == 8, "all messages are taken")
     local_queue.close()
@@ -91,7 +91,7 @@ def test_an_ordered_queue_is_not_shared(local_queue: LocalQueue) -> None:
     for each in tasks:
         each.delivery._row = each.delivery._row._replace(ordered=True)
     local_queue.put(tasks)
-    local_queue._free = 3
+    local_queue.free.count = 3
     assert len(take(local_queue)) == 8
 
 
