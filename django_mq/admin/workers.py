@@ -63,6 +63,21 @@ class WorkerRow:
         return "all" if names in ("", "#") else names  # a worker without --queue stores #
 
     @property
+    def in_use(self) -> str:
+        """How many of its threads and slots were in use; empty if that is not known."""
+        worker = self.worker
+        pairs = (
+            ("threads", worker.threads_used, worker.threads),
+            ("slots", worker.slots_used, worker.slots),
+        )
+        known = [
+            f"{used:.3g} of {count:,} {name}"
+            for name, used, count in pairs
+            if None not in (used, count)
+        ]
+        return f"{' and '.join(known)}, on average between its last two heartbeats" if known else ""
+
+    @property
     def is_degraded(self) -> bool:
         return self.worker.wakeup == "degraded"
 
@@ -121,6 +136,7 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
             "wakeup",
             "serves",
             "runs",
+            "in_use",
             "handler_timings",
         )
         return [(None, {"fields": [*fields, "started", "seen", "recent_orders"]})]
@@ -168,6 +184,10 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
             return None
         running = ((link(each["url"], f"#{each['id']}"), each["type"]) for each in beat.row.running)
         return format_html_join(", ", "{} {}", running)
+
+    @admin.display(description="in use")
+    def in_use(self, beat: Any) -> Any:
+        return (beat.row.in_use or None) if beat.row else None
 
     @admin.display(description="handler timings")
     def handler_timings(self, beat: Any) -> Any:

@@ -38,6 +38,8 @@ __all__ = ["QueueCollector", "metrics"]
 SCRAPE_LIMITS = Limits(5.0, 1.0)
 #: The states that are counted. A pause belongs to the queue.
 STATES = tuple(state.value for state in MessageState if state is not MessageState.PAUSED)
+#: What is added up over the live workers, in the order of the last families.
+USAGE = ("threads", "threads_used", "slots", "slots_used")
 
 
 class QueueCollector(Collector):
@@ -66,7 +68,9 @@ class QueueCollector(Collector):
             workers = queues.workers(using=alias)
             due_in = schedules.next_due(cursor)
         families = _families()
-        messages, estimated, oldest, level, paused, dead_head, limit, overdue, alive = families
+        messages, estimated, oldest, level, paused, dead_head, limit, overdue, alive, *usage = (
+            families
+        )
         for name, each in counted.items():
             for state in STATES:
                 messages.add_metric([name, state], each.about(state))
@@ -78,7 +82,10 @@ class QueueCollector(Collector):
             if each.max_in_flight is not None:
                 limit.add_metric([name], each.max_in_flight)
         overdue.add_metric([], max(0.0, -(due_in or 0.0)))
-        alive.add_metric([], sum(worker.alive for worker in workers))
+        live = [worker for worker in workers if worker.alive]
+        alive.add_metric([], len(live))
+        for family, name in zip(usage, USAGE, strict=True):
+            family.add_metric([], sum(getattr(worker, name) or 0.0 for worker in live))
         yield from families
 
 
@@ -121,6 +128,12 @@ def _families() -> tuple[GaugeMetricFamily, ...]:
             "How long the longest-due schedule has been due; 0 if none is.",
         ),
         GaugeMetricFamily("django_mq_workers", "Worker processes alive, over the fleet."),
+        GaugeMetricFamily(
+            "django_mq_threads", "Threads of these, for handlers that are not async."
+        ),
+        GaugeMetricFamily("django_mq_threads_used", "Threads in use, on average over 10 s."),
+        GaugeMetricFamily("django_mq_slots", "Slots of these, for messages of async handlers."),
+        GaugeMetricFamily("django_mq_slots_used", "Slots in use, on average over 10 s."),
     )
 
 

@@ -20,7 +20,7 @@ MAX_CELL_WIDTH = 200
 NUMBERS = {
     "id", "message", "first", "pid", "version", "attempt", "attempts", "behind", "count",
     "newest messages", "depth", "processable", "in flight", "delayed", "retrying", "held",
-    "blocked", "dead", "waiting", "running", "acked", "failed", "retried", "snoozed",
+    "blocked", "dead", "waiting", "running", "busy", "acked", "failed", "retried", "snoozed",
 }  # fmt: skip
 WORKER_HEADERS = (
     "worker",
@@ -29,6 +29,7 @@ WORKER_HEADERS = (
     "state",
     "queues",
     "running",
+    "busy",
     "wakeup",
     "uptime",
     "last seen",
@@ -153,6 +154,7 @@ def _worker(worker: WorkerProcess) -> tuple[object, ...]:
         state,
         " ".join(worker.queues) or "-" if "queues" in worker.unreadable else _queues(worker),
         len(worker.running),
+        worker.shown_busy or "-",
         worker.wakeup,
         span(worker.last_seen - worker.started_at),
         f"{span(worker.silent)} ago",

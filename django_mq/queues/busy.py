@@ -52,8 +52,8 @@ def own_run(message: QueuedMessage, alias: str) -> tuple[str, str]:
 def busy(serving: Sequence[WorkerProcess], alias: str) -> str:
     """Name what runs on the workers `serving` if all of them are busy; empty if one is not.
 
-    A heartbeat does not tell how many threads are free. So ask this about a message that any free
-    thread would have claimed by now: then a worker is busy if all that it runs has run for
+    A heartbeat does not tell how many threads are free now. So ask this about a message that any
+    free thread would have claimed by now: then a worker is busy if all that it runs has run for
     BUSY_AFTER, or if it has claimed a suspect.
     """
     suspects = claimed_suspects(alias) if serving else {}

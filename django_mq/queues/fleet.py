@@ -37,7 +37,8 @@ class WorkerProcess:
     `queues` holds names and patterns, and is empty for all queues; `running` holds message ids.
     `wakeup` is notify, poll, or degraded (LISTEN failed, so it polls). `unreadable` names the
     columns whose values no worker writes; those values are left out here. A `quiet` worker claims
-    nothing, by order of an operator.
+    nothing, by order of an operator. Of its `threads` and `slots` (for messages of async handlers),
+    `threads_used` and `slots_used` were in use on average since the heartbeat before.
     """
 
     id: str
@@ -54,6 +55,25 @@ class WorkerProcess:
     alive: bool
     unreadable: tuple[str, ...] = ()
     quiet: bool = False
+    threads: int | None = None
+    threads_used: float | None = None
+    slots: int | None = None
+    slots_used: float | None = None
+
+    @property
+    def busy(self) -> float | None:
+        """The share of its threads, or of its slots if that is more, that was in use; from 0 to 1.
+
+        None if it is not known: the first heartbeat does not say, nor do older versions.
+        """
+        pairs = ((self.threads_used, self.threads), (self.slots_used, self.slots))
+        shares = [used / count for used, count in pairs if used is not None and count]
+        return min(1.0, max(shares)) if shares else None
+
+    @property
+    def shown_busy(self) -> str:
+        """`busy` as text: `"87%"`; empty if it is not known."""
+        return "" if self.busy is None else f"{self.busy:.0%}"
 
     @property
     def claims(self) -> bool:
@@ -94,6 +114,10 @@ def _worker(beat: WorkerHeartbeat, silent: timedelta) -> WorkerProcess:
         alive=silent < GONE_AFTER,
         unreadable=tuple(name for name, (good, all) in read.items() if list(good) != all),
         quiet=beat.quiet,
+        threads=beat.threads,
+        threads_used=beat.threads_used,
+        slots=beat.slots,
+        slots_used=beat.slots_used,
     )
 
 

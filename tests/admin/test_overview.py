@@ -94,10 +94,18 @@ def test_what_went_wrong_in_the_last_hour(boss):
 
 def test_workers_alive_and_gone(boss):
     beat("w1", running=[1, 2]), beat("w2", wakeup="degraded", draining=True)
-    beat("w3", seen=-60, host="lost", pid=9)
+    beat("w3", seen=-60, host="lost", pid=9, threads=1, threads_used=1.0)
     words = text(live(boss))
     assert "2 workers , running 2 messages, 1 draining, 1 cannot listen" in words
     assert "gone lost:9" in words
+
+
+def test_how_busy_the_workers_are(boss):
+    """On average over those that have reported it."""
+    for share in (0.25, 0.75):
+        beat(f"w{share}", threads=1, threads_used=share)
+    beat("old")
+    assert "3 workers , 50% busy" in text(live(boss))
 
 
 @pytest.mark.parametrize("span", ["hour", "day", "week"])

@@ -167,6 +167,18 @@ class TestWorkers:
         beat(**columns)
         assert words in text(boss.get(url("workerheartbeat")))
 
+    def test_how_busy_they_are(self, boss):
+        beat("a1", threads=4, threads_used=3.48, slots=1000, slots_used=0.0)
+        page = boss.get(url("workerheartbeat")).content.decode()
+        assert "87%</span>" in page
+        in_use = (
+            "3.48 of 4 threads and 0 of 1,000 slots, on average between its last two heartbeats"
+        )
+        assert f'title="{in_use}"' in page
+        assert f"In use: {in_use}" in text(boss.get(url("workerheartbeat", "change", "a1")))
+        beat("old")
+        assert "In use: None" in text(boss.get(url("workerheartbeat", "change", "old")))
+
     def test_when_it_started_and_was_last_seen(self, boss):
         """The page needs the database's time to compare with the two moments."""
         beat("a1", started_at=Now() - timedelta(hours=2), seen=-5)

@@ -44,8 +44,10 @@ def test_queues_and_workers() -> None:
     add(after=60)
     add(dead=-1)
     add(leased=60)
-    beat("worker", running=[])
-    beat("gone", seen=-60)
+    beat("worker", running=[], threads=4, threads_used=3.5, slots=100, slots_used=1.0)
+    beat("other", running=[], threads=1, threads_used=0.5, slots=100, slots_used=0.0)
+    beat("old", running=[])
+    beat("gone", seen=-60, threads=9, threads_used=9.0)
     decide("slow", backoff_level=3, backoff=60, paused=-1, max_in_flight=5)
     found = read()
     for state, count in (("processable", 1), ("delayed", 1), ("dead", 1), ("leased", 1)):
@@ -57,7 +59,11 @@ def test_queues_and_workers() -> None:
     assert found["django_mq_queue_paused", "mail"] == 0
     assert found["django_mq_queue_max_in_flight", "slow"] == 5
     assert ("django_mq_queue_max_in_flight", "mail") not in found
-    assert found[("django_mq_workers",)] == 1
+    assert found[("django_mq_workers",)] == 3
+    assert found[("django_mq_threads",)] == 5
+    assert found[("django_mq_threads_used",)] == 4.0
+    assert found[("django_mq_slots",)] == 200
+    assert found[("django_mq_slots_used",)] == 1.0
 
 
 def test_a_dead_message_that_others_wait_for() -> None:

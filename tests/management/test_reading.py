@@ -105,15 +105,15 @@ class TestStatus:
     def test_workers(self):
         started = now() - timedelta(hours=2, minutes=3)
         mail = {"queues": ["mail", "shop.*"], "running": [1, 2]}
-        beat("a" * 32, host="web1", pid=41, started_at=started, **mail)
+        beat("a" * 32, host="web1", pid=41, started_at=started, threads=8, threads_used=2.0, **mail)
         beat("b" * 32, host="web2", pid=42, wakeup="degraded", draining=True, seen=-5)
         beat("c" * 32, host="web3", pid=43, wakeup="poll", seen=-90)
         beat("d" * 32, host="web4", pid=44, queues=["#"])  # as mq_worker without --queue
         found = rows(run("mq_status"))
         assert " ".join(found["aaaaaaaa"]) == (
-            "aaaaaaaa web1 41 alive mail shop.* 2 notify 2 h 3 min 0 s ago"
+            "aaaaaaaa web1 41 alive mail shop.* 2 25% notify 2 h 3 min 0 s ago"
         )
-        assert found["bbbbbbbb"][3:7] == ["draining", "all", "0", "degraded"]
+        assert found["bbbbbbbb"][3:8] == ["draining", "all", "0", "-", "degraded"]
         assert found["dddddddd"][3:6] == ["alive", "all", "0"]
         assert found["cccccccc"][3] == "gone"
         assert found["cccccccc"][-5:] == ["1", "min", "30", "s", "ago"]
@@ -175,7 +175,7 @@ class TestStatus:
     def test_json(self):
         add(dead=-1)
         add(after=-90)
-        beat("w", queues=["mail"], running=[3])
+        beat("w", queues=["mail"], running=[3], threads=2, threads_used=1.5)
         found = run_json("mq_status")
         [mail] = (queue for queue in found["queues"] if queue["queue"] == "mail")
         assert (mail["dead"], mail["processable"], mail["capped"]) == (1, 1, [])
@@ -183,6 +183,7 @@ class TestStatus:
         [worker] = found["workers"]
         assert (worker["host"], worker["pid"], worker["running"]) == ("host", 7, [3])
         assert (worker["alive"], worker["wakeup"]) == (True, "notify")
+        assert (worker["threads"], worker["threads_used"], worker["slots"]) == (2, 1.5, None)
 
 
 class TestWhy:

@@ -109,7 +109,7 @@ class TestTheCommand:
         assert run_doctor("--ignore", "d003", "--ignore", "D020")[0] == 0
 
     def test_an_id_that_no_finding_has_is_an_error(self) -> None:
-        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D027") as raised:
+        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D028") as raised:
             run_doctor("--ignore", "d099", "--ignore", "D013", "--ignore", "x")
         assert raised.value.returncode == 2
 
@@ -788,6 +788,47 @@ class TestOutages:
         (text,) = found("D027")
         assert f", until {local_text(state.paused_until)}, and its oldest message" in text
         assert "has been due for 2 d." in text
+
+    def test_d028_busy_workers(self) -> None:
+        """More room would start the message: it waits for nothing else."""
+        due = {"after": -3600}
+        busy = {"threads": 4, "threads_used": 4.0, "slots": 10, "slots_used": 0.0}
+        beat("a", queues=["mail", "short", "full", "off", "slow", "quick"], **busy)
+        beat("b", queues=["quick"], **{**busy, "threads_used": 3.5})
+        beat("quiet", queues=["mail"], quiet=True)
+        beat("gone", queues=["mail"], seen=-60)
+        add("short", after=-200)
+        decide("off", paused=-5)
+        decide("slow", backoff=60, backoff_level=5)
+        decide("full", max_in_flight=1)
+        add("full", leased=60)
+        for queue in ("full", "off", "slow", "quick", "unserved"):
+            add(queue, **due)
+        assert found("D028") == []
+        add("mail", **due)
+        (finding,) = [each for each in examine() if each.id == "D028"]
+        assert (finding.level, finding.text) == (
+            "warning",
+            "A message in the queue mail has been due for 1 h, and the worker that serves it is"
+            " 100% busy.",
+        )
+        beat("c", queues=["mail"], **{**busy, "slots_used": 9.2, "threads_used": 0.0})
+        (text,) = found("D028")
+        assert "1 h, and all 2 workers that serve it are at least 92% busy." in text
+        call_command(*re.findall(r"mq_workers", text), stdout=StringIO())
+        beat("unknown", queues=["mail"])
+        assert found("D028") == []
+
+    @pytest.mark.parametrize("running", [False, True])
+    def test_d028_an_ordered_queue_is_not_faster_with_more_threads(
+        self, settings: Any, running: bool
+    ) -> None:
+        settings.DJANGO_MQ = {"QUEUES": {"line": {"ordered": True}}}
+        beat(threads=1, threads_used=1.0)
+        if running:
+            add("line", ordered=True, leased=60)
+        add("line", ordered=True, after=-3600)
+        assert len(found("D028")) == (not running)
 
 
 def figures_of(handler: str, ago: int = 0, worker: str = "w", **given: Any) -> None:

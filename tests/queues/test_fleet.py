@@ -40,6 +40,23 @@ def test_a_role_that_writes_intervals_another_way_sees_the_workers(style):
     assert timedelta(seconds=15) <= running.ran_for < timedelta(seconds=30)
 
 
+@pytest.mark.parametrize(
+    ("columns", "busy", "shown"),
+    [
+        ({}, None, ""),
+        ({"threads": 4, "slots": 100}, None, ""),
+        ({"threads": 4, "threads_used": 3.5}, 0.875, "88%"),
+        ({"threads": 4, "threads_used": 1.0, "slots": 10, "slots_used": 9.0}, 0.9, "90%"),
+        ({"threads": 1, "threads_used": 1.01, "slots": 10, "slots_used": 0.0}, 1.0, "100%"),
+        ({"threads": 0, "threads_used": 1.0}, None, ""),
+    ],
+)
+def test_how_busy_a_worker_is(columns, busy, shown):
+    beat(**columns)
+    (worker,) = queues.workers()
+    assert (worker.busy, worker.shown_busy) == (busy, shown)
+
+
 def test_timings_of_live_workers_add_up():
     """CAR-42, NSQ-34: including percentiles, since buckets add up."""
     beat("old", seen=-20, timings={"h": tally(acked=90, ran=[0.010] * 90)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from statistics import mean
 from typing import Any
 
 from django_mq import queues
@@ -142,9 +143,10 @@ def step_rows(figures: queues.Figures) -> list[dict[str, Any]]:
 
 
 def workers_panel(found: Iterable[queues.WorkerProcess], url: str) -> dict[str, Any]:
-    """Return how many workers are alive, and the names of those that vanished."""
+    """Return how many workers are alive, how busy they are, and the names of those that vanished."""
     workers = list(found)
     alive = [each for each in workers if each.alive]
+    busy = [each.busy for each in alive if each.busy is not None]
     return {
         "alive": len(alive),
         "draining": sum(each.draining for each in alive),
@@ -153,6 +155,7 @@ def workers_panel(found: Iterable[queues.WorkerProcess], url: str) -> dict[str, 
         "gone": [f"{each.host}:{each.pid}" for each in workers if not each.alive][:5],
         "url": url,
         "running": sum(len(each.running) for each in alive),
+        "busy": f"{mean(busy):.0%}" if busy else "",
     }
 
 

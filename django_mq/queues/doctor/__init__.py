@@ -21,7 +21,16 @@ from psycopg.errors import (
 from django_mq.conf import alias_of
 from django_mq.executor.outage import MORE_CONNECTIONS, has_too_many_connections
 from django_mq.policy.error_text import one_line
-from django_mq.queues.doctor import links, outages, pauses, schedules, schema, subscriptions, upkeep
+from django_mq.queues.doctor import (
+    capacity,
+    links,
+    outages,
+    pauses,
+    schedules,
+    schema,
+    subscriptions,
+    upkeep,
+)
 from django_mq.queues.doctor.findings import Finding
 from django_mq.store.lost import LOST, was_refused
 
@@ -47,6 +56,7 @@ EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
     ("queues without a worker", subscriptions.unserved),
     ("held messages", subscriptions.unheard),
     ("stalled lines", subscriptions.stalled),
+    ("busy workers", capacity.saturated),
     ("paused queues", pauses.forgotten),
     ("queues that back off", outages.backing_off),
     ("the figures of handlers", outages.unsuccessful),

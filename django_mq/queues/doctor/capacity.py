@@ -1,0 +1,56 @@
+"""Queues whose workers have nothing left to give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+
+from django_mq.conf import command_on
+from django_mq.policy.durations import span
+from django_mq.queues.doctor.findings import Finding
+from django_mq.queues.fleet import WorkerProcess, workers
+from django_mq.queues.message_counts import QueueCounts, counts
+
+#: For how long a message must have been due: shorter peaks pass.
+DUE_FOR = timedelta(minutes=5)
+#: The share of its threads or slots from which a worker is busy: between two messages, each is free
+#: for a moment.
+BUSY = 0.9
+
+
+def saturated(alias: str) -> Iterator[Finding]:
+    """D028: a message has been due for long, and all workers of its queue are busy."""
+    claiming = [each for each in workers(using=alias) if each.claims]
+    for queue, found in counts(using=alias).items():
+        serving = [each for each in claiming if each.serves(queue)]
+        if not serving or not all((each.busy or 0.0) >= BUSY for each in serving):
+            continue
+        if (due_for := _waits_for_room(found)) is None:
+            continue
+        yield Finding(
+            id="D028",
+            level="warning",
+            text=f"A message in the queue {queue} has been due for {span(due_for)}, and"
+            f" {_all_busy(serving)}.",
+            hint="Start more of them, or give each more threads: manage.py"
+            f" {command_on(alias, 'mq_workers')} shows what they run. If one handler takes their"
+            " time, give it a queue and workers of its own.",
+        )
+
+
+def _waits_for_room(found: QueueCounts) -> timedelta | None:
+    """Return for how long a message has been due, if more room on the workers would start it."""
+    full = found.max_in_flight is not None and found.in_flight >= found.max_in_flight
+    in_turn = (
+        found.ordered and found.in_flight > 0
+    )  # one runs after the other, however many threads
+    if found.paused or found.backoff_level or full or in_turn:
+        return None
+    return found.oldest if found.oldest is not None and found.oldest >= DUE_FOR else None
+
+
+def _all_busy(serving: Sequence[WorkerProcess]) -> str:
+    if len(serving) == 1:
+        return f"the worker that serves it is {serving[0].shown_busy} busy"
+    least = min(serving, key=lambda each: each.busy or 0.0)
+    return f"all {len(serving):,} workers that serve it are at least {least.shown_busy} busy"
