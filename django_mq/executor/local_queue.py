@@ -35,8 +35,7 @@ class LocalQueue:
     A slice has up to `slice_size` messages, a batch handler gets up to `batch`. `poke` wakes the
     worker's loop, which claims, because few tasks wait (`notify_below()`) or an executor is free
     again (`stuck()`); starts coroutines; releases tasks; or stops, because nothing is left.
-    `max_linger` is the maximum time, in seconds, that tasks wait for their list to fill. Coroutines
-    take `slots` when they leave.
+    Tasks wait at most `max_linger` seconds for their list to fill. Coroutines leave with `slots`.
     """
 
     def __init__(
@@ -54,7 +53,10 @@ class LocalQueue:
         self.slots = slots
         self._notify_below = -1
         self._lock = threading.Condition()
-        self._waiting = WaitingTasks(poke, Lingering(batch=batch, max_linger=max_linger))
+        #: The deliveries that were claimed here and are not settled yet.
+        self.unsettled = Unsettled()
+        lingering = Lingering(batch=batch, max_linger=max_linger)
+        self._waiting = WaitingTasks(poke, lingering, self.unsettled.superseded)
         self.running = RunningTasks()
         #: The executor threads that wait for a slice.
         self.free = Usage()
@@ -65,8 +67,6 @@ class LocalQueue:
         self.paces = Paces()
         #: When a message of each lane last started.
         self.last_starts = LastStarts()
-        #: The deliveries that were claimed here and are not settled yet.
-        self.unsettled = Unsettled()
         #: Queues from which nothing may start.
         self.stopped_queues = self._waiting.stopped_queues
 
@@ -165,7 +165,7 @@ class LocalQueue:
             self._waiting.drop(lambda task: task.line == line)
 
     def is_unwanted(self, task: Task) -> bool:
-        """Return whether `task` must not start: its line is halted, or its queue is stopped."""
+        """Return whether `task` must not start (see `WaitingTasks`)."""
         return self._waiting.is_unwanted(task)
 
     def stop_queue(self, queue: str, before: datetime | None = None) -> None:

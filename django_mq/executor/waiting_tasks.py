@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from time import monotonic
 
 from django_mq.executor.lingering import Lingering
 from django_mq.executor.ordering import Ordering
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Line, Slice, Task, is_coroutine, is_listed
+from django_mq.messages import PlainFence, fence_of
 
 
 class WaitingTasks:
@@ -17,13 +18,17 @@ class WaitingTasks:
 
     `suspects` pairs each suspect with the time at which it began to wait. `to_release` has tasks
     that must not start here, until the worker releases them. `poke` wakes the worker's loop when
-    there are tasks to release, or a coroutine may start. Not thread-safe: LocalQueue holds its
-    lock.
+    there are tasks to release, or a coroutine may start. A claim that is `superseded` leaves before
+    the next claim of its message comes: a slice or a list tells its messages apart by id alone. Not
+    thread-safe: LocalQueue holds its lock.
     """
 
-    def __init__(self, poke: Callable[[], None], lingering: Lingering) -> None:
+    def __init__(
+        self, poke: Callable[[], None], lingering: Lingering, superseded: Collection[PlainFence]
+    ) -> None:
         self._poke = poke
         self.lingering = lingering
+        self._superseded = superseded
         self.ready: deque[Task] = deque()
         self.suspects: deque[tuple[float, Task]] = deque()
         self.to_release: list[Task] = []
@@ -46,7 +51,8 @@ class WaitingTasks:
 
     def add(self, tasks: Iterable[Task]) -> None:
         """Add tasks behind the others."""
-        must_check = self.ordering.halted_lines or self.stopped_queues
+        self._drop_superseded()
+        must_check = self.ordering.halted_lines or self.stopped_queues or self._superseded
         for task in tasks:
             if must_check and self.is_unwanted(task):
                 self.to_release.append(task)
@@ -83,6 +89,7 @@ class WaitingTasks:
 
     def add_first(self, tasks: Iterable[Task]) -> None:
         """Add tasks before all others."""
+        self._drop_superseded()
         coroutines: list[Task] = []
         others: list[Task] = []
         lines: set[Line | None] = set()
@@ -112,11 +119,21 @@ class WaitingTasks:
             self._poke()
 
     def is_unwanted(self, task: Task) -> bool:
-        """Return whether `task` must not start: its line is halted, or its queue is stopped."""
+        """Return whether `task` must not start.
+
+        Its line is halted, its queue is stopped, or its message was claimed again.
+        """
         stopped = self.stopped_queues
-        if task.line in self.ordering.halted_lines:
+        if task.line in self.ordering.halted_lines or self._is_superseded(task):
             return True
         return bool(stopped) and stopped.has(task.delivery)
+
+    def _is_superseded(self, task: Task) -> bool:
+        return bool(self._superseded) and fence_of(task.delivery._row) in self._superseded
+
+    def _drop_superseded(self) -> None:
+        if self._superseded:
+            self.drop(self._is_superseded)
 
     def take_all(self, *, suspects: bool) -> list[Task]:
         """Remove and return everything; without `suspects`, those stay."""

@@ -1,11 +1,17 @@
-"""A message that is retried at once may start again here before its first end is fully noted."""
+"""A message may be claimed again here before its earlier claim has fully ended here.
+
+It is retried at once; or a failover lost the claim; or the process was frozen for longer than a
+lease, and takes over its own messages.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db import transaction
@@ -14,6 +20,8 @@ from django.test import override_settings
 from django_mq import RetryPolicy, fixed, handler
 from django_mq.messages import Delivery
 from django_mq.signals import message_retried
+from testproject.shop.models import Product
+from tests.database import second_connection
 from tests.rows import add, insert_all
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Running, waiting
@@ -43,6 +51,15 @@ def slow_receiver(wait: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         message_retried.disconnect(receiver)
+
+
+LOST_CLAIMS = """
+update django_mq_queuedmessage set attempts = 0, claimed_by = null, leased_until = null
+ where handler = 'h'
+"""
+LAPSED_CLAIMS = """
+update django_mq_queuedmessage set leased_until = statement_timestamp() where handler = 'h'
+"""
 
 
 class Attempts:
@@ -139,3 +156,47 @@ def test_no_slot_of_a_coroutine_is_lost(start: Start) -> None:
     slots = running.worker._run.parts.local_queue.slots
     until(lambda: slots.room() == 2)
     running.stop()
+
+
+@OFTEN
+@pytest.mark.parametrize("trouble", [LOST_CLAIMS, LAPSED_CLAIMS], ids=["failover", "freeze"])
+@pytest.mark.parametrize("batch", [False, True])
+def test_an_earlier_claim_that_still_waits_does_not_run(
+    start: Start, gate: threading.Event, batch: bool, trouble: str
+) -> None:
+    """The two claims would run in one slice, whose messages have different ids."""
+
+    @handler("#", queue="mail", name="h", batch=batch, max_batch=20 if batch else None)
+    def h(given: Any) -> None:
+        for each in given if batch else [given]:
+            Product.objects.create(name=f"{each.id} {uuid4()}", price=1)
+
+    @handler("#", queue="mail", name="waits")
+    def waits(delivery: Delivery) -> None:
+        at_gate.set()
+        assert gate.wait(PATIENCE)
+
+    at_gate = threading.Event()
+    insert_all([{"handler": "h"}] * 10)  # a handler that has not run yet gets a slice of its own
+    running = start()
+    until(lambda: not waiting())
+    insert_all([{"handler": "waits"}])
+    assert at_gate.wait(PATIENCE)
+    ids = insert_all([{"handler": "h"}] * 3)
+    until(lambda: len(claims_of(ids)) == 3)
+    before = claims_of(ids)
+    with second_connection() as other:
+        other.execute(trouble)
+    until(lambda: len(claims_of(ids) - before) == 3)
+    gate.set()
+    until(lambda: not waiting())
+    running.stop()
+    ran = Counter(int(effect.name.split()[0]) for effect in Product.objects.all())
+    assert {id: ran[id] for id in ids} == dict.fromkeys(ids, 1)
+
+
+def claims_of(ids: list[int]) -> set[tuple[int, str]]:
+    """Return the messages that are claimed, with their claimers."""
+    with second_connection() as other:
+        rows = other.execute("select id, claimed_by from django_mq_queuedmessage").fetchall()
+    return {(id, claimer) for id, claimer in rows if id in ids and claimer}

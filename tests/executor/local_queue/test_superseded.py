@@ -1,0 +1,68 @@
+"""A message is claimed again here while an earlier claim of it still waits or runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from django_mq.executor.local_queue import LocalQueue
+from django_mq.executor.tasks import Task
+from tests.executor.local_queue.conftest import dispatch, dispatch_first, start, task
+
+Add = Callable[[LocalQueue, list[Task]], list[Task]]
+
+ADDERS = pytest.mark.parametrize("add", [dispatch, dispatch_first])
+LINES = pytest.mark.parametrize("line", [None, "a"])
+
+
+def claims(tasks: list[Task]) -> set[str]:
+    return {each.delivery.fence.claimed_by for each in tasks}
+
+
+def claim(local_queue: LocalQueue, number: int, name: str, line: str | None) -> list[Task]:
+    tasks = [task(id, name, line=line, claim=number) for id in (1, 2)]
+    local_queue.unsettled.add(each.delivery for each in tasks)
+    return tasks
+
+
+@ADDERS
+@LINES
+@pytest.mark.parametrize("name", ["h", "unbound", "batch"])
+def test_the_earlier_claim_is_released(
+    local_queue: LocalQueue, name: str, line: str | None, add: Add
+) -> None:
+    dispatch(local_queue, claim(local_queue, 1, name, line))
+    add(local_queue, claim(local_queue, 2, name, line))
+    assert claims(local_queue.take_to_release()) == {"me:1"}
+    assert claims(start(local_queue).tasks) == {"me:2"}
+
+
+@ADDERS
+def test_a_claim_that_comes_back_from_a_slice_is_released(
+    local_queue: LocalQueue, add: Add
+) -> None:
+    dispatch(local_queue, claim(local_queue, 1, "h", None))
+    slice_ = start(local_queue)
+    dispatch(local_queue, claim(local_queue, 2, "h", None))
+    add(local_queue, slice_.tasks)
+    local_queue.done(slice_)
+    assert claims(local_queue.take_to_release()) == {"me:1"}
+    assert claims(start(local_queue).tasks) == {"me:2"}
+
+
+def test_a_coroutine_that_waits_for_a_slot_is_released(local_queue: LocalQueue) -> None:
+    local_queue.slots.take(100)
+    dispatch(local_queue, claim(local_queue, 1, "coroutine", None))
+    local_queue.slots.give_back(100)
+    assert claims(dispatch(local_queue, claim(local_queue, 2, "coroutine", None))) == {"me:2"}
+    assert claims(local_queue.take_to_release()) == {"me:1"}
+
+
+def test_a_settled_claim_is_forgotten(local_queue: LocalQueue) -> None:
+    earlier = claim(local_queue, 1, "h", None)
+    claim(local_queue, 2, "h", None)
+    assert local_queue.unsettled.superseded == {each.delivery.fence for each in earlier}
+    local_queue.unsettled.remove(each.delivery.fence for each in earlier)
+    assert not local_queue.unsettled.superseded
+    assert {each.fence.claimed_by for each in local_queue.unsettled.all()} == {"me:2"}
