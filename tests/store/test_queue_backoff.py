@@ -64,6 +64,12 @@ def left(cursor: Cursor, until: datetime | None) -> float:
     return (until - now(cursor)).total_seconds()
 
 
+def is_set_since(before: datetime, until: datetime | None, seconds: float, cursor: Cursor) -> bool:
+    """Say whether a statement after `before` set `until` to `seconds` from then."""
+    assert until is not None
+    return before <= until - timedelta(seconds=seconds) <= now(cursor)
+
+
 def lock(other: psycopg.Connection[Any]) -> None:
     other.execute("select from django_mq_queuestate where queue = 'mail' for update")
 
@@ -71,10 +77,11 @@ def lock(other: psycopg.Connection[Any]) -> None:
 class TestRaising:
     def test_the_first_failure_of_a_queue_that_nobody_knows(self, cursor: Cursor) -> None:
         """NSQ-5, NSQ-16."""
+        before = now(cursor)
         moved = fail(cursor)
         state = QueueState.objects.get()
         assert moved == LevelChange(0, 1, state.backoff_until)
-        assert 1 < left(cursor, state.backoff_until) <= 2
+        assert is_set_since(before, state.backoff_until, 2, cursor)
         assert state.backoff_level == 1
         assert state.backoff_changed_at is not None
 
@@ -123,12 +130,13 @@ class TestProbes:
         """NSQ-7."""
         state = decide(backoff_level=2, backoff=60)
         assert not start(cursor)
-        QueueState.objects.update(backoff_until=now(cursor))
+        before = now(cursor)
+        QueueState.objects.update(backoff_until=before)
         assert start(cursor)
         assert not start(cursor, "worker:2")
         assert not start(cursor, "other:1")
         assert stored(state).probe_by == "worker:1"
-        assert 29 < left(cursor, state.probe_until) <= 30
+        assert is_set_since(before, state.probe_until, 30, cursor)
 
     def test_no_probe_at_full_rate(self, cursor: Cursor) -> None:
         assert not start(cursor)
@@ -171,11 +179,11 @@ class TestProbes:
         self, cursor: Cursor, level: int, step: int, then: int
     ) -> None:
         """NSQ-5, NSQ-8: at any step; longer after a failure, shorter after a success."""
-        before = probing(level)
+        before, began = probing(level), now(cursor)
         moved = end(cursor, step)
         state = QueueState.objects.get()
         assert moved == LevelChange(level, then, state.backoff_until)
-        assert WAITS[then - 1] - 1 < left(cursor, state.backoff_until) <= WAITS[then - 1]
+        assert is_set_since(began, state.backoff_until, WAITS[then - 1], cursor)
         assert (state.backoff_level, state.probe_by, state.probe_until) == (then, None, None)
         assert (state.backoff_changed_at == before.backoff_changed_at) is (level == then)
         assert end(cursor, step) is None
@@ -191,10 +199,11 @@ class TestProbes:
     def test_a_level_beyond_the_top_comes_down_to_it(self, cursor: Cursor) -> None:
         """An operator lowered the maximum."""
         probing(9)
+        before = now(cursor)
         moved = end(cursor, 0)
         assert moved is not None
         assert moved.level == 4
-        assert 9 < left(cursor, moved.until) <= 10
+        assert is_set_since(before, moved.until, 10, cursor)
 
     def test_nobody_else_ends_it(self, cursor: Cursor) -> None:
         probing(2)
