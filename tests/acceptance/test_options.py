@@ -6,6 +6,7 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def test_until_empty(start: Callable[..., Worker], queue: Queue) -> None:
     queue.send("write", *names(250))
     [later] = queue.send("write", "later")
     row = queue.message(later)
-    row.processable_after = row.processable_after.replace(year=row.processable_after.year + 1)
+    row.processable_after += timedelta(days=365)
     row.save()
     worker = start("--until-empty")
     assert worker.ends() == 0
