@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -70,7 +70,10 @@ def now(cursor: Cursor) -> datetime:
 
 
 class Fleet:
-    """Workers that share a database, and a clock that jumps to the end of each wait."""
+    """Workers that share a database, and a clock that jumps to the end of each wait.
+
+    No wait ends by itself, however slow the machine is.
+    """
 
     def __init__(self, cursor: Cursor, size: int = 3) -> None:
         self.cursor = cursor
@@ -86,6 +89,7 @@ class Fleet:
         self.stopped: dict[tuple[int, str], datetime | None] = {}
         self.seconds = 0.0
         self.longest = 0.0
+        self._wait = 0.0
         self._claims = 0
 
     def claim(self, queue: str = "mail", worker: int = 0) -> Delivery:
@@ -106,7 +110,19 @@ class Fleet:
         return self.workers[worker].record([ended(delivery, error)])
 
     def write(self, worker: int = 0) -> None:
+        """Write what is to be written; a new wait of the queue then lasts until `wait()`."""
+        found = QueueState.objects.filter(queue="mail")
+        before, began = found.first(), now(self.cursor)
         self.workers[worker].write(self.cursor)
+        state = found.first()
+        if state is None or not (until := state.backoff_until):
+            return
+        if before is None or until != before.backoff_until:
+            changed = state.backoff_changed_at
+            from_ = changed if changed and changed >= began else now(self.cursor)
+            self._wait = (until - from_).total_seconds()
+            assert until - began > timedelta(seconds=1)
+            found.update(backoff_until=until + timedelta(hours=1))
 
     @property
     def state(self) -> QueueState:
@@ -124,12 +140,9 @@ class Fleet:
 
     def wait(self) -> None:
         """Let the wait of the queue pass."""
-        until = self.state.backoff_until
-        assert until is not None
-        waited = (until - now(self.cursor)).total_seconds()
-        assert waited > 0
-        self.longest = max(self.longest, waited)
-        self.seconds += waited
+        assert self.state.backoff_until is not None
+        self.longest = max(self.longest, self._wait)
+        self.seconds += self._wait
         QueueState.objects.filter(queue="mail").update(backoff_until=now(self.cursor))
 
     def probe(self, error: BaseException | None, worker: int = 0) -> int:

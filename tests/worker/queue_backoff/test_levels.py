@@ -208,7 +208,7 @@ def test_a_pause_and_a_limit_let_nothing_through(fleet: Fleet) -> None:
 def test_a_change_is_logged(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "django_mq"):
         fleet.end(fleet.claim(), KeyError("host"))
-        fleet.write()
+        fleet.workers[0].write(fleet.cursor)
     [record] = caplog.records
     found = vars(record)
     assert (found["event"], found["queue"], found["level"]) == ("backoff_started", "mail", 1)
