@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -16,15 +17,16 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def settled() -> Iterator[str]:
+def settled(settings: Any) -> Iterator[str]:
     """Let every statement that removes messages take longer than SLICE_SECONDS, and count them."""
+    settings.DJANGO_MQ = {"SLICE_SECONDS": 0.2}
     with second_connection() as other:
         other.execute("""
             create sequence settled;
             create function slow_settle() returns trigger language plpgsql as $$
             begin
                 if exists (select from removed) then
-                    perform nextval('settled'), pg_sleep(0.11);
+                    perform nextval('settled'), pg_sleep(0.22);
                 end if;
                 return null;
             end $$;
@@ -49,4 +51,6 @@ def test_a_slow_settle_does_not_make_slices_small(start: Start, settled: str, us
     assert waiting() == set()
     with second_connection() as other:
         (settles,) = other.execute(settled).fetchone() or ()
-    assert settles < 20  # 1 + 2 + 4 ... messages; one by one it would be 64
+    # 1 + 2 + 4 ... messages make 7; one by one it would be 64. On a busy machine, handlers may take
+    # longer than SLICE_SECONDS.
+    assert settles < 50
