@@ -17,7 +17,7 @@ from django_mq.messages import ClaimedRow, Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
 from django_mq.store import ordered_queues as line
 from django_mq.store.claim import Lane
-from django_mq.worker import ordered_queues, queue_options
+from django_mq.worker import ordered_queues
 from django_mq.worker.claims import MAX_BATCHES, ClaimRouter
 from django_mq.worker.queue_options import ClaimOptions
 from tests.database import second_connection
@@ -232,15 +232,20 @@ def test_a_worker_without_room_keeps_what_it_owns(
         start()
         assert started.wait(PATIENCE)
         said.wait("queue_assigned")
-        seen = set()
-
-        def renewals() -> int:
-            seen.add(QueueState.objects.get(queue="line").owned_until)
-            return len(seen) - 1
-
-        until(lambda: renewals() > 2, "it was renewed repeatedly")
+        wait_for_renewals()
     finally:
         gate.set()
+
+
+def wait_for_renewals() -> None:
+    """Return once the ownership of the line has been renewed repeatedly."""
+    seen = set()
+
+    def renewals() -> int:
+        seen.add(QueueState.objects.get(queue="line").owned_until)
+        return len(seen) - 1
+
+    until(lambda: renewals() > 2, "it is renewed")
 
 
 def test_a_drain_keeps_the_line_of_what_still_runs(
@@ -248,9 +253,7 @@ def test_a_drain_keeps_the_line_of_what_still_runs(
 ) -> None:
     """PMQ-44: the next owner would take it for frozen, and end its transaction."""
     settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"line": {"ordered": True}}}
-    monkeypatch.setattr(ordered_queues, "LEASE_SECONDS", 1.0)
     monkeypatch.setattr(ordered_queues, "TURN_SECONDS", 0.2)
-    monkeypatch.setattr(queue_options, "OWNER_LEASE", 1.0)
     gate, started = threading.Event(), threading.Event()
     ran: list[int] = []
 
@@ -266,9 +269,11 @@ def test_a_drain_keeps_the_line_of_what_still_runs(
         assert started.wait(PATIENCE)
         stopping = threading.Thread(target=first.stop)
         stopping.start()
+        until(first.worker.stopping.is_set)
         start()
-        with second_connection() as other:
-            other.execute("select pg_sleep(2.5)")  # two leases
+        said.wait("worker_started", 2)
+        wait_for_renewals()
+        assert said.count("queue_assigned") == 1
     finally:
         gate.set()
     stopping.join(PATIENCE)
