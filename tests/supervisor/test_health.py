@@ -11,6 +11,7 @@ import pytest
 from django_mq.supervisor import health
 from django_mq.supervisor.ready import wait_ready
 from django_mq.supervisor.reporter import Reporter
+from tests.waiting import SOON
 
 
 class Trickle:
@@ -41,19 +42,20 @@ def test_without_descriptors_a_waiting_client_does_not_make_the_supervisor_spin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It cannot be accepted, so the port stays readable."""
+    now = health.monotonic()
+    monkeypatch.setattr(health, "monotonic", lambda: now)
     endpoint = health.Endpoint(0, "127.0.0.1")
     reporter = Reporter(health=endpoint, metrics=None, service=None)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         with socket.create_connection(endpoint._socket.getsockname()):
-            assert wait_ready(reporter.descriptors(), seconds=5)[0] == {endpoint.fileno()}
+            assert wait_ready(reporter.descriptors(), seconds=SOON)[0] == {endpoint.fileno()}
             resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
             reporter.answer({endpoint.fileno()}, [], draining=False)
             resource.setrlimit(resource.RLIMIT_NOFILE, limit)
             assert reporter.descriptors() == []
-            now = health.monotonic() + health.REST_SECONDS
-            monkeypatch.setattr(health, "monotonic", lambda: now)
-            assert wait_ready(reporter.descriptors(), seconds=5)[0] == {endpoint.fileno()}
+            now += health.REST_SECONDS
+            assert wait_ready(reporter.descriptors(), seconds=SOON)[0] == {endpoint.fileno()}
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
         endpoint.close()
