@@ -147,7 +147,7 @@ def test_the_first_of_a_line_is_not_looked_for_along_the_primary_key(cursor: Cur
     [
         (None, True),
         ({"seen": -31}, True),
-        ({"seen": -29}, False),
+        ({"seen": -25}, False),  # a busy machine may take seconds to ask
         ({"seen": -1, "running": []}, True),
         ({"seen": -1, "running": ["odd", 10**30, None]}, True),
         ({"seen": -1, "running": [], "ran": {"{id}": 0}}, False),
