@@ -6,7 +6,6 @@ from django_mq.executor.scoreboard import Scoreboard
 from django_mq.supervisor.child import decode
 from django_mq.supervisor.process_slot import ProcessSlot
 from tests.supervisor.links import dead, fill, linked
-from tests.waiting import SOON
 
 
 def test_a_child_that_does_not_read_costs_its_supervisor_no_time() -> None:
