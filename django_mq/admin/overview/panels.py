@@ -143,7 +143,7 @@ def step_rows(figures: queues.Figures) -> list[dict[str, Any]]:
 
 
 def workers_panel(found: Iterable[queues.WorkerProcess], url: str) -> dict[str, Any]:
-    """Return how many workers are alive, how busy they are, and the names of those that vanished."""
+    """Return how many workers are alive, how busy they are, and the names of vanished ones."""
     workers = list(found)
     alive = [each for each in workers if each.alive]
     busy = [each.busy for each in alive if each.busy is not None]
