@@ -25,8 +25,10 @@ def test_the_sequence_over_a_fleet(
 ) -> None:
     """NSQ-4, NSQ-5, NSQ-7, NSQ-8, NSQ-9: all, none, one, none, one, none, one, all; each change
     is announced once.
+
+    The test ends each wait, since a busy machine might let one pass too soon.
     """
-    backing_off(settings, 1.0, POLL_INTERVAL=0.3)
+    backing_off(settings, 1000.0, POLL_INTERVAL=0.3)
     service.handle(retry=AT_ONCE)
     add(handler="h")
     workers = [start(threads=4) for _ in range(2)]
@@ -42,19 +44,21 @@ def test_the_sequence_over_a_fleet(
     until(lambda: service.failed >= 8)  # all have passed it
     until(level)
     service.gate.clear()
-    until(lambda: in_flight() <= 1)
+    until(lambda: in_flight() == 0)
     at_once = service.failed
     assert at_once == 8  # already running ones, over the fleet
     for error, after in ((KeyError("host"), 2), (None, 1), (None, 0)):
+        rest(0.5)  # more than a poll of each worker: none takes any
+        assert service.running == in_flight() == 0
+        QueueState.objects.filter(queue="mail").update(backoff_until=None)
         until(lambda: service.running)
-        rest(0.5)  # more than a poll of each worker: none takes another one
+        rest(0.5)  # none takes another one
         assert service.running == in_flight() == 1
         service.error = error
         service.gate.set()
         until(lambda after=after: level() == after)
         if after:
             service.gate.clear()
-            assert in_flight() == 0
     until(lambda: not waiting())
     assert all(worker.stop() for worker in workers)
     assert changes(said) == [
@@ -152,9 +156,11 @@ def test_during_an_outage_no_message_burns_its_attempts(
     messages = add_many(64, handler="h")
     workers = [start(threads=2) for _ in range(2)]
     until(lambda: level() >= 5)
-    assert FailedAttempt.objects.count() <= 4 + 5
+    failed = FailedAttempt.objects.count()
     attempts = [stored(message).attempts for message in messages]
-    assert sum(attempts) <= 4 + 5 + 1
+    raised = level()  # after both: it may rise further in the meantime
+    assert failed <= 4 + raised
+    assert sum(attempts) <= 4 + raised + 1
     service.error = None
     assert all(worker.stop() for worker in workers)
 

@@ -69,13 +69,19 @@ def test_other_processes_give_back_what_they_hold_at_their_next_look(
     never_stuck: None,
 ) -> None:
     """Only running messages continue."""
-    settings.DJANGO_MQ = {"QUEUES": {"mail": {"backoff": LONG}}}
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"mail": {"backoff": LONG}}}
     service.gate.clear()
     service.handle()
     add_many(30, handler="h")
     other = start(threads=2)
     until(lambda: service.running == 2 and in_flight() > 2)
-    rest(0.5)  # then it holds as many as it may, and does not claim the bad one
+
+    def claims_no_more() -> bool:
+        held, slept = in_flight(), other.worker.sleeps
+        until(lambda: other.worker.sleeps > slept + 3)
+        return in_flight() == held
+
+    until(claims_no_more, "it holds as many as it may, and will not claim the bad one")
 
     @handler("#", queue="mail", name="bad")
     def bad(delivery: Delivery) -> None:
