@@ -281,10 +281,9 @@ def test_a_loop_that_stands_still_is_seen(
 
     monkeypatch.setattr(parts.fetcher, "fetch", stuck)
     until(lambda: board.progresses(MonitoredPart.DATABASE))
-    until(lambda: MonitoredPart.LOOP in board.stalled())
-    assert MonitoredPart.RENEWAL not in board.stalled()
     slot = ProcessSlot(board, pid=1)
-    assert slot.not_live(draining=False) == ["worker process 1: the loop is stalled"]
+    # On a busy machine the renewals may be late, too, but not for good.
+    until(lambda: slot.not_live(draining=False) == ["worker process 1: the loop is stalled"])
     assert slot.not_live(draining=True) == []
     gate.set()
     until(lambda: MonitoredPart.LOOP not in board.stalled())
@@ -301,11 +300,11 @@ def test_a_worker_whose_heartbeats_are_refused_is_alive_and_not_ready(
     slot = ProcessSlot(board, pid=1)
     running = start(scoreboard=board)
     until(lambda: WorkerHeartbeat.objects.exists())
-    assert slot.not_ready() == []
+    until(lambda: slot.not_ready() == [])
     with refused_heartbeats():
-        until(slot.not_ready)
-        assert slot.not_ready() == ["worker process 1: the database refuses its heartbeats"]
-        assert slot.not_live(draining=False) == []
+        refused = ["worker process 1: the database refuses its heartbeats"]
+        until(lambda: slot.not_ready() == refused)
+        until(lambda: slot.not_live(draining=False) == [])
     until(lambda: slot.not_ready() == [])
     assert running.stop()
 
