@@ -180,15 +180,18 @@ class Settlement:
         """Return whether transaction `xid`, which settled `changed`, was committed.
 
         Asks until the server knows. A server that crashed, or its successor after a failover, may
-        have given the lost id to another transaction: if a row still has our claim, it did.
+        have given the lost id to another transaction: if a row still has our claim, it did. If the
+        claim was lost as well, an acked row that is still there shows it.
         """
         fences = [each.delivery.fence for each in changed]
+        acked = [each.delivery.id for each in changed if each.settled is ACKED]
         while xid is not None and not self.outage.stopped():
             try:
                 cursor = self._connection.cursor()
                 status = open_transaction.transaction_status(cursor, xid)
                 if status == "committed":
-                    return not (fences and settle.still_ours(cursor, fences))
+                    kept = settle.still_ours(cursor, fences) | settle.existing(cursor, acked)
+                    return not kept
             except LOST as error:
                 self._connection.close()
                 self.outage.wait(error)

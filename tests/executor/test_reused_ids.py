@@ -22,6 +22,10 @@ from tests.worker.proxy import Proxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+LOSE_CLAIM = """
+update django_mq_queuedmessage set attempts = 0, claimed_by = null, leased_until = null
+"""
+
 
 def of_another() -> str:
     """Return the id of a transaction that is committed."""
@@ -44,6 +48,18 @@ def asked_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         "transaction_status",
         lambda cursor, xid: status(cursor, request.param()),
     )
+
+
+@pytest.fixture
+def claim_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An asynchronous failover lost the claim, and the new primary has reused the id."""
+
+    def status(cursor: Any, xid: str) -> str | None:
+        with second_connection() as other:
+            other.execute(LOSE_CLAIM)
+        return "committed"
+
+    monkeypatch.setattr(open_transaction, "transaction_status", status)
 
 
 @pytest.mark.usefixtures("asked_for")
@@ -87,6 +103,33 @@ def test_a_settle_that_is_lost_is_repeated(make_bench: Callable[..., Bench], pro
     message.refresh_from_db()
     assert (message.attempts, message.claimed_by, message.leased_until) == (1, None, None)
     assert FailedAttempt.objects.count() == 1
+
+
+@pytest.mark.usefixtures("claim_lost")
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_failover_that_loses_the_claim_as_well(
+    make_bench: Callable[..., Bench], proxy: Proxy, count: int
+) -> None:
+    """No row carries the claim, but each would be gone after a commit: so no hook runs."""
+    bench = make_bench(port=proxy.port)
+    hooks: list[int] = []
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+        transaction.on_commit(lambda: hooks.append(delivery.id))
+
+    messages = add_many(count, handler="h")
+    tasks = bench.claim()
+    proxy.cut_at("COMMIT", arrives=False)
+    bench.run_all(tasks)
+    assert proxy.cuts == 1
+    assert (effects(), hooks) == (set(), [])
+    assert waiting() == {message.pk for message in messages}
+    bench.run_all(bench.claim())
+    assert effects() == set(hooks) == {message.pk for message in messages}
+    assert waiting() == set()
+    assert FailedAttempt.objects.count() == 0
 
 
 def test_an_id_to_come_is_unknown() -> None:
