@@ -146,8 +146,11 @@ class AsyncSettler(threading.Thread):
         if lost:
             self._context.on_settled(lost)
             ended = [each for each in ended if each.settled is not Settled.LOST]
-        if ended:
-            settled = self._settlement.settle(ended)
+        # A settle tells messages apart by id, and a message may have been claimed here twice.
+        claimed_twice = len({each.delivery.id for each in ended}) < len(ended)
+        parts = [[each] for each in ended] if claimed_twice else [ended]
+        for part in filter(None, parts):
+            settled = self._settlement.settle(part)
             reports.all_ended(settled)
             self._context.on_settled(settled)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ from django_mq.executor import async_settler, reports
 from django_mq.executor.async_settler import AsyncSettler
 from django_mq.executor.settlement import Settlement
 from django_mq.messages import Delivery
-from django_mq.models import QueuedMessage
+from django_mq.models import QueuedMessage, Result
 from tests.rows import add
 from tests.waiting import until
 from tests.worker.conftest import Said, Start, attempts_of, waiting
@@ -84,6 +85,43 @@ def test_what_could_not_be_settled_lapses(
     assert attempts_of(first) == ["WorkerVanished"]
     assert not QueuedMessage.objects.exists()
     assert said.count("message_acked") == 2
+
+
+def test_two_claims_of_a_message_that_end_together(
+    start: Start, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failover lost the first claim, whose call fails; the second is acked, and replied to.
+
+    Settled together, both would count as lost: a settle tells its messages apart by id.
+    """
+    gates: list[asyncio.Event] = []
+
+    @on()
+    async def h(delivery: Delivery) -> int:
+        gates.append(gate := asyncio.Event())
+        first = len(gates) == 1
+        await gate.wait()
+        if first:
+            raise ValueError
+        return 7
+
+    monkeypatch.setattr(async_settler, "SETTLE_INTERVAL", 3600.0)
+    message = add(handler="h", wants_result=True)
+    running = start()
+    until(lambda: len(gates) == 1)
+    QueuedMessage.objects.update(attempts=0, claimed_by=None, leased_until=None)
+    until(lambda: len(gates) == 2)
+    assert running.worker._run is not None
+    runner = running.worker._run.parts.runner
+    runner._settler._got_several = True
+    for gate in gates:
+        runner._loop.call_soon_threadsafe(gate.set)
+    until(lambda: not runner._running)
+    runner._settler._hurry.set()
+    until(lambda: not waiting())
+    assert [(each.message_id, each.value) for each in Result.objects.all()] == [(message.pk, 7)]
+    assert running.stop()
+    assert said.count("message_acked") == 1
 
 
 def test_what_was_settled_but_not_reported_stays_so(
