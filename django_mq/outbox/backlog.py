@@ -15,23 +15,25 @@ from django_mq.policy.rounding import message_count
 from django_mq.store.backlog import count_unblocked
 from django_mq.store.rows import NewRow
 
-#: Seconds for which a count may admit messages.
-ADMIT_SECONDS = 1.0
-#: A count may refuse messages for REFUSE_FACTOR times its own duration, but at most
-#: MAX_REFUSE_SECONDS, so that counting a full queue takes at most a tenth of a process's time.
-REFUSE_FACTOR, MAX_REFUSE_SECONDS = 10, 0.05
+#: A count may admit messages for ADMIT_SECONDS, and for FACTOR times its own duration if that is
+#: longer, but at most MAX_ADMIT_SECONDS. While a session holds a snapshot, a count walks over all
+#: messages of the queue that were handled since then: a million take 0.1 s.
+ADMIT_SECONDS, MAX_ADMIT_SECONDS = 1.0, 10.0
+#: A count may refuse messages for FACTOR times its own duration, but at most MAX_REFUSE_SECONDS, so
+#: that counting a full queue takes at most a tenth of a process's time.
+FACTOR, MAX_REFUSE_SECONDS = 10, 0.05
 
 
 @dataclass(slots=True)
 class _Count:
-    """The rows that waited at `at`, and the rows that this process has `added` since.
+    """The rows that waited, and the rows that this process has `added` since.
 
-    It refuses nothing after `refuses_until`. `writer` is the transaction that added the last rows:
+    It admits nothing after `admits_until` and refuses nothing after `refuses_until`. `writer` is the transaction that added the last rows:
     its own count includes them, and a rollback takes them back. `test`: the block of its TestCase,
     since the next test has other rows.
     """
 
-    at: float
+    admits_until: float
     refuses_until: float
     waiting: int
     test: object
@@ -39,7 +41,7 @@ class _Count:
     writer: object = None
 
     def is_fresh(self, now: float) -> bool:
-        return now - self.at < ADMIT_SECONDS
+        return now < self.admits_until
 
     def may_refuse(self, now: float) -> bool:
         return not self.added and now < self.refuses_until
@@ -88,14 +90,14 @@ def _count(connection: BaseDatabaseWrapper, queue: str, limit: int, last: _Count
     with connection.cursor() as cursor:
         waiting = count_unblocked(cursor, queue=queue, limit=limit)
     ended = monotonic()
+    lasts = FACTOR * (ended - began)
+    admits_until = max(began + ADMIT_SECONDS, ended + min(lasts, MAX_ADMIT_SECONDS))
     test, writer = testcase_block(connection), _transaction_of(connection)
     added_here = writer is not None and last is not None and last.writer is writer
     # With autocommit off, nothing distinguishes one transaction from the next.
     if test is not None or added_here or commits_by_hand(connection):
-        return _Count(began, began, waiting, test, writer=writer)
-    return _Count(
-        began, ended + min(MAX_REFUSE_SECONDS, REFUSE_FACTOR * (ended - began)), waiting, test
-    )
+        return _Count(admits_until, began, waiting, test, writer=writer)
+    return _Count(admits_until, ended + min(MAX_REFUSE_SECONDS, lasts), waiting, test)
 
 
 def clear() -> None:

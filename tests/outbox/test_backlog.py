@@ -87,6 +87,19 @@ def test_it_counts_once_a_second(clock: Clock, django_assert_num_queries: Any) -
         send()
 
 
+def test_a_slow_count_admits_for_longer(clock: Clock, counts: list[str]) -> None:
+    """While a session holds a snapshot, a count walks over all messages handled since then."""
+    clock.ticking = 0.5  # so that a count takes 0.5 s
+    send()
+    clock.ticking = 0.0
+    clock.now += 4.9
+    send()
+    assert len(counts) == 1
+    clock.now += 0.2
+    send()
+    assert len(counts) == 2
+
+
 def test_an_old_count_admits_nothing(clock: Clock) -> None:
     """Other processes have broadcast since."""
     send()
