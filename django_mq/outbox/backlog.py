@@ -28,9 +28,9 @@ FACTOR, MAX_REFUSE_SECONDS = 10, 0.05
 class _Count:
     """The rows that waited, and the rows that this process has `added` since.
 
-    It admits nothing after `admits_until` and refuses nothing after `refuses_until`. `writer` is the transaction that added the last rows:
-    its own count includes them, and a rollback takes them back. `test`: the block of its TestCase,
-    since the next test has other rows.
+    It admits nothing after `admits_until`, and refuses nothing after `refuses_until`. `writer` is
+    the transaction that added the last rows: its own count includes them, and a rollback takes them
+    back. `test`: the block of its TestCase, since the next test has other rows.
     """
 
     admits_until: float
