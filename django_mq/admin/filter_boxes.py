@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -15,7 +16,6 @@ from django.http import HttpRequest
 from django_mq.admin.filters import RECENT_ATTEMPTS, ExactFilter
 from django_mq.admin.seen_handlers import seen_handlers
 from django_mq.admin.texts import breakable
-from django_mq.admin.windows import MAX_SCANNED_ROWS
 from django_mq.models import FailedAttempt
 from django_mq.policy.column_bounds import MAX_NAME
 from django_mq.policy.message_filter import FINGERPRINT
@@ -157,16 +157,21 @@ class KeyFilter(BoxFilter):
     def __init__(self, request: HttpRequest, params: Any, model: Any, model_admin: Any) -> None:
         super().__init__(request, params, model, model_admin)
         self.alias = model_admin.alias
-        self.is_of_queue = bool(request.GET.get("queue"))
 
     def narrow(self, rows: QuerySet[Any]) -> QuerySet[Any]:
-        """Find the key in every queue; in a list of one queue, that queue's index is used."""
+        """Find the key in the lines that have it: the index begins with queue and handler."""
+        lines = Q(pk__in=())
+        for queue, handler in self._lines:
+            lines |= Q(queue=queue, handler=handler)
+        return rows.filter(lines, key=str(self.value()))
+
+    @cached_property
+    def _lines(self) -> list[tuple[str, str]]:
         key = str(self.value())
-        if self.is_of_queue or len(key) > MAX_NAME or "\x00" in key:
-            return rows.filter(key=key)
+        if len(key) > MAX_NAME or "\x00" in key:
+            return []  # no message has it
         with connections[self.alias].cursor() as cursor:
-            found = find_messages.find(cursor, key=key, unique_id=None, limit=MAX_SCANNED_ROWS)
-        return rows.filter(pk__in=found)
+            return find_messages.lines_of_key(cursor, key)
 
     def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         return self.narrow(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django_mq.store import Cursor
 
 # A loose index scan: one probe for each queue and handler that has messages with a key.
-FIND = """
+_LINES = """
 with recursive line (queue, handler) as (
     (select m.queue, m.handler
        from django_mq_queuedmessage m
@@ -23,6 +23,9 @@ with recursive line (queue, handler) as (
          limit 1
      ) following
 )
+"""
+
+FIND = f"""{_LINES}
 select found.id
   from line
  cross join lateral (
@@ -45,3 +48,18 @@ def find(cursor: Cursor, *, key: str, unique_id: str | None, limit: int) -> list
     """Return the ids of the newest messages with this order key, or that hold this unique id."""
     cursor.execute(FIND, {"key": key, "unique_id": unique_id, "limit": limit})
     return [row[0] for row in cursor.fetchall()]
+
+
+LINES_OF_KEY = f"""{_LINES}
+select line.queue, line.handler
+  from line
+ where exists (
+    select from django_mq_queuedmessage m
+     where m.queue = line.queue and m.handler = line.handler and m.key = %(key)s)
+"""
+
+
+def lines_of_key(cursor: Cursor, key: str) -> list[tuple[str, str]]:
+    """Return the queues and handlers that have messages with this order key."""
+    cursor.execute(LINES_OF_KEY, {"key": key})
+    return cursor.fetchall()

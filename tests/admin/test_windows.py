@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_mq.admin import QueuedMessageAdmin, bounds, days, windows
@@ -113,6 +114,16 @@ def test_filters_with_an_index_see_the_whole_table(boss, small, column):
     page = boss.get(LIST, {column: "rare"})
     assert listed(page) == [wanted.pk]
     assert "were searched" not in text(page)
+
+
+def test_a_list_of_a_key_goes_on_over_all_its_messages(boss, small):
+    """Its statements do not name them one by one: there may be a million."""
+    ids = [row.pk for row in add_all({"key": "k", "queue": f"q{n % 2}"} for n in range(22))]
+    with CaptureQueriesContext(connection) as asked:
+        pages = walk(boss, LIST + "?key=k", "Older ones")
+    assert [id for page in pages for id in listed(page)] == ids[::-1]
+    named = [sum(str(id) in each["sql"] for id in ids) for each in asked]
+    assert max(named) <= 4  # those of a page, and the one before it
 
 
 def test_every_kind_of_message_is_found_by_its_queue(boss):
