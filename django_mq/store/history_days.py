@@ -20,6 +20,9 @@ PREFIX = "django_mq_handledmessage_"
 #: A row is deleted individually only this long after its retention has ended: a day whose rows all
 #: have the same retention is dropped as a whole before that.
 PARTITION_GRACE = timedelta(hours=26)
+#: The size of the default partition up to which a day is created: ATTACH scans the partition, and
+#: no settle can write there meanwhile. 1 GiB in memory takes a second.
+MAX_SCANNED_BYTES = 1024**3
 
 
 class Days(NamedTuple):
@@ -61,10 +64,11 @@ def days(cursor: Cursor) -> Days:
     return Days._make(cursor.fetchone())
 
 
-HAS_STRAYS = """
-select exists (
-    select from django_mq_handledmessage_default
-     where ended_at >= %(start)s and ended_at < %(end)s)
+CANNOT_ATTACH = """
+select pg_relation_size('django_mq_handledmessage_default') > %(maximum)s
+    or exists (
+        select from django_mq_handledmessage_default
+         where ended_at >= %(start)s and ended_at < %(end)s)
 """
 # CREATE TABLE ... PARTITION OF would lock the whole table against settles. ATTACH locks the default
 # partition alone, to look for rows of the day there.
@@ -80,10 +84,11 @@ ATTACH_DAY = SQL(
 def create_day(cursor: Cursor, day: date, *, owner: str | None = None) -> bool:
     """Create the partition of `day`; return False if rows of that day are stored already.
 
-    `owner`: the role to own the partition, if it is not this login.
+    Also returns False if the default partition is too large to look for such rows. `owner`: the
+    role to own the partition, if it is not this login.
     """
     start, end = _bounds(day)
-    cursor.execute(HAS_STRAYS, {"start": start, "end": end})
+    cursor.execute(CANNOT_ATTACH, {"start": start, "end": end, "maximum": MAX_SCANNED_BYTES})
     if cursor.fetchone()[0]:
         return False
     name = _partition(day)

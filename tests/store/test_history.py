@@ -114,6 +114,18 @@ def test_a_day_without_a_partition_takes_rows_all_the_same() -> None:
     assert HandledMessage.objects.count() == 3
 
 
+def test_a_day_is_not_created_if_that_would_lock_a_large_partition_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Attaching it would scan the default partition while no settle can write there."""
+    keep(1, datetime(2030, 5, 5, tzinfo=UTC))
+    monkeypatch.setattr(history_days, "MAX_SCANNED_BYTES", 8191)
+    assert create(date(2030, 5, 6)) == [False]
+    assert days() == []
+    monkeypatch.setattr(history_days, "MAX_SCANNED_BYTES", 8192)
+    assert create(date(2030, 5, 6)) == [True]
+
+
 def test_the_time_zone_of_the_session_moves_no_day() -> None:
     with connection.cursor() as cursor:
         cursor.execute("set local timezone = 'Pacific/Auckland'")
