@@ -36,8 +36,10 @@ def pruner(
     def piece(cursor: Cursor, settings: Settings, at: Any) -> Any:
         if (oldest := retention(settings)) is None:
             return None
+        after = at if isinstance(at, str) else chores.BEGINNING  # older code stored other positions
         with within_transaction(cursor):
-            return _next_position(chores.prune(cursor, what, older_than=oldest, limit=PIECE_ROWS))
+            found = chores.prune(cursor, what, older_than=oldest, limit=PIECE_ROWS, after=after)
+        return found.resume
 
     return piece
 

@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from django_mq.conf import get_settings
 from django_mq.models import (
     FailedAttempt,
     Operation,
@@ -16,6 +17,7 @@ from django_mq.models import (
     WorkerHeartbeat,
 )
 from django_mq.store import chores, expiry, operations
+from django_mq.worker import retention
 from tests.rows import add, beat, columns, stored
 from tests.store.conftest import lock
 
@@ -85,6 +87,35 @@ def test_old_attempts_results_and_workers_are_forgotten(cursor: Cursor) -> None:
     assert set(Result.objects.values_list("message_id", flat=True)) == {50, 1}
     chores.prune_workers(cursor, older_than=40.0)
     assert list(WorkerHeartbeat.objects.values_list("id", flat=True)) == ["w1"]
+
+
+@pytest.mark.parametrize("kept", [None, True])
+def test_old_rows_are_looked_for_behind_those_removed_before(
+    cursor: Cursor, monkeypatch: pytest.MonkeyPatch, kept: Any
+) -> None:
+    """While a session holds a snapshot, the index keeps entries of all rows removed since then.
+
+    `kept`: the position that another version of the code has stored.
+    """
+
+    def fail(ended: float) -> int:
+        at = columns({"created": ended})["created_at"]
+        row = FailedAttempt.objects.create(
+            message_id=1, queue="q", type="t", attempt=1, ended_at=at
+        )
+        return int(row.pk)
+
+    monkeypatch.setattr(retention, "PIECE_ROWS", 1)
+    piece = retention.pruner("attempts", lambda settings: 40.0)
+    left = [fail(ended) for ended in (-100, -90, -80)]
+    at = piece(cursor, get_settings(), kept)
+    left = [fail(-200), *left[2:]]
+    at = piece(cursor, get_settings(), at)
+    assert sorted(FailedAttempt.objects.values_list("pk", flat=True)) == sorted(left)
+    at = piece(cursor, get_settings(), at)
+    assert piece(cursor, get_settings(), at) is None  # the next walk begins with the oldest
+    piece(cursor, get_settings(), None)
+    assert not FailedAttempt.objects.exists()
 
 
 def test_operations_that_ended_long_ago_are_forgotten(cursor: Cursor) -> None:

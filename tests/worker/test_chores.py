@@ -257,8 +257,8 @@ def test_a_full_piece_of_old_rows_is_not_the_last(
     cursor: Cursor, monkeypatch: pytest.MonkeyPatch, removed: int, again: bool | None
 ) -> None:
     monkeypatch.setattr(retention, "PIECE_ROWS", 2)
-    monkeypatch.setattr(retention.chores, "prune", lambda *_, **__: removed)
-    assert retention.pruner("results")(cursor, get_settings(), None) is again
+    monkeypatch.setattr(retention.history_days, "prune", lambda *_, **__: removed)
+    assert retention.prune_history(cursor, get_settings(), None) is again
 
 
 def test_chores_that_free_nothing_are_quiet(cursor: Cursor) -> None:
