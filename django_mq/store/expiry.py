@@ -87,3 +87,17 @@ def expiry_walked(cursor: Cursor, *, after: str, window: int) -> str | None:
     cursor.execute(EXPIRY_WALKED, {"after": after, "window": window})
     row = cursor.fetchone()
     return None if row is None else str(row[0])
+
+
+NEXT_EXPIRED = f"select min(walked.expires_at)::text from ({_EXPIRY}) walked"
+
+
+def next_expired(cursor: Cursor, *, after: str) -> str | None:
+    """Return the time of the first message that expired at `after` or later, None if there is none.
+
+    A scan that resumes there does not walk again over what has been dead-lettered: as long as a
+    session holds a snapshot, the index keeps its entries.
+    """
+    cursor.execute(NEXT_EXPIRED, {"after": after, "window": 1})
+    found: str | None = cursor.fetchone()[0]
+    return found

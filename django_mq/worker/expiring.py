@@ -31,7 +31,8 @@ def expire(cursor: Cursor, settings: Settings, at: Any) -> Any:
     after, walked = at or expiry.BEFORE_ALL, WALKED_ROWS
     try:
         if len(expire_few(cursor, after)) == PIECE_MESSAGES:
-            return after
+            with within_transaction(cursor):
+                return expiry.next_expired(cursor, after=after)
     except psycopg.errors.LockNotAvailable:
         walked = PIECE_MESSAGES  # another session holds the unique id of a message: skip these
     except LOST:

@@ -167,6 +167,22 @@ def test_all_that_expired_dies_in_pieces(
     assert said.count("message_dead") == 6
 
 
+def test_what_expired_is_looked_for_behind_what_died_before(
+    cursor: Cursor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a session holds a snapshot, the index keeps entries of all that expired since then."""
+    monkeypatch.setattr(expiring, "PIECE_MESSAGES", 1)
+    first, *others = [add(expires=-60 + n) for n in range(3)]
+    at = expiring.expire(cursor, get_settings(), None)
+    assert stored(first).dead_reason == "expired"
+    older = add(expires=-90)
+    while at is not None:
+        at = expiring.expire(cursor, get_settings(), at)
+    assert [stored(each).dead_reason for each in (*others, older)] == ["expired", "expired", ""]
+    expiring.expire(cursor, get_settings(), None)
+    assert stored(older).dead_reason == "expired"
+
+
 def test_an_id_that_somebody_has_keeps_no_other_message_alive(
     cursor: Cursor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
