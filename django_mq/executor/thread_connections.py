@@ -35,7 +35,7 @@ def remembering_sessions() -> Iterator[None]:
     """Within the block, note the settings of each session that this process opens.
 
     A session that a pool lends again is reset: a call may have closed its connection, which returns
-    the session to the pool unchanged.
+    the session to the pool unchanged. If that fails, the pool is asked for another session.
     """
 
     def created(*, connection: BaseDatabaseWrapper, **_: Any) -> None:
@@ -46,6 +46,8 @@ def remembering_sessions() -> Iterator[None]:
             return  # behind a transaction pooler, the session has settings of other programs
         if not created_sessions.remember(driver):
             reset(connection)
+            if connection.__dict__["connection"] is None:  # the session had ended in its pool
+                connection.connect()
         elif created_sessions.settings_of(driver):
             try:
                 reset_session(connection)
@@ -148,6 +150,7 @@ def reset(wrapper: BaseDatabaseWrapper) -> None:
         reset_session(wrapper)
         watch.used = False
     except psycopg.Error:
+        driver.close()  # else a pool would lend the session again, as it is
         wrapper.close()
 
 
