@@ -10,7 +10,7 @@ from types import CoroutineType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.utils.asyncio import async_unsafe
 
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost
@@ -102,6 +102,8 @@ class LeasedDelivery(Delivery):
         try:
             with connections[self._alias].cursor() as cursor:
                 here = open_transaction.current_transaction(cursor)
+        except OperationalError:
+            raise  # the connection is lost: the handler did nothing wrong
         except DatabaseError as error:
             raise HandlerBrokeTransaction(
                 "a database error was swallowed inside finish(), or its connection closed: let it"

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from django_mq import handler
+from django_mq.messages import Delivery
+from tests.database import second_connection
 from tests.executor.nonatomic.conftest import NonAtomicBench, on
 from tests.rows import add
 from tests.waiting import until
-from tests.worker.conftest import Said, Start, proxied, waiting
+from tests.worker.conftest import Said, Start, attempts_of, effect, effects, proxied, waiting
 from tests.worker.proxy import Proxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -91,3 +93,19 @@ def test_a_message_of_an_async_handler(
     assert proxy.cuts == 1
     assert said.ids("message_acked") == [message.pk]
     assert lost(caplog) == []
+
+
+def test_a_connection_that_is_lost_inside_finish(nonatomic: NonAtomicBench) -> None:
+    """The failed attempt names that, and does not blame the handler."""
+
+    @on()
+    def h(delivery: Delivery) -> None:
+        with delivery.finish(), second_connection() as other:
+            effect(delivery)
+            pid = nonatomic.wrapper.connection.info.backend_pid
+            other.execute("select pg_terminate_backend(%s, 10000)", [pid])
+
+    message = add(handler="h")
+    assert nonatomic.go() == [True]
+    assert attempts_of(message) == ["django.db.utils.OperationalError"]
+    assert effects() == set()
