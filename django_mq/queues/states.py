@@ -109,22 +109,40 @@ def peek(
     among those first in the order of the claim, those first to lapse and those first blocked; dead
     letters among those that have been dead longest.
     """
-    if queue is not None:
-        check_name(queue, "queue")
-    whole_number(limit, "limit")
-    alias = alias_of(using)
-    messages = QueuedMessage.objects.using(alias).with_state().order_by("pk")
-    messages = messages.defer(*PRIVATE)
-    with reading(alias) as cursor:
-        asked = None if queue is None else [queue]
-        if dead:
-            ids = rows.peek_dead(cursor, queues=asked, limit=limit)
-        else:
-            ids = rows.peek(cursor, queues=asked, limit=limit, free=skip_locked)
-    found = list(messages.filter(pk__in=ids))
+    found = peek_messages(queue, limit=limit, skip_locked=skip_locked, dead=dead, using=using)
     if queue is not None:
         return found
     by_queue: dict[str, list[QueuedMessage]] = {}
     for message in found:
         by_queue.setdefault(message.queue, []).append(message)
     return by_queue
+
+
+def peek_messages(
+    queue: str | None,
+    *,
+    limit: int,
+    skip_locked: bool,
+    dead: bool,
+    using: str | None,
+    private: bool = False,
+) -> list[QueuedMessage]:
+    """Return the messages of `peek()` as one list by id; with `private` also what it defers.
+
+    A worker may end a message while this reads. Messages that are free are locked until they have
+    been read; the others are read in the snapshot in which they were found.
+    """
+    if queue is not None:
+        check_name(queue, "queue")
+    whole_number(limit, "limit")
+    alias = alias_of(using)
+    messages = QueuedMessage.objects.using(alias).with_state().order_by("pk")
+    if not private:
+        messages = messages.defer(*PRIVATE)
+    asked = None if queue is None else [queue]
+    with reading(alias, one_snapshot=dead or not skip_locked) as cursor:
+        if dead:
+            ids = rows.peek_dead(cursor, queues=asked, limit=limit)
+        else:
+            ids = rows.peek(cursor, queues=asked, limit=limit, free=skip_locked)
+        return list(messages.filter(pk__in=ids))

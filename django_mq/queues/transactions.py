@@ -11,16 +11,23 @@ from django.db.backends.utils import CursorWrapper
 from django_mq.outbox import notify
 from django_mq.store import operators as store
 from django_mq.store.limits import Limits, apply
+from django_mq.store.readers import ONE_SNAPSHOT
 
 
 @contextmanager
-def reading(alias: str, *, limits: Limits | None = None) -> Iterator[CursorWrapper]:
+def reading(
+    alias: str, *, limits: Limits | None = None, one_snapshot: bool = False
+) -> Iterator[CursorWrapper]:
     """Yield a cursor whose locks and settings end with the block, which is rolled back.
 
     A rollback needs no WAL flush for rows that were only locked. `limits` apply to statements,
-    which then run without JIT.
+    which then run without JIT. With `one_snapshot` all statements see the same rows, unless the
+    block is part of the caller's transaction.
     """
+    own = connections[alias].get_autocommit()
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+        if one_snapshot and own:
+            cursor.execute(ONE_SNAPSHOT)
         if limits is not None:
             apply(cursor, limits)
         yield cursor

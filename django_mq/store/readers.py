@@ -7,6 +7,8 @@ from django_mq.store import Cursor
 # The estimated cost of a bounded statement is high, since every subquery might reach its limit: JIT
 # would spend a second compiling a statement that runs for a hundredth of one.
 NO_JIT = "select set_config('jit', 'off', true)"
+# Rows that one statement has found may be gone before the next one reads them.
+ONE_SNAPSHOT = "set transaction isolation level repeatable read"
 # A queue of a million messages among a thousand short ones is estimated as a short one: the planner
 # would read and sort all its rows where a statement asks for the first few in index order.
 PREPARE_TO_READ = """

@@ -7,10 +7,18 @@ import json
 import pytest
 from django.db import connection
 
+from django_mq.store import peek
+from tests.database import second_connection
 from tests.management.conftest import rows, run, run_json
 from tests.rows import add
 
 pytestmark = pytest.mark.django_db
+
+# As a worker, which passes the rows that another session has locked.
+ACK = """
+delete from django_mq_queuedmessage
+ where id in (select id from django_mq_queuedmessage for update skip locked)
+"""
 
 
 class TestPeek:
@@ -50,6 +58,24 @@ class TestPeek:
     def test_the_order_key_is_no_secret(self):
         add(key="customer-7", metadata={"ce_partitionkey": "customer-7"})
         assert run("mq_peek", "--payload").count("customer-7") == 2
+
+    @pytest.mark.django_db(transaction=True)
+    @pytest.mark.parametrize("options", [(), ("--payload",), ("--payload", "--skip-locked")])
+    def test_a_message_that_a_worker_ends_meanwhile_is_shown(self, monkeypatch, options):
+        """A busy queue seemed empty, and with --payload the command ended with DoesNotExist."""
+        message = add(payload={"to": "ann"})
+        find = peek.peek
+
+        def find_and_ack(*args, **kwargs):
+            found = find(*args, **kwargs)
+            with second_connection() as worker:
+                worker.execute(ACK)
+            return found
+
+        monkeypatch.setattr(peek, "peek", find_and_ack)
+        text = run("mq_peek", "mail", *options)
+        assert str(message.pk) in rows(text)
+        assert ("ann" in text) is bool(options)
 
     def test_a_payload_moves_no_cursor(self):
         """S30."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -19,6 +18,7 @@ from django_mq.models import QueuedMessage
 from django_mq.models.columns import Unreadable
 from django_mq.policy.error_text import one_line
 from django_mq.queues.stalled import line_positions
+from django_mq.queues.states import peek_messages
 
 #: The bytes of a payload that are shown; --json shows the whole payload.
 PAYLOAD_BYTES = 2000
@@ -56,8 +56,7 @@ class Command(OperatorCommand):
         if options["heads"]:
             self._show_heads(queue, options, database)
             return
-        found = queues.peek(queue, using=database, **chosen)
-        messages = found if isinstance(found, list) else _by_id(found)
+        messages = peek_messages(queue, using=database, private=private, **chosen)
         behind = _behind(messages, database)
         if options["json"]:
             rows = [{**_row(each, private), "behind": behind.get(each.pk)} for each in messages]
@@ -117,10 +116,6 @@ def _details(message: QueuedMessage) -> list[str]:
         for name, value in _private(message).items()
     )
     return [f"    {name}: {one_line(text, PAYLOAD_BYTES)}" for name, text in texts]
-
-
-def _by_id(found: dict[str, list[QueuedMessage]]) -> list[QueuedMessage]:
-    return sorted((m for each in found.values() for m in each), key=attrgetter("pk"))
 
 
 def _nothing(queue: str | None, options: dict[str, Any], database: str | None) -> str:
