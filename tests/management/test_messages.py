@@ -79,7 +79,9 @@ class TestRequeue:
         assert message.state == "dead"
 
     def test_nothing_to_do_needs_no_answer(self):
-        assert run("mq_requeue", "--all") == "Nothing was requeued.\n"
+        assert run("mq_requeue", "--all") == (
+            "Nothing was requeued: no dead letter matches; for those that wait, see mq_run_now.\n"
+        )
 
     def test_json(self):
         dead, waiting = add(dead=-1), add()
@@ -158,8 +160,11 @@ class TestRunNow:
         assert delayed.state == "delayed"
 
     def test_nothing_to_do(self):
-        add()
-        assert run("mq_run_now", "--queue", "mail") == "Nothing was made due.\n"
+        """After an incident all messages of a fingerprint may be dead."""
+        add(dead=-1)
+        none = ": nothing that waits for a time matches; for dead ones, mq_requeue.\n"
+        assert run("mq_run_now", "--queue", "mail") == f"Nothing was made due{none}"
+        assert run("mq_run_now", "--queue", "mail", "--dry-run").endswith(none)
 
 
 class TestPurge:
@@ -176,6 +181,13 @@ class TestPurge:
         terminal("y")
         assert run("mq_purge", "--queue", "mail") == "Removed 2 messages.\n"
         assert QueuedMessage.objects.get() == waiting
+
+    def test_a_flood_that_waits_needs_an_option(self):
+        add()
+        assert run("mq_purge", "--queue", "mail", "--yes") == (
+            "Nothing was removed: no dead letter matches; --waiting also removes those that wait.\n"
+        )
+        assert run("mq_purge", "--queue", "none", "--waiting") == "Nothing was removed.\n"
 
     def test_ids_that_are_not_dead_are_told(self, capsys):
         waiting = add(after=60)

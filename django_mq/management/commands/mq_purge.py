@@ -48,6 +48,8 @@ class Command(OperatorCommand):
         if chosen["ids"] is not None:
             self.note(notes_on_others(chosen["ids"], found, database))
         elif not found:
+            if not chosen["waiting"]:
+                self.none_found = ": no dead letter matches; --waiting also removes those that wait"
             self.warn_of_unknown(database=database, **options)
         count = len(found.ids)
         if chosen["waiting"]:

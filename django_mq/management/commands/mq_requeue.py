@@ -45,6 +45,7 @@ class Command(OperatorCommand):
         if ids is not None:
             self.note(notes_on_others(ids, found, database))
         elif not found:
+            self.none_found = ": no dead letter matches; for those that wait, see mq_run_now"
             self.warn_of_unknown(database=database, **options)
         question = f"Requeue {message_count(len(found.ids))}?" if ids is None else None
         wanted = ids or found.ids

@@ -41,6 +41,7 @@ class Command(OperatorCommand):
         if ids is not None:
             self.note(notes_on_others(ids, found, database, LATER))
         elif not found:
+            self.none_found = ": nothing that waits for a time matches; for dead ones, mq_requeue"
             self.warn_of_unknown(database=database, **options)
         question = f"Run {message_count(len(found.ids))} now?" if ids is None else None
         act = partial(self._run_now, found, database)
