@@ -11,7 +11,7 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 
 from django_mq import RetryPolicy, broadcast, fixed, handler, queues, request
-from django_mq.models import FailedAttempt, HandledMessage, QueuedMessage
+from django_mq.models import FailedAttempt, HandledMessage, QueuedMessage, Result
 from django_mq.operations import steps
 from django_mq.testing import drain
 from tests.docs.pages import story
@@ -84,7 +84,7 @@ def test_nothing_is_left_of_a_key(page: Any) -> None:
     send("shop.later", "customer/7", after=3600, unique_id=CANARY)
     assert traces() >= {"QueuedMessage", "FailedAttempt", "HandledMessage", "Result", "UniqueKey"}
     assert [each.payload for each in queues.history(key="customer/7")] == [{"who": CANARY}]
-    assert page.erase("customer/7") is False
+    assert page.erase(key="customer/7") is False
     assert traces() == set()
 
 
@@ -92,10 +92,10 @@ def test_what_is_in_flight_or_put_aside_is_erased_by_a_later_call(page: Any) -> 
     send("shop.now", "customer/7", unique_id="u")
     lease()
     send("shop.now", "customer/7", unique_id="u", on_duplicate="requeue")
-    assert page.erase("customer/7") is True
+    assert page.erase(key="customer/7") is True
     assert traces() == {"QueuedMessage", "UniqueKey"}
     handled(QueuedMessage.objects.get())
-    assert page.erase("customer/7") is False
+    assert page.erase(key="customer/7") is False
     assert traces() == set()
 
 
@@ -105,8 +105,23 @@ def test_what_was_put_aside_becomes_a_message_when_the_first_is_removed(page: An
     lease()
     send("shop.now", "customer/7", unique_id="u", on_duplicate="requeue")
     QueuedMessage.objects.update(leased_until=None, claimed_by=None)
-    assert page.erase("customer/7") is True
-    assert page.erase("customer/7") is False
+    assert page.erase(key="customer/7") is True
+    assert page.erase(key="customer/7") is False
+    assert traces() == set()
+
+
+def test_nothing_is_left_of_a_person_in_metadata(page: Any) -> None:
+    subscribe(history=3600, history_payload=True)
+    for customer in (7, 8):
+        with transaction.atomic():
+            request("shop.asked", {"who": CANARY}, metadata={"customer": customer})
+        drain(errors="keep")
+        with transaction.atomic():
+            broadcast("shop.later", {"who": CANARY}, after=3600, metadata={"customer": customer})
+    assert page.erase(metadata__customer=7) is False
+    tables = (QueuedMessage, HandledMessage, FailedAttempt, Result)
+    assert [each.objects.count() for each in tables] == [1, 1, 1, 1]
+    assert page.erase(metadata__customer=8) is False
     assert traces() == set()
 
 
@@ -114,7 +129,7 @@ def test_other_keys_stay(page: Any) -> None:
     subscribe(history=3600)
     ask("customer/77")
     send("shop.later", "customer/77", after=3600)
-    assert page.erase("customer/7") is False
+    assert page.erase(key="customer/7") is False
     counts = [each.objects.count() for each in (QueuedMessage, FailedAttempt, HandledMessage)]
     assert counts == [1, 1, 1]
 
@@ -140,5 +155,5 @@ def test_what_stays(page: Any) -> None:
     send("shop.asked", "customer/7", unique_id=CANARY, unique_for=3600)
     drain(errors="keep")
     assert not queues.history(key="customer/7")
-    assert page.erase("customer/7") is False
+    assert page.erase(key="customer/7") is False
     assert traces() == {"FailedAttempt", "Result", "UniqueKey"}
