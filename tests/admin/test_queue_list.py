@@ -92,13 +92,14 @@ def test_a_page_of_many_long_queues_counts_less_far(boss, monkeypatch):
     monkeypatch.setattr(message_counts, "MAX_COUNT", 12)
     insert_all([{"queue": "a"}] * 9 + [{"queue": f"short{n}"} for n in range(9)])
 
-    def shown() -> str:
+    def shown(model: str = "queuestate") -> str:
         with handlers.isolated():
-            return text(boss.get(url("queuestate")))
+            return text(boss.get(url(model)))
 
     alone = shown()
     insert_all([{"queue": "b"}] * 9)
     two = shown()
+    assert "Counts stop at 8 per queue and state" in shown("overview")
     insert_all([{"queue": "c"}] * 9)
     three = shown()
     assert ("Counts stop at 12," in alone, " 9 " in alone, "+" in alone) == (True, True, False)

@@ -118,7 +118,7 @@ class OverviewAdmin(QueueRowsAdmin):
         with limited_statements(self.alias), connections[self.alias].cursor() as cursor:
             prepare_to_read(cursor)
             names = [name for name in read_names(cursor) if self.may_see(request, name)]
-            counts, _stop = read_many_counts(cursor, names[:MAX_QUEUES])
+            counts, maximum = read_many_counts(cursor, names[:MAX_QUEUES])
             new = read_figures.uncounted(cursor, queues=wanted)
             figures = figures_of(cursor, span, new, wanted)
             rates = rates_of(cursor, new, wanted)
@@ -134,6 +134,7 @@ class OverviewAdmin(QueueRowsAdmin):
         workers_url = self.url(WorkerHeartbeat, "changelist") if may_see_workers else ""
         return {
             "tiles": state_tiles(counts.values(), self._state_urls(request)),
+            "maximum": f"{maximum:,}",
             "queues_url": self.url(QueueState, "changelist"),
             "workers": workers_panel(workers, workers_url),
             **_listed(listed, len(names)),
