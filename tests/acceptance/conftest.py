@@ -31,6 +31,11 @@ def database_url(**others: Any) -> str:
     return f"postgresql://{login}@/{given['dbname']}?{place}"
 
 
+#: The environment of a worker that keeps for a while what waits behind long handlers. Normally it
+#: releases it after a second, in which a busy test may not have looked.
+PATIENT = {"ACCEPTANCE_IMPORT": "tests.acceptance.app.patient"}
+
+
 @pytest.fixture(scope="session")
 def acceptance_handlers() -> tuple[handlers.Handler, ...]:
     """The handlers of the acceptance app, unknown to this process's registry."""

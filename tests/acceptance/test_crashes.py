@@ -12,7 +12,7 @@ import pytest
 from django_mq import RetryPolicy, fixed
 from django_mq.models import QueuedMessage
 from tests.acceptance.app.witness import Witness
-from tests.acceptance.conftest import Queue
+from tests.acceptance.conftest import PATIENT, Queue
 from tests.acceptance.processes import Worker
 
 #: The promise is 2 s (guarantee 6); the lease is 300 s here. This machine may be busy.
@@ -24,7 +24,7 @@ def test_a_killed_child(
     start: Callable[..., Worker], queue: Queue, witness: Witness, processes: int
 ) -> None:
     """Guarantees 1, 3, 6; KAF-10, NSQ-20, RMQ-2: a sibling or replacement settles its messages."""
-    worker = start("--processes", processes)
+    worker = start("--processes", processes, **PATIENT)
     ids = dict(zip("abcd", queue.send("gate", *"abcd", gate="open"), strict=True))
     worker.until(
         lambda: len(witness.started()) == processes and queue.leased() > processes,
@@ -81,7 +81,7 @@ def test_a_message_that_always_kills_its_process(
 
 def test_a_killed_supervisor(start: Callable[..., Worker], queue: Queue, witness: Witness) -> None:
     """Its children finish the running messages and leave, and hold nothing."""
-    worker = start("--processes", 2)
+    worker = start("--processes", 2, **PATIENT)
     queue.send("gate", *"abcd", gate="open")
     worker.until(lambda: len(witness.started()) == 2 and queue.leased() > 2, "two run")
     running = {name for name, _, _ in witness.started()}
@@ -96,8 +96,8 @@ def test_a_killed_supervisor(start: Callable[..., Worker], queue: Queue, witness
 
 def test_a_lost_host(start: Callable[..., Worker], queue: Queue, witness: Witness) -> None:
     """Guarantees 4, 6: no process is left to report, so its leases lapse, and others take over."""
-    settings = {"LEASE": 3, "POLL_INTERVAL": 0.5}
-    lost = start(mq=settings)
+    settings = {"LEASE": 6, "POLL_INTERVAL": 0.5}  # a busy machine may stand still for seconds
+    lost = start(mq=settings, **PATIENT)
     [runs, waits] = queue.send("gate", "runs", "waits", gate="open")
     lost.until(lambda: witness.started() and queue.leased() == 2, "one runs, one waits")
     other = start("--threads", 2, mq=settings)  # it may get messages that the busy one released

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.app.witness import Witness
-from tests.acceptance.conftest import Queue
+from tests.acceptance.conftest import PATIENT, Queue
 from tests.acceptance.processes import Worker
 
 STOPS = pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
@@ -29,7 +29,7 @@ def test_the_first_signal_drains(
     start: Callable[..., Worker], queue: Queue, witness: Witness, stop: signal.Signals
 ) -> None:
     """PMQ-69, CAR-35, NSQ-28, KAF-7, KAF-8: the running one ends, the others are unchanged."""
-    worker = start()
+    worker = start(**PATIENT)
     running_with_neighbours(queue, witness, worker)
     worker.tell(stop)
     worker.says("draining")
@@ -45,7 +45,7 @@ def test_a_terminal_that_closes_drains(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
     """Its shell and the kernel both send SIGHUP, to each process: that is not "at once"."""
-    worker = start()
+    worker = start(**PATIENT)
     running_with_neighbours(queue, witness, worker)
     worker.tell_all(signal.SIGHUP)
     worker.says("SIGHUP: draining")
@@ -61,12 +61,12 @@ def test_a_terminal_that_closes_drains(
 def test_the_second_signal_leaves_at_once(
     start: Callable[..., Worker], queue: Queue, witness: Witness, stop: signal.Signals
 ) -> None:
-    worker = start("--drain-seconds", 60)
+    worker = start("--drain-seconds", 600, **PATIENT)
     running_with_neighbours(queue, witness, worker)
     worker.tell(stop)
     worker.says("draining")
     worker.tell(stop)
-    assert worker.ends(10) == -stop
+    assert worker.ends() == -stop
     assert not worker.remaining()
     assert not queue.done()
 
@@ -78,10 +78,10 @@ def test_a_drain_that_takes_too_long_is_cut(
 
     It is no suspect: the end of its process was planned.
     """
-    worker = start("--drain-seconds", 0.5)
+    worker = start("--drain-seconds", 0.5, **PATIENT)
     first, *_ = running_with_neighbours(queue, witness, worker)
     worker.tell(signal.SIGTERM)
-    assert worker.ends(15) == 5
+    assert worker.ends() == 5
     assert not queue.done()
     cut, *others = queue.left()
     assert (cut.id, cut.attempts, cut.leased_until) == (first, 1, None)
@@ -98,7 +98,7 @@ def test_coroutines_that_were_cut_run_beside_each_other_again(
     worker = start("--drain-seconds", 0.2)
     worker.until(lambda: len(witness.started()) == len(ids), "all run")
     worker.tell(signal.SIGTERM)
-    assert worker.ends(15) == 5
+    assert worker.ends() == 5
     again = start()
     again.until(lambda: len(witness.started()) == 2 * len(ids), "all run again")
     witness.open("open")
@@ -130,7 +130,7 @@ def test_coroutines_clean_up_before_their_process_is_gone(
     ids = queue.send("aclean", *names)
     worker.until(lambda: len(witness.started()) == 50, "all run")
     worker.tell(signal.SIGTERM)
-    assert worker.ends(20) == 5
+    assert worker.ends() == 5
     cleaned = {name for name, *_ in witness.started() if name.startswith("cleaned-")}
     assert cleaned == {f"cleaned-{name}" for name in names}
     assert all(queue.failures(id) == ["WorkerLost"] for id in ids)
@@ -142,7 +142,7 @@ def test_a_signal_while_the_children_start(start: Callable[..., Worker]) -> None
     worker = start("--processes", 8)
     worker.until(lambda: handles_sigterm(worker.pid), "signals are handled")
     worker.tell(signal.SIGTERM)
-    assert worker.ends(20) == 0
+    assert worker.ends() == 0
     assert not worker.remaining()
     assert "ERROR" not in worker.said()
 

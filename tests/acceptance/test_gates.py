@@ -68,7 +68,8 @@ def test_a_probe_whose_process_is_killed_is_not_kept(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
     """NSQ-5, NSQ-7, NSQ-8: 64 messages of a broken service burn few attempts; one probes."""
-    backoff = {"multiplier": 0.25, "maximum": 1, "jitter": 0.1}
+    # Few probes fail, however long it takes to see that it backs off.
+    backoff = {"multiplier": 0.25, "maximum": 60, "jitter": 0.1}
     mq: dict[str, Any] = {"LEASE": 300, "QUEUES": {"service": {"backoff": backoff}}}
     worker = start("--processes", 3, "--threads", 2, mq=mq)
     worker.has_started(3)
