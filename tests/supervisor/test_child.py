@@ -33,5 +33,6 @@ def test_a_child_outlives_a_line_that_it_cannot_read(caplog: pytest.LogCaptureFi
             listening.join(SOON)
     assert worker.stopping.is_set()
     assert not listening.is_alive()
-    logged = [record for record in caplog.records if record.event == "recovery_failed"]
-    assert len(logged) == 4
+    # A coroutine of an earlier test may say, as garbage, that it was pending.
+    events = [getattr(record, "event", "") for record in caplog.records]
+    assert events.count("recovery_failed") == 4
