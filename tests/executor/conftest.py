@@ -1,5 +1,10 @@
 """Executors are tested with the benches and running workers of the worker's tests."""
 
+import gc
+from collections.abc import Iterator
+
+import pytest
+
 from tests.worker.conftest import (  # noqa: F401  (fixtures)
     bench,
     gate,
@@ -11,3 +16,10 @@ from tests.worker.conftest import (  # noqa: F401  (fixtures)
     said,
     start,
 )
+
+
+@pytest.fixture
+def no_garbage() -> Iterator[None]:
+    """Collect the coroutines that a drain gave up, whose end is logged, before another test."""
+    yield
+    gc.collect()

@@ -22,7 +22,7 @@ from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Running, add_many, waiting
 from tests.worker.service import FAR
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_garbage")]
 
 Start = Callable[..., Running]
 #: Seconds; never for a test.

@@ -14,7 +14,7 @@ from django_mq.signals import worker_stopped
 from tests.rows import add
 from tests.worker.conftest import PATIENCE, Running, Said, add_many
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_garbage")]
 
 Start = Callable[..., Running]
 
