@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.worker.proxy import Proxy
 
 PLACES = "/usr/lib/rabbitmq/bin:/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin"
@@ -70,7 +70,7 @@ class Broker:
                 env={**os.environ, **environment},
                 start_new_session=True,
             )
-        until(self._is_up, f"{self.kind} answers")
+        until(self._is_up, f"{self.kind} answers", seconds=3 * SOON)
 
     def stop(self) -> None:
         if self.process is not None:
