@@ -96,7 +96,7 @@ def test_nothing_is_left_of_thousands_of_messages(
             warm = held(worker)
     # Momentary resources, such as a connection of a chore, are closed soon.
     now = held(worker)
-    until(lambda: held(worker).is_within(warm), f"no more than {warm}: now {now}", 20)
+    until(lambda: held(worker).is_within(warm), f"no more than {warm}: now {now}")
     # All but `abrief` have an effect, and `chain` has two.
     assert queue.done().total() == ROUNDS * each * len(KINDS)
     assert set(queue.done().values()) == {1}

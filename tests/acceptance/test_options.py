@@ -59,7 +59,7 @@ def test_nothing_waits_behind_one_that_blocks(
     worker.has_started(processes)
     queue.send("gate", "blocks", gate="open")
     queue.send("write", *names(8))
-    worker.until(lambda: queue.done() == once(8), "all others are done", 15)
+    worker.until(lambda: queue.done() == once(8), "all others are done", 45)
     witness.open("open")
     queue.wait_empty(worker)
 

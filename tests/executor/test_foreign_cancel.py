@@ -57,7 +57,7 @@ def test_a_message_that_waits_for_its_lease_is_not_held_for_ever(
 
     insert_all([{"handler": "cancels"}, {"handler": "neighbour", "key": "a"}])
     running = start()
-    until(lambda: not waiting(), seconds=20.0)
+    until(lambda: not waiting())
     running.stop()
 
 

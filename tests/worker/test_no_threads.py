@@ -14,7 +14,7 @@ from django_mq.executor.async_runner import AsyncRunner
 from django_mq.models import QueuedMessage
 from django_mq.worker import DeadWorker
 from tests.rows import add, insert_all
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.worker.conftest import Running, waiting
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -53,7 +53,7 @@ def test_coroutines_that_could_not_start_are_released(
     running = start()
     until(lambda: not waiting())
     insert_all({"handler": "h", "key": key} for key in (None, "a"))
-    until(lambda: not waiting(), seconds=20.0)
+    until(lambda: not waiting())
     assert refused.is_set()
     running.stop()
 
@@ -79,6 +79,6 @@ def test_a_recovery_that_could_not_start_does_so_with_the_next(
     with pytest.raises(RuntimeError):
         running.worker.recover(DeadWorker("dead0", "was killed"), settled[0].set)
     running.worker.recover(DeadWorker("dead1", "was killed"), settled[1].set)
-    assert all(each.wait(20.0) for each in settled)
+    assert all(each.wait(SOON) for each in settled)
     running.stop()
     assert not QueuedMessage.objects.filter(claimed_by__startswith="dead").exists()

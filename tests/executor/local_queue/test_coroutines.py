@@ -16,7 +16,7 @@ from tests.executor.local_queue.conftest import (
     start,
     task,
 )
-from tests.waiting import until
+from tests.waiting import SOON, until
 
 
 def test_coroutines_of_a_line_run_one_after_another(local_queue: LocalQueue, told: Told) -> None:
@@ -91,7 +91,7 @@ def run_all(local_queue: LocalQueue, count: int) -> list[int]:
     while len(order) < count:
         thread = Thread(target=lambda: got.append(local_queue.take()), daemon=True)
         thread.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + SOON
         coroutines: list[Task] = []
         while not got and not coroutines and time.monotonic() < deadline:
             coroutines = local_queue.take_coroutines()
@@ -101,7 +101,7 @@ def run_all(local_queue: LocalQueue, count: int) -> list[int]:
             local_queue.coroutines_done(coroutines[0].line)
             if len(order) == count:
                 break
-            thread.join(10)
+            thread.join(SOON)
         [slice_] = got
         got.clear()
         assert slice_ is not None
@@ -125,7 +125,7 @@ def test_a_suspect_coroutine_runs_alone_in_its_line(local_queue: LocalQueue) -> 
     local_queue.coroutines_done(("a",))
     assert ids(until(local_queue.take_coroutines)) == [2]
     local_queue.close()
-    thread.join(10)
+    thread.join(SOON)
 
 
 def test_a_halted_line_gives_its_coroutines_back(local_queue: LocalQueue) -> None:

@@ -14,7 +14,7 @@ from django_mq.executor.local_queue import STUCK_AFTER, LocalQueue
 from django_mq.executor.pace import Pace
 from django_mq.messages import Fence
 from tests.executor.local_queue.conftest import Told, take, task
-from tests.waiting import until
+from tests.waiting import SOON, until
 
 
 def put(local_queue: LocalQueue, *names: str) -> None:
@@ -151,12 +151,12 @@ def test_stuck_is_who_took_nothing_for_long_and_has_nobody_free(
     before = told.count
     ended = Thread(target=local_queue.take)
     ended.start()  # it finds nothing, and is noted as free
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + SOON
     while told.count == before and time.monotonic() < deadline:
         ended.join(0.01)
     assert told.count > before
     local_queue.close()
-    ended.join(10)
+    ended.join(SOON)
     assert not ended.is_alive()
 
 
@@ -182,7 +182,7 @@ def test_closing_returns_what_did_not_start_and_ends_the_takers(local_queue: Loc
     thread = threading.Thread(target=lambda: got.append(local_queue.take()), daemon=True)
     thread.start()
     assert local_queue.close() == []
-    thread.join(10)
+    thread.join(SOON)
     assert got == [None]
     local_queue.put([task(1), task(2, suspect=True)])
     assert local_queue.take() is None

@@ -10,7 +10,7 @@ from django_mq.executor import local_queue as local_queue_module
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.tasks import Slice
 from tests.executor.local_queue.conftest import Told, dispatch, dispatch_first, take, task
-from tests.waiting import until
+from tests.waiting import SOON, until
 
 
 def test_a_suspect_runs_alone(local_queue: LocalQueue) -> None:
@@ -25,7 +25,7 @@ def test_a_suspect_runs_alone(local_queue: LocalQueue) -> None:
     thread.join(0.05)
     assert got == []
     local_queue.done(first)
-    thread.join(10)
+    thread.join(SOON)
     assert got[0] is not None
     assert not got[0].alone
     assert not local_queue.exclusive()
@@ -62,7 +62,7 @@ def test_a_coroutine_that_is_to_start_runs_already_for_a_suspect(local_queue: Lo
     thread.join(0.05)
     assert got == []
     local_queue.coroutines_done(None)
-    thread.join(10)
+    thread.join(SOON)
     assert got == [2]
 
 
@@ -96,7 +96,7 @@ def test_a_suspect_that_waited_long_stops_the_others(
     thread.join(0.05)
     assert got == []
     local_queue.coroutines_done(None)
-    thread.join(10)
+    thread.join(SOON)
     assert got == [1]
 
 
@@ -178,7 +178,7 @@ def test_the_loop_takes_a_suspect_of_an_async_handler(local_queue: LocalQueue, t
     before = told.count
     local_queue.coroutines_done(None)
     assert told.count > before
-    thread.join(10)
+    thread.join(SOON)
     assert got == [2]
     assert local_queue.take_coroutines() == [coroutine]
     assert not local_queue.exclusive()
@@ -209,7 +209,7 @@ def test_the_loop_is_told_when_it_may_start_a_suspect(
     thread.join(0.05)
     assert got == []
     local_queue.coroutines_done(line and (line,))
-    thread.join(10)
+    thread.join(SOON)
     assert got == [3]
 
 
