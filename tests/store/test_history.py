@@ -245,11 +245,11 @@ def test_a_member_of_the_owner_gives_days_to_the_owner(settings: Any) -> None:
     skip_unless_able()
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"history": 60}}}
     make_role("mq_test_owner", "grant create, usage on schema public to {role}")
-    make_role("mq_test_member", "grant mq_test_owner to {role}")
+    make_role("mq_test_heir", "grant mq_test_owner to {role}")
     with connection.cursor() as cursor:
         for table in ("", "_default"):
             cursor.execute(f"alter table django_mq_handledmessage{table} owner to mq_test_owner")
-    with acting_as("mq_test_member"):
+    with acting_as("mq_test_heir"):
         maintain_days()
     with connection.cursor() as cursor:
         cursor.execute(
