@@ -84,11 +84,11 @@ def test_an_unknown_state_is_no_error_page(boss):
 
 def test_a_line_says_what_people_ask(boss):
     """Due since or at, claimed by and until, attempts and their maximum, the last error."""
-    add("mail", after=-125, attempts=3, max_attempts=20, last_error="KeyError: 'x'")
+    add("mail", after=-7500, attempts=3, max_attempts=20, last_error="KeyError: 'x'")
     add("mail", leased=1000, claimed_by="f00d:7", handler="shop.send", key="k:1")
     add(after=7300)
     page = text(boss.get(LIST))
-    for word in ("due 2 min 5 s ago", "3 / 20", "KeyError: 'x'", "f00d:7", "shop.send"):
+    for word in ("due 2 h 5 min ago", "3 / 20", "KeyError: 'x'", "f00d:7", "shop.send"):
         assert word in page
     assert "lease ends in 16 min" in page
     assert "due in 2 h 1 min" in page

@@ -79,7 +79,7 @@ def snoozes() -> None:
 #: How each symptom comes about, and what the command then says; {id} is the id of the message.
 SYMPTOMS: dict[str, tuple[Callable[[], QueuedMessage | None], str]] = {
     "a handler fails": (failed, r"KeyError"),
-    "a handler hangs": (hangs, r"{id}  1 min 35 s .* app\.slow"),
+    "a handler hangs": (hangs, r"{id}  1 min \d+ s .* app\.slow"),
     "one message does not run": (waits, r"no live worker serves its queue"),
     "messages wait behind another": (blocked, r"{id} .* k .* dead"),
     "a queue is slow": (backing_off, r"mail +backs off until .*, level 4"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -110,13 +111,14 @@ class TestStatus:
         beat("c" * 32, host="web3", pid=43, wakeup="poll", seen=-90)
         beat("d" * 32, host="web4", pid=44, queues=["#"])  # as mq_worker without --queue
         found = rows(run("mq_status"))
-        assert " ".join(found["aaaaaaaa"]) == (
-            "aaaaaaaa web1 41 alive mail shop.* 2 25% notify 2 h 3 min 0 s ago"
+        assert re.fullmatch(
+            r"aaaaaaaa web1 41 alive mail shop\.\* 2 25% notify 2 h 3 min \d+ s ago",
+            " ".join(found["aaaaaaaa"]),
         )
         assert found["bbbbbbbb"][3:8] == ["draining", "all", "0", "-", "degraded"]
         assert found["dddddddd"][3:6] == ["alive", "all", "0"]
         assert found["cccccccc"][3] == "gone"
-        assert found["cccccccc"][-5:] == ["1", "min", "30", "s", "ago"]
+        assert re.search(r" 1 min \d+ s ago$", " ".join(found["cccccccc"]))
 
     def test_handlers(self):
         """CAR-42: the figures of all live workers, added up."""
