@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db
 
 def test_workers_last_seen_first():
     beat("old", seen=-31, queues=["mail"], running=[4, 5], draining=True, wakeup="degraded")
-    beat("new", seen=-29, host="other", pid=8)
+    beat("new", seen=-25, host="other", pid=8)
     new, old = queues.workers()
     assert (new.id, new.host, new.pid, new.alive) == ("new", "other", 8, True)
     assert (old.id, old.queues, old.running, old.alive) == ("old", ("mail",), (4, 5), False)
