@@ -19,7 +19,7 @@ from django_mq.messages import Delivery
 from django_mq.models import QueuedMessage, Schedule
 from django_mq.store import schedules as store
 from django_mq.store.limits import Limits
-from django_mq.worker import Worker
+from django_mq.worker import Worker, scheduler
 from django_mq.worker.scheduler import Scheduler
 from tests.database import second_connection
 from tests.outbox.schedules.conftest import HOUR, put, times
@@ -398,7 +398,12 @@ def test_a_process_that_replaces_another_does_not_declare_over_newer_code(hourly
     assert Schedule.objects.filter(name="missing").exists()
 
 
-def test_an_idle_fleet_without_schedules_asks_one_question_per_poll(clock: Any) -> None:
+def test_an_idle_fleet_without_schedules_asks_one_question_per_poll(
+    clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = scheduler.monotonic()
+    monkeypatch.setattr(scheduler, "monotonic", lambda: now)
+
     class Counting:
         asked = 0
 
