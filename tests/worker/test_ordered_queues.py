@@ -53,9 +53,10 @@ def test_a_locked_decision_about_a_line_stops_no_other_queue(start: Start, setti
 
 
 def test_an_owner_that_is_told_nothing_keeps_its_line(
-    start: Start, settings: Any, said: Said
+    start: Start, settings: Any, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"line": {"ordered": True}}}
+    monkeypatch.setattr(ordered_queues, "LEASE_SECONDS", PATIENCE)  # it cannot be renewed
     done = threading.Event()
 
     @handler("#", queue="line", name="h")
