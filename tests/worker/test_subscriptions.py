@@ -70,13 +70,14 @@ def test_it_is_dead_after_hold_for(settings: Any, ran: list[str]) -> None:
 def test_it_runs_once_a_pattern_matches_again(ran: list[str]) -> None:
     message = add(type="shop.orders.placed", handler="billing")
     assert drain() == 0
+    assert stored(message).held_since is not None
     with handlers.isolated():
 
         @handler("#", name="billing", queue="mail")
         def billing(delivery: Delivery) -> None:
             ran.append(delivery.type)
 
-        assert due() == 1
+        due()  # at least a second later, if that has not passed yet
         assert drain() == 1
     assert ran == ["shop.orders.placed"]
     assert not QueuedMessage.objects.filter(pk=message.pk).exists()
