@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from django_mq.policy.outcomes import TimedOut
 from tests.rows import add, insert_all
 from tests.waiting import until
 from tests.worker.backing_off.conftest import AT_ONCE, LONG, backing_off, changes, level, rest
-from tests.worker.conftest import Said, Start, add_many
+from tests.worker.conftest import PATIENCE, Said, Start, add_many
 from tests.worker.service import Service, in_flight
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -63,32 +64,32 @@ def test_after_the_first_failure_nothing_else_starts(
 
 
 def test_other_processes_give_back_what_they_hold_at_their_next_look(
-    start: Start,
-    service: Service,
-    settings: Any,
-    never_stuck: None,
+    start: Start, service: Service, settings: Any, never_stuck: None, gate: threading.Event
 ) -> None:
     """Only running messages continue."""
-    settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"mail": {"backoff": LONG}}}
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"backoff": LONG}}}
     service.gate.clear()
     service.handle()
-    add_many(30, handler="h")
-    other = start(threads=2)
-    until(lambda: service.running == 2 and in_flight() > 2)
-
-    def claims_no_more() -> bool:
-        held, slept = in_flight(), other.worker.sleeps
-        until(lambda: other.worker.sleeps > slept + 3)
-        return in_flight() == held
-
-    until(claims_no_more, "it holds as many as it may, and will not claim the bad one")
+    began = threading.Event()
 
     @handler("#", queue="mail", name="bad")
     def bad(delivery: Delivery) -> None:
+        began.set()
+        assert gate.wait(PATIENCE)
         raise KeyError("host")
 
     add(handler="bad", after=-100)
     failing = start(threads=1)
+    assert began.wait(PATIENCE)
+    add_many(30, handler="h")
+    other = start(threads=2)
+
+    def held() -> int:
+        mine = f"{other.worker.id}:"
+        return QueuedMessage.objects.filter(claimed_by__startswith=mine).count()
+
+    until(lambda: service.running == 2 and held() > 2)
+    gate.set()
     until(level)
     until(lambda: in_flight() == service.running)
     service.gate.set()
