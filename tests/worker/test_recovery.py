@@ -86,9 +86,11 @@ def test_a_message_of_a_lost_host_that_is_released_unstarted_is_no_suspect(
     running = start(threads=1)
     said.wait("message_started")
     released = QueuedMessage.objects.filter(leased_until=None)
-    until(lambda: list(released.values_list("attempts", "suspect")) == [(1, False)] * 4)
+    until(released.exists)  # on a busy machine it may have taken over fewer than all
+    running.worker.ask_to_stop()  # it starts none of them once it has room
     gate.set()
     running.stop()
+    assert set(released.values_list("attempts", "suspect")) == {(1, False)}
 
 
 # ---- leases, recovery
