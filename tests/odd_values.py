@@ -69,6 +69,7 @@ BY_KIND: dict[type[models.Field[Any, Any]], Sequence[str]] = {
     models.BigIntegerField: _whole(64),
     models.SmallIntegerField: _whole(16),
     models.IntegerField: _whole(32),
+    models.FloatField: ("NaN", "Infinity", "-Infinity", "-1", "0", "1e-300", "1e6", "1e300"),
 }
 
 
