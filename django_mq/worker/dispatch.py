@@ -184,7 +184,7 @@ class Dispatch:
         fences = [each.fence for each in deliveries]
         self._quota.release(len(fences))
         lapsed = [each for each in deliveries if each._asked_at == LONG_AGO]
-        self._trusted += [each.fence for each in lapsed if not each._row.suspect]
+        trusted = [*self._trusted, *(each.fence for each in lapsed if not each._row.suspect)]
         # First, so that no later renewal locks the rows; a renewal under way locks them for a
         # moment.
         self._local_queue.unsettled.remove(fences)
@@ -195,8 +195,8 @@ class Dispatch:
             while fences and tries:
                 cursor = self._statements.cursor()
                 self._cancel_probes(cursor, fences)
-                if self._trusted:
-                    skip_refused_rows(partial(forget_lapse, cursor), self._trusted)
+                if trusted:
+                    skip_refused_rows(partial(forget_lapse, cursor), trusted)
                 released = skip_refused_rows(partial(settle.release, cursor), fences)
                 any_released |= bool(released)
                 left = settle.still_ours(cursor, fences) if len(released) < len(fences) else ()
@@ -205,7 +205,7 @@ class Dispatch:
                 if fences:
                     self._outage.wait_quietly()
         except LOST:
-            self.unreleased = fences
+            self.unreleased, self._trusted = fences, trusted
             raise
         self.unreleased, self._trusted = [], []
         if fences:

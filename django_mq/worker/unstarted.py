@@ -71,11 +71,11 @@ class Unstarted:
     def release_all(self, cursor: Cursor) -> None:
         """Release what has not started, and the ordered queues with nothing running here."""
         parts = self._parts
-        if self.unconfirmed_due:
-            self.release_unconfirmed(cursor)
         waiting = self.take_back() if parts.runner.blocked() else []
         waiting += parts.local_queue.take_to_release() + parts.local_queue.suspend()
         released = parts.dispatch.release(waiting)
+        if self.unconfirmed_due:
+            self.release_unconfirmed(cursor)
         parts.prefetch.reset()
         disowned = self.disown_unused(cursor, parts.ordered_queues.owned)
         if released or disowned:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -12,10 +12,12 @@ from django_mq import handler
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.models import QueuedMessage
+from django_mq.store import Cursor
 from django_mq.store.lost import LOST
 from django_mq.worker import Worker, unstarted
 from django_mq.worker.parts import Parts
 from django_mq.worker.run import Run
+from django_mq.worker.unstarted import Unstarted
 from tests.database import second_connection
 from tests.rows import add, stored
 
@@ -183,9 +185,10 @@ def test_a_claim_that_commits_after_its_connection_was_lost_is_released(
     assert not run.unstarted.unconfirmed_due
 
 
+@pytest.mark.parametrize("again", [Unstarted.start_or_release, Unstarted.release_all])
 @pytest.mark.parametrize("lapsed", [False, True])
 def test_a_release_that_the_database_lost_is_tried_again(
-    run: Run, parts: Parts, lapsed: bool
+    run: Run, parts: Parts, lapsed: bool, again: Callable[[Unstarted, Cursor], None]
 ) -> None:
     """With a long lease, nobody would run the messages for as long; no suspect, it never ran."""
     taken_over = {"leased": -60, "claimed_by": "gone:1", "attempts": 1}
@@ -204,7 +207,7 @@ def test_a_release_that_the_database_lost_is_tried_again(
     parts.giving_up.set()  # nobody waits
     run._wait_out(lost.value)
     assert stored(message).attempts == lapsed + 1
-    run.unstarted.start_or_release(parts.statements.cursor())
+    again(run.unstarted, parts.statements.cursor())
     released = stored(message)
     assert (released.attempts, released.leased_until) == (int(lapsed), None)
     assert not released.suspect
