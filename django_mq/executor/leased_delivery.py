@@ -10,7 +10,7 @@ from types import CoroutineType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.db import DatabaseError, OperationalError, connections, transaction
+from django.db import DatabaseError, connections, transaction
 from django.utils.asyncio import async_unsafe
 
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost
@@ -19,6 +19,7 @@ from django_mq.executor.call_timeout import Timeout
 from django_mq.messages import Delivery, Fence
 from django_mq.policy.backoff import MAX_WAIT
 from django_mq.store import Cursor, history, leases, notify, open_transaction, results, settle
+from django_mq.store.lost import is_lost
 from django_mq.store.results import Reply
 from django_mq.values import as_seconds, short_repr
 
@@ -102,9 +103,9 @@ class LeasedDelivery(Delivery):
         try:
             with connections[self._alias].cursor() as cursor:
                 here = open_transaction.current_transaction(cursor)
-        except OperationalError:
-            raise  # the connection is lost: the handler did nothing wrong
         except DatabaseError as error:
+            if is_lost(error):  # the handler did nothing wrong
+                raise
             raise HandlerBrokeTransaction(
                 "a database error was swallowed inside finish(), or its connection closed: let it"
                 " raise, or wrap the statement in transaction.atomic()"
