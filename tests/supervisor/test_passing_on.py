@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from math import inf
-from time import monotonic
 
 import pytest
 
@@ -17,7 +16,6 @@ from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.supervisor import Supervisor
 from django_mq.worker import Worker
 from tests.supervisor.links import dead, fill, linked
-from tests.waiting import SOON
 
 
 def supervisor_of(processes: int) -> Supervisor:
@@ -43,9 +41,7 @@ def test_a_full_child_is_tried_once_and_its_siblings_are_asked_instead() -> None
     with linked(healthy), linked(other), linked(newest):
         fill(newest)
         supervisor._orphaned = {f"w{number}": dead(number, running=1) for number in range(50)}
-        began = monotonic()
-        supervisor._pass_on()
-        assert monotonic() - began < SOON
+        supervisor._pass_on()  # a send that waits would wait for ever
         assert not supervisor._orphaned
         assert len(other.recovering) == 50
         assert not healthy.recovering

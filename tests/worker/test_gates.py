@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 #: Seconds; enough for 200 messages one after another on a busy machine, but not with a poll before
 #: each.
-MINUTES = 150
+ONE_BY_ONE = 150.0
 
 
 # ---- limits
@@ -119,7 +119,7 @@ def test_a_limited_queue_drains_without_waiting_for_the_poll(
     service.handle()
     add_many(200, handler="h")
     worker = start(threads=4)
-    until(lambda: not waiting(), seconds=MINUTES)
+    until(lambda: not waiting(), seconds=ONE_BY_ONE)
     assert worker.stop()
     assert service.most <= limit
 
@@ -154,7 +154,7 @@ def test_workers_share_a_limited_queue(
     service.handle()
     add_many(200, handler="h")
     running = [start(threads=2) for _ in range(workers)]
-    until(lambda: not waiting(), seconds=MINUTES)
+    until(lambda: not waiting(), seconds=ONE_BY_ONE)
     assert service.most == 1
     assert all(worker.stop() for worker in running)
 
