@@ -71,9 +71,9 @@ class WorkerRow:
             ("slots", worker.slots_used, worker.slots),
         )
         known = [
-            f"{used:.3g} of {count:,} {name}"
+            f"{_rounded(used)} of {count:,} {name}"
             for name, used, count in pairs
-            if None not in (used, count)
+            if used is not None and count is not None
         ]
         return f"{' and '.join(known)}, on average between its last two heartbeats" if known else ""
 
@@ -262,3 +262,12 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
             return found.none()
         allowed = self.get_queues(request)
         return found if allowed is None else found.filter(queue__in=list(allowed))
+
+
+def _rounded(used: float) -> str:
+    """Return a number with three digits.
+
+    >>> [_rounded(used) for used in (0.0, 0.254, 3.484, 99.96, 1234.5)]
+    ['0', '0.25', '3.48', '100', '1,234']
+    """
+    return f"{used:,.0f}" if used >= 100 else f"{used:.3g}"

@@ -128,13 +128,16 @@ def _families() -> tuple[GaugeMetricFamily, ...]:
             "How long the longest-due schedule has been due; 0 if none is.",
         ),
         GaugeMetricFamily("django_mq_workers", "Worker processes alive, over the fleet."),
-        GaugeMetricFamily(
-            "django_mq_threads", "Threads of these, for handlers that are not async."
-        ),
-        GaugeMetricFamily("django_mq_threads_used", "Threads in use, on average over 10 s."),
-        GaugeMetricFamily("django_mq_slots", "Slots of these, for messages of async handlers."),
-        GaugeMetricFamily("django_mq_slots_used", "Slots in use, on average over 10 s."),
+        *_usage_families(),
     )
+
+
+def _usage_families() -> Iterator[GaugeMetricFamily]:
+    """Yield the families of USAGE."""
+    for name, meaning in (("threads", "Executor threads"), ("slots", "Slots of async handlers")):
+        yield GaugeMetricFamily(f"django_mq_{name}", f"{meaning}, over all live workers.")
+        used = f"{meaning} in use, on average between two heartbeats."
+        yield GaugeMetricFamily(f"django_mq_{name}_used", used)
 
 
 def _seconds(counts: QueueCounts) -> float:

@@ -12,13 +12,13 @@ from time import monotonic
 
 from django_mq.executor.async_slots import Slots
 from django_mq.executor.last_starts import LastStarts
+from django_mq.executor.level import Level
 from django_mq.executor.lingering import Lingering
 from django_mq.executor.pace import Paces
 from django_mq.executor.running_tasks import RunningTasks
 from django_mq.executor.slice_cut import next_slice
 from django_mq.executor.tasks import Line, Slice, Task
 from django_mq.executor.unsettled import Unsettled
-from django_mq.executor.usage import Usage
 from django_mq.executor.waiting_tasks import WaitingTasks
 
 #: Seconds that a suspect waits for a moment when nothing else runs. After that nothing else starts.
@@ -34,8 +34,8 @@ class LocalQueue:
 
     A slice has up to `slice_size` messages, a batch handler gets up to `batch`. `poke` wakes the
     worker's loop, which claims, because few tasks wait (`notify_below()`) or an executor is free
-    again (`stuck()`); starts coroutines; releases tasks; or stops, because nothing is left.
-    Tasks wait at most `max_linger` seconds for their list to fill. Coroutines leave with `slots`.
+    again (`stuck()`); starts coroutines; releases tasks; or stops, because nothing is left. Tasks
+    wait at most `max_linger` seconds for their list to fill. Coroutines take `slots` as they leave.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LocalQueue:
         self._waiting = WaitingTasks(poke, lingering, self.unsettled.superseded)
         self.running = RunningTasks()
         #: The executor threads that wait for a slice.
-        self.free = Usage()
+        self.free = Level()
         self._notify_when_free = self._closed = False
         #: Whether nothing may start until `resume()`.
         self.suspended = False
@@ -95,6 +95,7 @@ class LocalQueue:
                     self._poke()
                 self._lock.wait(self._waiting.wait_timeout())
                 self.free.add(-1)
+            self.free.add(1)
             return None
 
     def _next_slice(self) -> Slice | None:

@@ -100,9 +100,6 @@ class Capacity(NamedTuple):
     slots_used: float | None = None
 
 
-UNKNOWN = Capacity()
-
-
 class HeartbeatReply(NamedTuple):
     """The server's answer to a heartbeat.
 
@@ -167,12 +164,11 @@ def record_heartbeat(
     running: Mapping[int, float],
     held: Collection[int] = (),
     timings: Mapping[str, Any],
-    capacity: Capacity = UNKNOWN,
+    capacity: Capacity,
 ) -> HeartbeatReply:
     """Record that worker process `worker` is alive, its timings, and how much of it is in use.
 
-    `running` maps the ids of the messages that it runs to the seconds that they have run. It has
-    also `held` messages, which have not started and could not be renewed.
+    `running`: the seconds that each message has run, by id. `held`: those it could not renew.
     """
     cursor.execute(
         HEARTBEAT,

@@ -168,11 +168,11 @@ class TestWorkers:
         assert words in text(boss.get(url("workerheartbeat")))
 
     def test_how_busy_they_are(self, boss):
-        beat("a1", threads=4, threads_used=3.48, slots=1000, slots_used=0.0)
+        beat("a1", threads=4, threads_used=3.48, slots=2000, slots_used=1234.5)
         page = boss.get(url("workerheartbeat")).content.decode()
         assert "87%</span>" in page
         in_use = (
-            "3.48 of 4 threads and 0 of 1,000 slots, on average between its last two heartbeats"
+            "3.48 of 4 threads and 1,234 of 2,000 slots, on average between its last two heartbeats"
         )
         assert f'title="{in_use}"' in page
         assert f"In use: {in_use}" in text(boss.get(url("workerheartbeat", "change", "a1")))

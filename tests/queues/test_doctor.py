@@ -26,7 +26,7 @@ from django.utils import timezone
 
 from django_mq import handler, queues
 from django_mq.conf.local_time import local_text
-from django_mq.models import MinuteFigures
+from django_mq.models import MinuteFigures, WorkerHeartbeat
 from django_mq.queues import doctor
 from django_mq.queues.doctor import Finding, examine, links, schedules, schema, upkeep
 from django_mq.queues.doctor.findings import own_tables
@@ -815,7 +815,10 @@ class TestOutages:
         beat("c", queues=["mail"], **{**busy, "slots_used": 9.2, "threads_used": 0.0})
         (text,) = found("D028")
         assert "1 h, and all 2 workers that serve it are at least 92% busy." in text
+        assert "or give each more threads: " in text
         call_command(*re.findall(r"mq_workers", text), stdout=StringIO())
+        WorkerHeartbeat.objects.filter(pk="a").update(threads_used=1.0, slots_used=10.0)
+        assert "or give each more slots (ASYNC_SLOTS): " in found("D028")[0]
         beat("unknown", queues=["mail"])
         assert found("D028") == []
 

@@ -70,7 +70,7 @@ def test_start_tells_of_expiry(cursor: Cursor) -> None:
 BEAT: dict[str, Any] = {
     "worker": "w", "queues": ["a", "b.*"], "host": "h", "pid": 7, "version": "1",
     "wakeup": "notify", "draining": False, "running": {1: 2.5, 2: 0.0},
-    "timings": {"h": {"acked": 1}},
+    "timings": {"h": {"acked": 1}}, "capacity": leases.Capacity(),
 }  # fmt: skip
 
 

@@ -47,3 +47,20 @@ def test_threads_and_slots_in_use(start: Start, gate: threading.Event) -> None:
     until(lambda: in_use() == (4, 1.0, 30, 3.0))
     gate.set()
     until(lambda: in_use() == (4, 0.0, 30, 0.0))
+
+
+def test_threads_that_have_ended_in_a_drain_are_not_in_use(
+    start: Start, gate: threading.Event
+) -> None:
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        assert gate.wait(PATIENCE)
+
+    add(handler="h")
+    running = start(threads=4)
+    until(lambda: running.worker.running_messages)
+    run = running.worker._run
+    assert run is not None
+    running.worker.ask_to_stop()
+    until(lambda: sum(each.is_alive() for each in run.parts.executors) == 1)
+    assert run.parts.local_queue.free.count == 3

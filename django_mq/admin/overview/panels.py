@@ -146,7 +146,7 @@ def workers_panel(found: Iterable[queues.WorkerProcess], url: str) -> dict[str, 
     """Return how many workers are alive, how busy they are, and the names of vanished ones."""
     workers = list(found)
     alive = [each for each in workers if each.alive]
-    busy = [each.busy for each in alive if each.busy is not None]
+    busy = [each.busy for each in alive if each.claims and each.busy is not None]
     return {
         "alive": len(alive),
         "draining": sum(each.draining for each in alive),

@@ -32,7 +32,7 @@ def saturated(alias: str) -> Iterator[Finding]:
             level="warning",
             text=f"A message in the queue {queue} has been due for {span(due_for)}, and"
             f" {_all_busy(serving)}.",
-            hint="Start more of them, or give each more threads: manage.py"
+            hint=f"Start more of them, or give each more {_scarce(serving)}: manage.py"
             f" {command_on(alias, 'mq_workers')} shows what they run. If one handler takes their"
             " time, give it a queue and workers of its own.",
         )
@@ -41,12 +41,16 @@ def saturated(alias: str) -> Iterator[Finding]:
 def _waits_for_room(found: QueueCounts) -> timedelta | None:
     """Return for how long a message has been due, if more room on the workers would start it."""
     full = found.max_in_flight is not None and found.in_flight >= found.max_in_flight
-    in_turn = (
-        found.ordered and found.in_flight > 0
-    )  # one runs after the other, however many threads
+    # One runs after the other, however many threads there are.
+    in_turn = found.ordered and found.in_flight > 0
     if found.paused or found.backoff_level or full or in_turn:
         return None
     return found.oldest if found.oldest is not None and found.oldest >= DUE_FOR else None
+
+
+def _scarce(serving: Sequence[WorkerProcess]) -> str:
+    full = any((each.threads_used or 0.0) >= BUSY * (each.threads or 1) for each in serving)
+    return "threads" if full else "slots (ASYNC_SLOTS)"
 
 
 def _all_busy(serving: Sequence[WorkerProcess]) -> str:
