@@ -267,7 +267,7 @@ class WorkerHeartbeatAdmin(WorkerOrdersAdmin):
 def _rounded(used: float) -> str:
     """Return a number with three digits.
 
-    >>> [_rounded(used) for used in (0.0, 0.254, 3.484, 99.96, 1234.5)]
+    >>> [_rounded(used) for used in (0.0, 0.25, 3.484, 99.96, 1234.5)]
     ['0', '0.25', '3.48', '100', '1,234']
     """
     return f"{used:,.0f}" if used >= 100 else f"{used:.3g}"
