@@ -61,11 +61,10 @@ class AsyncRunner(threading.Thread):
         self._poke = poke
         self._slots = local_queue.slots
         self._indexes = range(first_entry, first_entry + self._slots.count)
-        self._room_notice_due = False
         self._watch = LoopWatch(poke)
         #: Whether the drain ran out of time and cancelled handlers.
         self.cut_off = False
-        self._cancelling = self._drained = False
+        self._cancelling = self._drained = self._room_notice_due = False
         self._running: dict[CallTask, CallEntries] = {}
         # The operator who stopped a message, by its id.
         self._stopped: dict[int, str] = {}
@@ -78,6 +77,7 @@ class AsyncRunner(threading.Thread):
             indexes=self._indexes,
             batch=batch,
             settler=self._settler,
+            is_superseded=local_queue.unsettled.is_superseded,
             create=self._create_call,
         )
 

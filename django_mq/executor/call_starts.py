@@ -10,13 +10,14 @@ from time import monotonic
 
 from django_mq.executor import reports
 from django_mq.executor.async_settler import AsyncSettler, StartAnswer
-from django_mq.executor.ended import Settled
+from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.leased_call import split_started
 from django_mq.executor.lingering import Lingering
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import CallEntries, Scoreboard
 from django_mq.executor.tasks import Task, fences, has_expired, may_start_unlocked
+from django_mq.messages import PlainFence
 
 
 class CallStarts:
@@ -24,7 +25,8 @@ class CallStarts:
 
     They are handed over in lists; those of batch handlers linger until their lists are full; then
     each call waits for its turn on the loop, or for its leases. `create` creates the call of some
-    tasks, with their entries on the scoreboard, at `indexes`.
+    tasks, with their entries on the scoreboard, at `indexes`. A claim that `is_superseded()` never
+    begins: a later claim of its message may be in the same list, which tells them apart by id.
 
     Whoever removes a list or a call owns it: the methods of deques and dicts that remove are
     atomic, so that only the lingering tasks need a lock.
@@ -38,12 +40,14 @@ class CallStarts:
         indexes: Sequence[int],
         batch: int,
         settler: AsyncSettler,
+        is_superseded: Callable[[PlainFence], bool],
         create: Callable[[list[Task], CallEntries], None],
     ) -> None:
         self._unlocked_for = context.unlocked_for
         self._scoreboard = scoreboard
         self._free = list(indexes)
         self._settler = settler
+        self._is_superseded = is_superseded
         self._create = create
         self._handed: deque[list[Task]] = deque()
         self._lingering = Lingering(batch=batch, max_linger=context.max_linger)
@@ -111,16 +115,16 @@ class CallStarts:
         """
         asked_at = lease_clock()
         since = asked_at - self._unlocked_for
-        if all(
-            may_start_unlocked(task, since) and not has_expired(task.delivery) for task in tasks
-        ):
+        if all(self._may_begin(task, since) for task in tasks):
             return tasks if self.begin(entries) else []
         answer: StartAnswer = asyncio.get_running_loop().create_future()
-        self._settler.start_leases(tasks, answer)
+        self._settler.start_leases(self._latest(tasks), answer)
         started = await answer
         if not self.begin(entries):
             return []
-        barred, ready = split_started(tasks, started, asked_at=asked_at)
+        latest = self._latest(tasks)  # a freeze may have superseded one whose lease was given
+        barred, ready = split_started(latest, started, asked_at=asked_at)
+        barred += [Ended(task.delivery, Settled.LOST) for task in tasks if task not in latest]
         for each in barred:
             if each.settled is Settled.LOST:
                 reports.lease_lost(each.delivery)
@@ -137,6 +141,16 @@ class CallStarts:
     def free(self, entries: CallEntries) -> None:
         """Free the places of a call on the scoreboard."""
         self._free.extend(entries.indexes)
+
+    def _may_begin(self, task: Task, since: float) -> bool:
+        """Return whether the call of `task` may begin without asking the database."""
+        if not may_start_unlocked(task, since) or has_expired(task.delivery):
+            return False
+        return not self._is_superseded(task.delivery.fence)
+
+    def _latest(self, tasks: list[Task]) -> list[Task]:
+        """Return the tasks whose claims are not superseded."""
+        return [task for task in tasks if not self._is_superseded(task.delivery.fence)]
 
     def _create_call(self, tasks: list[Task]) -> None:
         indexes = [self._free.pop() for _ in tasks]

@@ -19,6 +19,8 @@ class Unsettled:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._deliveries: dict[int, Delivery] = {}
+        #: Read without the lock: the fetcher alone adds, before it puts the later claim anywhere.
+        #: Whoever has both claims finds the earlier one here, until that one is removed.
         self.superseded: set[PlainFence] = set()
 
     def __bool__(self) -> bool:
@@ -41,6 +43,10 @@ class Unsettled:
                 latest = self._deliveries.get(fence[0])
                 if latest is not None and fence_of(latest._row) == fence:
                     del self._deliveries[fence[0]]
+
+    def is_superseded(self, fence: PlainFence) -> bool:
+        """Return whether the message of this claim, which is not removed, was claimed again."""
+        return fence in self.superseded
 
     def all(self) -> list[Delivery]:
         """Return all of them."""

@@ -195,6 +195,26 @@ def test_an_earlier_claim_that_still_waits_does_not_run(
     assert {id: ran[id] for id in ids} == dict.fromkeys(ids, 1)
 
 
+@OFTEN
+@pytest.mark.parametrize("trouble", [LOST_CLAIMS, LAPSED_CLAIMS], ids=["failover", "freeze"])
+def test_an_earlier_claim_that_lingers_on_the_loop_does_not_run(start: Start, trouble: str) -> None:
+    """After a failover the second claims fill its list; after a freeze they run singly."""
+    ran: list[int] = []
+
+    @handler("#", queue="mail", name="h", batch=True, max_batch=6, linger=60.0)
+    async def h(deliveries: list[Delivery]) -> None:
+        ran.extend(each.id for each in deliveries)
+
+    ids = insert_all([{"handler": "h"}] * 3)
+    running = start()
+    until(lambda: len(claims_of(ids)) == 3)
+    with second_connection() as other:
+        other.execute(trouble)
+    until(lambda: not waiting())
+    running.stop()  # nothing lingers any longer
+    assert sorted(ran) == sorted(ids)
+
+
 def claims_of(ids: list[int]) -> set[tuple[int, str]]:
     """Return the messages that are claimed, with their claimers."""
     with second_connection() as other:
