@@ -155,8 +155,14 @@ class AsyncSettler(threading.Thread):
             self._context.on_settled(settled)
 
     def _start(self, requests: list[_StartRequest]) -> None:
-        if not requests:
-            return
+        # A start tells messages apart by id, too: two claims of one get an answer each.
+        claims = {task.delivery.fence for request in requests for task in request.tasks}
+        claimed_twice = len({fence.id for fence in claims}) < len(claims)
+        for part in [[each] for each in requests] if claimed_twice else [requests]:
+            if part:
+                self._start_together(part)
+
+    def _start_together(self, requests: list[_StartRequest]) -> None:
         started: dict[int, bool | None] = {}
         try:
             started = self._start_all([task for request in requests for task in request.tasks])

@@ -13,11 +13,20 @@ from django_mq import RetryPolicy, fixed, handler
 from django_mq.executor import async_settler, reports
 from django_mq.executor.async_settler import AsyncSettler
 from django_mq.executor.settlement import Settlement
+from django_mq.executor.watchdog import Link
 from django_mq.messages import Delivery
 from django_mq.models import QueuedMessage, Result
 from tests.rows import add
 from tests.waiting import until
-from tests.worker.conftest import Said, Start, attempts_of, waiting
+from tests.worker.conftest import (
+    Bench,
+    Said,
+    ShortOutage,
+    Start,
+    attempts_of,
+    run_context,
+    waiting,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -122,6 +131,37 @@ def test_two_claims_of_a_message_that_end_together(
     assert [(each.message_id, each.value) for each in Result.objects.all()] == [(message.pk, 7)]
     assert running.stop()
     assert said.count("message_acked") == 1
+
+
+def test_two_claims_of_a_message_whose_calls_start_together(bench: Bench) -> None:
+    """A start of a lease tells its messages apart by id: one answer for both would start both."""
+
+    @on()
+    async def h(delivery: Delivery) -> None: ...
+
+    message = add(handler="h")
+    earlier = bench.claim()
+    QueuedMessage.objects.update(attempts=0, claimed_by=None, leased_until=None)
+    later = bench.claim()
+    settler = AsyncSettler(
+        run_context(ShortOutage(bench.stopping), lambda ended: None, lease=60.0),
+        on_calls_settled=lambda tasks: None,
+        give_up=lambda ended, tasks: None,
+        link=Link(),
+    )
+
+    async def start_both() -> list[dict[int, bool | None]]:
+        answers = [asyncio.get_running_loop().create_future() for _ in range(2)]
+        for tasks, answer in zip((earlier, later), answers, strict=True):
+            settler.start_leases(tasks, answer)
+        settler.start()
+        return [await each for each in answers]
+
+    try:
+        assert asyncio.run(start_both()) == [{}, {message.pk: False}]
+    finally:
+        settler.end()
+        settler.join()
 
 
 def test_what_was_settled_but_not_reported_stays_so(
