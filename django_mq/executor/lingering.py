@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic
 
 from django_mq.executor.tasks import Task, max_in_call
@@ -27,6 +27,10 @@ class Lingering:
 
     def __len__(self) -> int:
         return sum(map(len, self._lists.values()))
+
+    def __iter__(self) -> Iterator[Task]:
+        for tasks in self._lists.values():
+            yield from tasks
 
     def add(self, task: Task) -> list[Task]:
         """Let `task` wait; return the tasks of its list if the list is full now, else none."""

@@ -14,7 +14,7 @@ Each part that takes messages one after another keeps `halted_lines` for its own
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 
 from django_mq.executor.tasks import Line, Task, is_coroutine
@@ -33,6 +33,12 @@ class Ordering:
         self.halted_lines: set[Line | None] = set()
         self.coroutines: deque[tuple[float, Task]] = deque()
         self.waiting = 0
+
+    def __iter__(self) -> Iterator[Task]:
+        """Iterate over the coroutines that may start, then over what waits for its line."""
+        yield from (task for _, task in self.coroutines)
+        for tasks in self._busy.values():
+            yield from tasks
 
     def is_busy(self, line: Line | None) -> bool:
         """Return whether any task of `line` runs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from time import monotonic
 
 from django_mq.executor.lingering import Lingering
@@ -132,8 +132,27 @@ class WaitingTasks:
         return bool(self._superseded) and fence_of(task.delivery._row) in self._superseded
 
     def _drop_superseded(self) -> None:
-        if self._superseded:
-            self.drop(self._is_superseded)
+        """Mark for release the superseded tasks, and the tasks behind them in their lines.
+
+        The latter may still be ours, and would start before the later claim.
+        """
+        if not self._superseded:
+            return
+        dropped: set[PlainFence] = set()
+        lines: set[Line] = set()
+        for task in self._line_by_line():
+            if self._is_superseded(task) or task.line in lines:
+                dropped.add(fence_of(task.delivery._row))
+                lines.update([] if task.line is None else [task.line])
+        if dropped:
+            self.drop(lambda task: fence_of(task.delivery._row) in dropped)
+
+    def _line_by_line(self) -> Iterator[Task]:
+        """Iterate over all tasks; those of a line come in the order in which they start."""
+        yield from (task for _, task in self.suspects)
+        yield from self.ordering
+        yield from self.ready
+        yield from self.lingering
 
     def take_all(self, *, suspects: bool) -> list[Task]:
         """Remove and return everything; without `suspects`, those stay."""
