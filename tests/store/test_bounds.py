@@ -93,7 +93,7 @@ PIECES: dict[str, tuple[str, dict[str, Any]]] = {
     "expire one": (expiry.EXPIRE_ONE, {"id": 1, "limit": 1}),
     "expiry walked": (expiry.EXPIRY_WALKED, {"window": PIECE, "after": expiry.BEFORE_ALL}),
     **{
-        what: (statement, {"limit": PIECE, "older_than": DAY})
+        what: (statement, {"limit": PIECE, "older_than": DAY, "after": chores.BEGINNING})
         for what, statement in chores.PRUNE.items()
     },
     "dead": (chores.PRUNE_DEAD, {"queue": "dead", "limit": PIECE, "older_than": DAY}),
