@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from django_mq.store import Cursor
 from django_mq.store.conditions import WAITS
-from django_mq.store.operators import Removed
 from django_mq.store.queue_names import CHORES_ROW
 from django_mq.store.readers import NO_JIT
 
@@ -146,114 +145,6 @@ def take_warning(cursor: Cursor, *, queue: str, every: float) -> bool:
     """Return whether this worker is to warn about `queue`: true once per `every` seconds."""
     cursor.execute(TAKE_WARNING, {"queue": queue, "every": every})
     return cursor.fetchone() is not None
-
-
-_OLD = "< statement_timestamp() - make_interval(secs => %(older_than)s)"
-
-
-def _prune(
-    table: str,
-    condition: str,
-    *,
-    by: str,
-    id: str = "id",
-    lock: str = "for update skip locked",
-    returning: str = "",
-) -> str:
-    """Return the statement that deletes the first rows with `condition`, in the order of `by`."""
-    return f"""
-delete from {table}
- where {id} = any(array(
-    select {id} from {table}
-     where {condition}
-     order by {by}
-     limit %(limit)s
-       {lock}))
-returning {returning or id}
-"""
-
-
-def _prune_from(
-    table: str, condition: str, *, by: str, id: str = "id", lock: str = "for update skip locked"
-) -> str:
-    """Return a statement like `_prune()` that begins at `after`, and returns where it ended."""
-    begun = f"{condition} and {by} >= %(after)s::timestamptz"
-    return f"""
-with removed as ({_prune(table, begun, by=by, id=id, lock=lock, returning=by)})
-select count(*), max(removed.{by})::text from removed
-"""
-
-
-# Workers have no right to update failed attempts, so they cannot lock them.
-PRUNE = {
-    "attempts": _prune_from("django_mq_failedattempt", f"ended_at {_OLD}", by="ended_at", lock=""),
-    "results": _prune_from(
-        "django_mq_result",
-        f"created_at {_OLD} and keep_until is null",
-        by="created_at",
-        id="message_id",
-    ),
-    "kept results": _prune_from(
-        "django_mq_result", "keep_until < statement_timestamp()", by="keep_until", id="message_id"
-    ),
-    # A message that was broadcast in the quiet time, and waits, keeps its id.
-    "quiet ids": """
-with over as materialized (
-    select id, message_id, quiet_until
-      from django_mq_uniquekey
-     where quiet_until <= statement_timestamp() and quiet_until >= %(after)s::timestamptz
-     order by quiet_until
-     limit %(limit)s
-       for update skip locked
-), kept as (
-    update django_mq_uniquekey
-       set quiet_until = null
-     where id = any(array(select id from over where message_id is not null))
-), freed as (
-    delete from django_mq_uniquekey
-     where id = any(array(select id from over where message_id is null))
-)
-select count(*), max(quiet_until)::text from over
-""",
-}
-
-#: Earlier than every time.
-BEGINNING = "-infinity"
-
-
-class Pruned(NamedTuple):
-    """How many rows were deleted; `resume` is the time of the last one, None if that was all."""
-
-    rows: int
-    resume: str | None
-
-
-def prune(
-    cursor: Cursor, what: str, *, limit: int, older_than: float = 0.0, after: str = BEGINNING
-) -> Pruned:
-    """Delete failed attempts or results that are `older_than` seconds old, from `after` on.
-
-    Kept results and quiet times of unique ids are deleted only after their own time is over. A
-    quiet id whose time is over already counts as free. The scan does not begin with the oldest row
-    each time: as long as a session holds a snapshot, it would walk over all that were deleted.
-    """
-    cursor.execute(PRUNE[what], {"limit": limit, "older_than": older_than, "after": after})
-    rows, last = cursor.fetchone()
-    return Pruned(rows, last if rows >= limit else None)
-
-
-PRUNE_DEAD = _prune(
-    "django_mq_queuedmessage",
-    f"queue = %(queue)s and dead_at {_OLD}",
-    by="dead_at, id",
-    returning="id, queue, handler, key, type, unique_id",
-)
-
-
-def prune_dead(cursor: Cursor, *, queue: str, older_than: float, limit: int) -> list[Removed]:
-    """Delete and return dead letters of `queue` that died more than `older_than` seconds ago."""
-    cursor.execute(PRUNE_DEAD, {"queue": queue, "older_than": older_than, "limit": limit})
-    return [Removed(*row) for row in cursor.fetchall()]
 
 
 DEAD_QUEUES = _next_queues("m.dead_at is not null")

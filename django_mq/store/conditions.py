@@ -1,4 +1,4 @@
-"""Conditions of a message `m` that many statements share."""
+"""Conditions of a message `m` that many statements share, and where scans by time begin."""
 
 from __future__ import annotations
 
@@ -6,3 +6,5 @@ from __future__ import annotations
 WAITS = "m.leased_until is null and m.blocked_by is null and m.dead_at is null"
 #: The message waits or is blocked.
 UNCLAIMED = "m.leased_until is null and m.dead_at is null"
+#: Earlier than every time.
+BEGINNING = "-infinity"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django_mq.messages import ClaimedRow
 from django_mq.store import Cursor
 from django_mq.store.claimed_row import claimed_columns
+from django_mq.store.conditions import BEGINNING
 
 # The index contains leased rows, too.
 _EXPIRY = """
@@ -44,12 +45,10 @@ returning {claimed_columns()}
 
 EXPIRE = _expire(_WAITING)
 EXPIRE_ONE = _expire("select %(id)s::bigint id")
-#: Earlier than every expiry.
-BEFORE_ALL = "-infinity"
 
 
 def expire(
-    cursor: Cursor, *, limit: int, after: str = BEFORE_ALL, window: int = 1000
+    cursor: Cursor, *, limit: int, after: str = BEGINNING, window: int = 1000
 ) -> list[ClaimedRow]:
     """Dead-letter up to `limit` expired waiting messages among the first `window`; return them.
 
@@ -89,15 +88,22 @@ def expiry_walked(cursor: Cursor, *, after: str, window: int) -> str | None:
     return None if row is None else str(row[0])
 
 
-NEXT_EXPIRED = f"select min(walked.expires_at)::text from ({_EXPIRY}) walked"
+NEXT_EXPIRED = f"""
+select walked.expires_at::text
+  from ({_EXPIRY}) walked
+ where walked.leased_until is null
+ order by walked.expires_at
+ limit 1
+"""
 
 
-def next_expired(cursor: Cursor, *, after: str) -> str | None:
-    """Return the time of the first message that expired at `after` or later, None if there is none.
+def next_expired(cursor: Cursor, *, after: str, window: int) -> str | None:
+    """Return the time of the first message to expire of those that `expire()` examines, or None.
 
     A scan that resumes there does not walk again over what has been dead-lettered: as long as a
-    session holds a snapshot, the index keeps its entries.
+    session holds a snapshot, the index keeps its entries. A message in flight with an earlier time
+    must not keep it there, so those are passed over.
     """
-    cursor.execute(NEXT_EXPIRED, {"after": after, "window": 1})
-    found: str | None = cursor.fetchone()[0]
-    return found
+    cursor.execute(NEXT_EXPIRED, {"after": after, "window": window})
+    row = cursor.fetchone()
+    return None if row is None else str(row[0])

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg.sql import SQL, Identifier, Literal
 
+from django_mq.store.conditions import BEGINNING
+
 if TYPE_CHECKING:
     from psycopg.sql import Composed
 
@@ -133,21 +135,26 @@ def drop_day(cursor: Cursor, day: date) -> None:
 
 
 PRUNE = """
-delete from django_mq_handledmessage h
- using (select id, ended_at
-          from django_mq_handledmessage
-         where keep_until < statement_timestamp() - %(grace)s
-         order by keep_until
-         limit %(limit)s) old
- where h.id = old.id and h.ended_at = old.ended_at
-returning h.id
+with removed as (
+    delete from django_mq_handledmessage h
+     using (select id, ended_at
+              from django_mq_handledmessage
+             where keep_until < statement_timestamp() - %(grace)s
+               and keep_until >= %(after)s::timestamptz
+             order by keep_until
+             limit %(limit)s) old
+     where h.id = old.id and h.ended_at = old.ended_at
+    returning h.keep_until
+)
+select count(*), max(keep_until)::text from removed
 """
 
 
-def prune(cursor: Cursor, *, limit: int) -> int:
-    """Delete up to `limit` rows that were not dropped with their day; return how many."""
-    cursor.execute(PRUNE, {"grace": PARTITION_GRACE, "limit": limit})
-    return len(cursor.fetchall())
+def prune(cursor: Cursor, *, limit: int, after: str = BEGINNING) -> str | None:
+    """Delete up to `limit` rows that were not dropped with their day, like `pruning.prune()`."""
+    cursor.execute(PRUNE, {"grace": PARTITION_GRACE, "limit": limit, "after": after})
+    rows, last = cursor.fetchone()
+    return last if rows >= limit else None
 
 
 def _partition(day: date) -> Identifier:

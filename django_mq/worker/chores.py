@@ -24,8 +24,10 @@ from django_mq.store import (
     keys,
     notify,
     operators,
+    pruning,
     put_aside,
 )
+from django_mq.store.conditions import BEGINNING
 from django_mq.store.limits import Limits
 from django_mq.store.lost import LOST
 from django_mq.store.unique_ids import UniqueId
@@ -98,23 +100,31 @@ def run(
 
 
 def _prune_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
-    """Remove dead letters of one queue after `at`; the same queue comes next if it has more."""
-    before = at or ""
+    """Remove dead letters of one queue; return where the next piece starts.
+
+    That is the name of the last queue or, if it has more, a list: its name, and a time of death.
+    """
+    before, since = at if isinstance(at, list) else (at or "", BEGINNING)
     with within_transaction(cursor):
-        names = chores.dead_queues(cursor, after=before, limit=PIECE_QUEUES)
+        names = [before] if isinstance(at, list) else []
+        names += chores.dead_queues(cursor, after=before, limit=PIECE_QUEUES)
         for name in names:
             oldest = settings.queue(name).dead_retention
-            if oldest is not None and (
-                removed := chores.prune_dead(
-                    cursor, queue=name, older_than=oldest, limit=PIECE_ROWS
-                )
+            after = since if name == before else BEGINNING
+            if (
+                oldest is not None
+                and (
+                    found := pruning.prune_dead(
+                        cursor, queue=name, older_than=oldest, limit=PIECE_ROWS, after=after
+                    )
+                ).messages
             ):
-                operators.free_followers(cursor, removed)
-                if any(settings.in_line(name, row.key) for row in removed):
+                operators.free_followers(cursor, found.messages)
+                if any(settings.in_line(name, row.key) for row in found.messages):
                     notify.ring(cursor)
-                return name if len(removed) < PIECE_ROWS else before
+                return name if found.resume is None else [name, found.resume]
             before = name
-    return before if len(names) == PIECE_QUEUES else None
+    return before if len(names) >= PIECE_QUEUES else None
 
 
 def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position:

@@ -16,6 +16,7 @@ from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.statements import within_transaction
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.store import Cursor, expiry, notify
+from django_mq.store.conditions import BEGINNING
 from django_mq.store.lost import LOST
 
 logger = logging.getLogger("django_mq")
@@ -28,11 +29,12 @@ WALKED_ROWS = 1000
 
 def expire(cursor: Cursor, settings: Settings, at: Any) -> Any:
     """Dead-letter messages that expired after `at`; return where the next piece starts."""
-    after, walked = at or expiry.BEFORE_ALL, WALKED_ROWS
+    after, walked = at or BEGINNING, WALKED_ROWS
     try:
         if len(expire_few(cursor, after)) == PIECE_MESSAGES:
             with within_transaction(cursor):
-                return expiry.next_expired(cursor, after=after)
+                found = expiry.next_expired(cursor, after=after, window=walked)
+                return found or expiry.expiry_walked(cursor, after=after, window=walked)
     except psycopg.errors.LockNotAvailable:
         walked = PIECE_MESSAGES  # another session holds the unique id of a message: skip these
     except LOST:
@@ -59,7 +61,7 @@ def _expire_singly(cursor: Cursor, after: str) -> str | None:
         return expiry.expiry_walked(cursor, after=after, window=PIECE_MESSAGES)
 
 
-def expire_few(cursor: Cursor, after: str = expiry.BEFORE_ALL) -> list[Ended]:
+def expire_few(cursor: Cursor, after: str = BEGINNING) -> list[Ended]:
     """Dead-letter a few messages that expired after `after`; return how they ended."""
     few = partial(expiry.expire, cursor, limit=PIECE_MESSAGES, after=after, window=WALKED_ROWS)
     return _dead_letter(cursor, few)

@@ -16,7 +16,8 @@ from django_mq.conf import Settings
 from django_mq.executor import history_rules
 from django_mq.executor.statements import within_transaction
 from django_mq.states import GONE_AFTER
-from django_mq.store import Cursor, chores, figures, history_days, operations
+from django_mq.store import Cursor, chores, figures, history_days, operations, pruning
+from django_mq.store.conditions import BEGINNING
 
 #: Rows that one piece removes, or walks over.
 PIECE_ROWS = 1000
@@ -31,15 +32,15 @@ PIECE_DAYS = 50
 def pruner(
     what: str, retention: Callable[[Settings], float | None] = lambda settings: 0.0
 ) -> Callable[[Cursor, Settings, Any], Any]:
-    """Return the chore that deletes `what` of `chores.prune()`, by age if it has a retention."""
+    """Return the chore that deletes `what` of `pruning.prune()`, by age if it has a retention."""
 
     def piece(cursor: Cursor, settings: Settings, at: Any) -> Any:
         if (oldest := retention(settings)) is None:
             return None
-        after = at if isinstance(at, str) else chores.BEGINNING  # older code stored other positions
         with within_transaction(cursor):
-            found = chores.prune(cursor, what, older_than=oldest, limit=PIECE_ROWS, after=after)
-        return found.resume
+            return pruning.prune(
+                cursor, what, older_than=oldest, limit=PIECE_ROWS, after=_since(at)
+            )
 
     return piece
 
@@ -60,9 +61,9 @@ def prune_workers(cursor: Cursor, settings: Settings, at: Any) -> Any:
 
 
 def prune_history(cursor: Cursor, settings: Settings, at: Any) -> Any:
-    """Delete old rows outside the partitions of days; return a position if there may be more."""
+    """Delete old rows that outlived the partition of their day, or had none."""
     with within_transaction(cursor):
-        return _next_position(history_days.prune(cursor, limit=PIECE_ROWS))
+        return history_days.prune(cursor, limit=PIECE_ROWS, after=_since(at))
 
 
 def maintain_days(cursor: Cursor, settings: Settings, at: Any) -> Any:
@@ -107,3 +108,8 @@ def roll_up_figures(cursor: Cursor, settings: Settings, at: Any) -> Any:
 def _next_position(count: int) -> Any:
     """Return a position if the piece was full; the next one starts behind the removed rows."""
     return True if count >= PIECE_ROWS else None
+
+
+def _since(at: Any) -> str:
+    """Return the time at which a walk resumes; older code stored other positions."""
+    return at if isinstance(at, str) else BEGINNING

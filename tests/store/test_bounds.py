@@ -13,9 +13,10 @@ import pytest
 from django.db import DEFAULT_DB_ALIAS
 
 from django_mq.executor.statements import Statements
-from django_mq.store import chores, expiry, figures, keys, ordered_queues
+from django_mq.store import chores, expiry, figures, keys, ordered_queues, pruning
 from django_mq.store import claim_lapsed as lapsed
 from django_mq.store import put_aside as aside
+from django_mq.store.conditions import BEGINNING
 from django_mq.store.unique_ids import UniqueId
 from tests.database import second_connection
 
@@ -89,14 +90,18 @@ PIECES: dict[str, tuple[str, dict[str, Any]]] = {
         {"limit": PIECE, "queue": "", "handler": "", "type": "", "unique_id": ""},
     ),
     "aside, on": (aside.FREE_PUT_ASIDE, {"limit": PIECE, **MIDDLE._asdict()}),
-    "expire": (expiry.EXPIRE, {"limit": 50, "window": PIECE, "after": expiry.BEFORE_ALL}),
+    "expire": (expiry.EXPIRE, {"limit": 50, "window": PIECE, "after": BEGINNING}),
     "expire one": (expiry.EXPIRE_ONE, {"id": 1, "limit": 1}),
-    "expiry walked": (expiry.EXPIRY_WALKED, {"window": PIECE, "after": expiry.BEFORE_ALL}),
+    "next expired": (expiry.NEXT_EXPIRED, {"window": PIECE, "after": BEGINNING}),
+    "expiry walked": (expiry.EXPIRY_WALKED, {"window": PIECE, "after": BEGINNING}),
     **{
-        what: (statement, {"limit": PIECE, "older_than": DAY, "after": chores.BEGINNING})
-        for what, statement in chores.PRUNE.items()
+        what: (statement, {"limit": PIECE, "older_than": DAY, "after": BEGINNING})
+        for what, statement in pruning.PRUNE.items()
     },
-    "dead": (chores.PRUNE_DEAD, {"queue": "dead", "limit": PIECE, "older_than": DAY}),
+    "dead": (
+        pruning.PRUNE_DEAD,
+        {"queue": "dead", "limit": PIECE, "older_than": DAY, "after": BEGINNING},
+    ),
     "dead queues": (chores.DEAD_QUEUES, {"limit": PIECE, "after": ""}),
     "waiting queues": (chores.WAITING_QUEUES, {"limit": PIECE, "after": ""}),
     "deep": (chores.WAITING, {"queues": ["keys", "later", "line"], "limits": [PIECE] * 3}),

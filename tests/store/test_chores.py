@@ -16,7 +16,7 @@ from django_mq.models import (
     Result,
     WorkerHeartbeat,
 )
-from django_mq.store import chores, expiry, operations
+from django_mq.store import chores, expiry, operations, pruning
 from django_mq.worker import retention
 from tests.rows import add, beat, columns, stored
 from tests.store.conftest import lock
@@ -79,11 +79,11 @@ def test_old_attempts_results_and_workers_are_forgotten(cursor: Cursor) -> None:
         )  # fmt: skip
         Result.objects.create(message_id=-ended, value=1, **columns({"created": ended}))
         beat(f"w{-ended}", seen=ended)
-    chores.prune(cursor, "attempts", older_than=40.0, limit=1)
+    pruning.prune(cursor, "attempts", older_than=40.0, limit=1)
     assert FailedAttempt.objects.count() == 2
-    chores.prune(cursor, "attempts", older_than=40.0, limit=10)
+    pruning.prune(cursor, "attempts", older_than=40.0, limit=10)
     assert FailedAttempt.objects.count() == 1
-    chores.prune(cursor, "results", older_than=40.0, limit=1)
+    pruning.prune(cursor, "results", older_than=40.0, limit=1)
     assert set(Result.objects.values_list("message_id", flat=True)) == {50, 1}
     chores.prune_workers(cursor, older_than=40.0)
     assert list(WorkerHeartbeat.objects.values_list("id", flat=True)) == ["w1"]
@@ -145,9 +145,9 @@ def test_dead_letters_are_forgotten_queue_by_queue(
     assert chores.dead_queues(cursor) == ["mail", "post"]
     lock(other, old[0].pk)
     cursor.execute("set statement_timeout = '60s'")
-    assert len(chores.prune_dead(cursor, queue="mail", older_than=50.0, limit=1)) == 1
+    assert len(pruning.prune_dead(cursor, queue="mail", older_than=50.0, limit=1).messages) == 1
     assert not QueuedMessage.objects.filter(pk=old[2].pk).exists()
-    assert len(chores.prune_dead(cursor, queue="mail", older_than=50.0, limit=9)) == 1
+    assert len(pruning.prune_dead(cursor, queue="mail", older_than=50.0, limit=9).messages) == 1
     assert set(QueuedMessage.objects.values_list("pk", flat=True)) == {
         old[0].pk, *(m.pk for m in spared)
     }  # fmt: skip

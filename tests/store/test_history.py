@@ -214,9 +214,27 @@ def test_a_row_that_outlives_its_time_among_others_is_deleted() -> None:
     keep(3, now - 2 * DAY, keep_until=now - late)  # in the default partition
     keep(4, now - 2 * DAY, keep_until=now - DAY)
     with connection.cursor() as cursor:
-        assert history_days.prune(cursor, limit=1) == 1
-        assert history_days.prune(cursor, limit=9) == 1
+        assert history_days.prune(cursor, limit=1) is not None
+        assert history_days.prune(cursor, limit=9) is None
     assert set(HandledMessage.objects.values_list("pk", flat=True)) == {2, 4}
+
+
+def test_old_rows_are_looked_for_behind_those_deleted_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While a session holds a snapshot, the index keeps entries of all rows deleted since then."""
+    monkeypatch.setattr(retention, "PIECE_ROWS", 1)
+    now = datetime.now(UTC)
+    for id, days in ((1, 5), (2, 4), (3, 3)):
+        keep(id, now - 9 * DAY, keep_until=now - days * DAY)
+    with connection.cursor() as cursor:
+        at = retention.prune_history(cursor, get_settings(), True)  # the position of other code
+        keep(4, now - 9 * DAY, keep_until=now - 6 * DAY)
+        while at is not None:
+            at = retention.prune_history(cursor, get_settings(), at)
+        assert set(HandledMessage.objects.values_list("pk", flat=True)) == {4}
+        retention.prune_history(cursor, get_settings(), None)
+    assert not HandledMessage.objects.exists()
 
 
 def test_a_login_that_does_not_own_the_table_leaves_the_days_alone(settings: Any) -> None:
@@ -236,7 +254,8 @@ def test_a_login_that_does_not_own_the_table_leaves_the_days_alone(settings: Any
         maintain_days()
         assert ack(handled(row)) == {row.pk}
         with connection.cursor() as cursor:
-            assert history_days.prune(cursor, limit=9) == 1
+            assert history_days.prune(cursor, limit=1) is not None
+    assert set(HandledMessage.objects.values_list("pk", flat=True)) == {row.pk}
     assert (days(), day_of(row.pk)) == ([(now - 5 * DAY).date()], "default")
 
 

@@ -20,7 +20,6 @@ from django_mq.messages import Fence
 from django_mq.models import UniqueKey
 from django_mq.store import (
     change_waiting,
-    chores,
     claim,
     expiry,
     free_unique_ids,
@@ -28,6 +27,7 @@ from django_mq.store import (
     leases,
     ordered_queues,
     poll,
+    pruning,
     recover,
     settle,
 )
@@ -124,7 +124,7 @@ CALLS: dict[str, Call] = {
         cursor, [UniqueId("slow", "h", "a", str(n)) for n in range(MINE)]
     ),
     "replace": lambda cursor, ids: change_waiting.replace(cursor, contents(cursor)),
-    "prune_quiet": lambda cursor, ids: chores.prune(cursor, "quiet ids", limit=MINE),
+    "prune_quiet": lambda cursor, ids: pruning.prune(cursor, "quiet ids", limit=MINE),
     "expire": lambda cursor, ids: expiry.expire(cursor, limit=MINE),
     "free_next": lambda cursor, ids: keys.free_next(
         cursor, [KeyLine("keyed", "h", f"k{n}") for n in range(MINE)]
@@ -271,7 +271,7 @@ def test_a_limit_holds_whatever_the_plan(statements: Statements) -> None:
     """A plan that looks repeatedly for the rows to remove finds others each time."""
     cursor = statements.cursor()
     for _ in range(5):
-        chores.prune(cursor, "quiet ids", limit=MINE)
+        pruning.prune(cursor, "quiet ids", limit=MINE)
     with connection.cursor() as others:
         others.execute(
             "insert into django_mq_uniquekey (queue, handler, type, unique_id, quiet_until)"
@@ -279,5 +279,5 @@ def test_a_limit_holds_whatever_the_plan(statements: Statements) -> None:
             "   from generate_series(1, %s) n",
             [OTHERS],
         )
-    chores.prune(cursor, "quiet ids", limit=MINE)
+    pruning.prune(cursor, "quiet ids", limit=MINE)
     assert UniqueKey.objects.count() == OTHERS - MINE

@@ -13,8 +13,8 @@ from django.db import transaction
 from django_mq import cancel
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.queues import actions as acting
-from django_mq.store import chores, expiry, keys, settle
 from django_mq.store import claim_lapsed as lapsed
+from django_mq.store import expiry, keys, pruning, settle
 from django_mq.store.keys import KeyLine
 from tests.rows import add, pks, stored
 from tests.store.conftest import take_lapsed
@@ -109,7 +109,7 @@ def discarded(cursor: Cursor, head: QueuedMessage) -> None:
 
 
 def forgotten(cursor: Cursor, head: QueuedMessage) -> None:
-    assert len(chores.prune_dead(cursor, queue="mail", older_than=5, limit=10)) == 1
+    assert len(pruning.prune_dead(cursor, queue="mail", older_than=5, limit=10).messages) == 1
     assert keys.free_stranded(cursor, skipping=[], limit=10).rows == 1
 
 

@@ -12,7 +12,7 @@ from django.db import OperationalError, connection, transaction
 
 from django_mq import broadcast
 from django_mq.models import QueuedMessage, UniqueKey
-from django_mq.store import backlog, change_waiting, chores, free_unique_ids
+from django_mq.store import backlog, change_waiting, free_unique_ids, pruning
 from django_mq.store import operators as operate
 from django_mq.store import put_aside as aside
 from django_mq.store import unique_ids as unique
@@ -189,7 +189,7 @@ STATEMENTS: dict[str, Callable[[Cursor], object]] = {
     "promote": lambda cursor: free_unique_ids.promote_put_aside(cursor, [ID]),
     "lock": lambda cursor: free_unique_ids.lock(cursor, [ID]),
     "reacquire": lambda cursor: free_unique_ids.reacquire(cursor, ids=[101]),
-    "prune quiet": lambda cursor: chores.prune(cursor, "quiet ids", limit=10),
+    "prune quiet": lambda cursor: pruning.prune(cursor, "quiet ids", limit=10),
     "count": lambda cursor: backlog.count_unblocked(cursor, queue="mail", limit=10),
 }
 

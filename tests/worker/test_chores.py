@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -167,11 +168,30 @@ def test_all_that_expired_dies_in_pieces(
     assert said.count("message_dead") == 6
 
 
+def test_no_message_in_flight_keeps_a_walk_where_it_is(
+    cursor: Cursor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A walk that stays there passes over all that died behind it, in each piece."""
+    monkeypatch.setattr(expiring, "PIECE_MESSAGES", 1)
+    monkeypatch.setattr(expiring, "WALKED_ROWS", 3)
+    add(expires=-70, leased=60, attempts=1)
+    waiting = [add(expires=-60 + n) for n in range(2)]
+    flying = [add(expires=-50 + n, leased=60, attempts=1) for n in range(3)]
+    last = add(expires=-40)
+    times = [stored(each).expires_at for each in (waiting[1], flying[2])]
+    positions, at = [], None
+    while (at := expiring.expire(cursor, get_settings(), at)) is not None:
+        positions.append(datetime.fromisoformat(at))
+    assert positions[:2] == times
+    assert stored(last).dead_reason == "expired"
+
+
 def test_what_expired_is_looked_for_behind_what_died_before(
     cursor: Cursor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a session holds a snapshot, the index keeps entries of all that expired since then."""
     monkeypatch.setattr(expiring, "PIECE_MESSAGES", 1)
+    add(expires=-70, leased=60, attempts=1)  # passed over
     first, *others = [add(expires=-60 + n) for n in range(3)]
     at = expiring.expire(cursor, get_settings(), None)
     assert stored(first).dead_reason == "expired"
@@ -250,6 +270,27 @@ def test_a_dead_head_that_is_forgotten_frees_its_line_at_once(
     assert stored(follower).blocked_by is None
 
 
+def test_old_dead_letters_are_looked_for_behind_those_removed_before(
+    cursor: Cursor, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """While a session holds a snapshot, the index keeps entries of all dead letters until then."""
+    settings.DJANGO_MQ = {"DEAD_RETENTION": 60}
+    monkeypatch.setattr(retention, "PIECE_ROWS", 1)
+    monkeypatch.setattr(chores, "PIECE_ROWS", 1)
+    piece = chores.CHORES["dead"].piece
+    for queue in "ab":
+        for seconds in (-100, -90):
+            add(queue, dead=seconds)
+    at = piece(cursor, get_settings(), None)
+    older = add("a", dead=-200)
+    while at is not None:
+        at = piece(cursor, get_settings(), at)
+    assert list(QueuedMessage.objects.values_list("pk", flat=True)) == [older.pk]
+    assert piece(cursor, get_settings(), "a") is None  # the position of other code
+    piece(cursor, get_settings(), None)
+    assert not QueuedMessage.objects.exists()
+
+
 def test_ended_operations_have_the_retention_of_failed_attempts(
     cursor: Cursor, settings: Any
 ) -> None:
@@ -266,15 +307,6 @@ def test_a_worker_that_is_gone_is_shown_for_a_while(cursor: Cursor) -> None:
         beat(name, seen=-times * GONE_AFTER.total_seconds())
     turn(cursor)
     assert WorkerHeartbeat.objects.get().pk == "gone"
-
-
-@pytest.mark.parametrize(("removed", "again"), [(2, True), (1, None), (0, None)])
-def test_a_full_piece_of_old_rows_is_not_the_last(
-    cursor: Cursor, monkeypatch: pytest.MonkeyPatch, removed: int, again: bool | None
-) -> None:
-    monkeypatch.setattr(retention, "PIECE_ROWS", 2)
-    monkeypatch.setattr(retention.history_days, "prune", lambda *_, **__: removed)
-    assert retention.prune_history(cursor, get_settings(), None) is again
 
 
 def test_chores_that_free_nothing_are_quiet(cursor: Cursor) -> None:
