@@ -66,11 +66,20 @@ def days(cursor: Cursor) -> Days:
     return Days._make(cursor.fetchone())
 
 
+# The scan reads the whole file, with or without rows: its size counts, not the number of rows.
+IS_TOO_LARGE = "select pg_relation_size('django_mq_handledmessage_default') > %(maximum)s"
+
+
+def is_too_large(cursor: Cursor) -> bool:
+    """Return whether the default partition is too large to create a day."""
+    cursor.execute(IS_TOO_LARGE, {"maximum": MAX_SCANNED_BYTES})
+    return bool(cursor.fetchone()[0])
+
+
 CANNOT_ATTACH = """
-select pg_relation_size('django_mq_handledmessage_default') > %(maximum)s
-    or exists (
-        select from django_mq_handledmessage_default
-         where ended_at >= %(start)s and ended_at < %(end)s)
+select exists (
+    select from django_mq_handledmessage_default
+     where ended_at >= %(start)s and ended_at < %(end)s)
 """
 # CREATE TABLE ... PARTITION OF would lock the whole table against settles. ATTACH locks the default
 # partition alone, to look for rows of the day there.
@@ -86,11 +95,11 @@ ATTACH_DAY = SQL(
 def create_day(cursor: Cursor, day: date, *, owner: str | None = None) -> bool:
     """Create the partition of `day`; return False if rows of that day are stored already.
 
-    Also returns False if the default partition is too large to look for such rows. `owner`: the
-    role to own the partition, if it is not this login.
+    Call it only if the default partition is not too large. `owner`: the role to own the partition,
+    if it is not this login.
     """
     start, end = _bounds(day)
-    cursor.execute(CANNOT_ATTACH, {"start": start, "end": end, "maximum": MAX_SCANNED_BYTES})
+    cursor.execute(CANNOT_ATTACH, {"start": start, "end": end})
     if cursor.fetchone()[0]:
         return False
     name = _partition(day)

@@ -5,6 +5,7 @@ Each function does one piece and returns where the next one starts; None: it is 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import date, timedelta
@@ -18,6 +19,9 @@ from django_mq.executor.statements import within_transaction
 from django_mq.states import GONE_AFTER
 from django_mq.store import Cursor, chores, figures, history_days, operations, pruning
 from django_mq.store.conditions import BEGINNING
+from django_mq.store.queue_names import CHORES_ROW
+
+logger = logging.getLogger("django_mq")
 
 #: Rows that one piece removes, or walks over.
 PIECE_ROWS = 1000
@@ -27,6 +31,8 @@ MINUTES_KEPT, HOURS_KEPT = 2 * 86400.0, 90 * 86400.0
 DAYS_AHEAD = 3
 #: Days that one piece looks at.
 PIECE_DAYS = 50
+#: Seconds between two warnings of the fleet that no days can be created.
+WARN_EVERY = 3600.0
 
 
 def pruner(
@@ -86,12 +92,28 @@ def maintain_days(cursor: Cursor, settings: Settings, at: Any) -> Any:
 
 
 def _create_ahead(cursor: Cursor, found: history_days.Days) -> None:
-    for n in range(DAYS_AHEAD + 1):
-        day = found.today + timedelta(days=n)
-        if day not in found.days:
-            # Refused if a message ended on that day just now: its row is in the default partition.
-            with suppress(CheckViolation), within_transaction(cursor):
-                history_days.create_day(cursor, day, owner=found.owner if found.foreign else None)
+    ahead = [found.today + timedelta(days=n) for n in range(DAYS_AHEAD + 1)]
+    missing = [day for day in ahead if day not in found.days]
+    if missing and history_days.is_too_large(cursor):
+        _warn_of_size(cursor)
+        return
+    for day in missing:
+        # Refused if a message ended on that day just now: its row is in the default partition.
+        with suppress(CheckViolation), within_transaction(cursor):
+            history_days.create_day(cursor, day, owner=found.owner if found.foreign else None)
+
+
+def _warn_of_size(cursor: Cursor) -> None:
+    """Warn that no days are created, on one worker of the fleet: nothing else changes that."""
+    with within_transaction(cursor):
+        if not chores.take_warning(cursor, queue=CHORES_ROW, every=WARN_EVERY):
+            return
+    logger.warning(
+        "no partitions are created for coming days of the history, because its default partition"
+        " is larger than %.1f GiB: set it aside as docs/history.md (Retention) says",
+        history_days.MAX_SCANNED_BYTES / 1024**3,
+        extra={"event": "no_history_days"},
+    )
 
 
 def roll_up_figures(cursor: Cursor, settings: Settings, at: Any) -> Any:

@@ -115,15 +115,26 @@ def test_a_day_without_a_partition_takes_rows_all_the_same() -> None:
 
 
 def test_a_day_is_not_created_if_that_would_lock_a_large_partition_for_long(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Attaching it would scan the default partition while no settle can write there."""
+    """Attaching it would scan the default partition while no settle can write there.
+
+    It stays like that until somebody acts: a warning names the page that says how.
+    """
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {"history": 60}}}
     keep(1, datetime(2030, 5, 5, tzinfo=UTC))
     monkeypatch.setattr(history_days, "MAX_SCANNED_BYTES", 8191)
-    assert create(date(2030, 5, 6)) == [False]
+    maintain_days()
+    maintain_days()
     assert days() == []
+    [line] = [each for each in caplog.records if getattr(each, "event", "") == "no_history_days"]
+    assert line.levelname == "WARNING"
+    assert "docs/history.md" in line.getMessage()
+    caplog.clear()
     monkeypatch.setattr(history_days, "MAX_SCANNED_BYTES", 8192)
-    assert create(date(2030, 5, 6)) == [True]
+    maintain_days()
+    assert len(days()) == retention.DAYS_AHEAD + 1
+    assert caplog.records == []
 
 
 def test_the_time_zone_of_the_session_moves_no_day() -> None:
