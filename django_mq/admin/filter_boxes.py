@@ -152,11 +152,22 @@ class KeyFilter(BoxFilter):
 
     title = "order key"
     parameter_name = "key"
-    is_indexed = True
 
     def __init__(self, request: HttpRequest, params: Any, model: Any, model_admin: Any) -> None:
         super().__init__(request, params, model, model_admin)
         self.alias = model_admin.alias
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether the index has all messages of the key in the order of their ids."""
+        return len(self._lines) < 2
+
+    def step(self, after: int | None, *, ascending: bool, maximum: int) -> int | None:
+        """Return the `maximum`-th message of the key, like `Window.step()`."""
+        with connections[self.alias].cursor() as cursor:
+            return find_messages.step(
+                cursor, str(self.value()), after=after, ascending=ascending, limit=maximum
+            )
 
     def narrow(self, rows: QuerySet[Any]) -> QuerySet[Any]:
         """Find the key in the lines that have it: the index begins with queue and handler."""

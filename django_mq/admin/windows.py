@@ -15,7 +15,7 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import build_q_object_from_lookup_parameters
 from django.contrib.admin.views.main import PAGE_VAR
 from django.core.exceptions import ValidationError
-from django.db.models import Q, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.http import HttpRequest
 
 from django_mq.admin.bounds import MAX_COUNT, BoundedChangeList, Estimate
@@ -39,6 +39,9 @@ class Window:
     #: A part of the table that contains every match.
     bounds: Q = field(default_factory=Q)
     ascending: bool = False
+    #: Sort the rows. They are in several parts of an index, but the planner might expect to find
+    #: them sooner in the order of the primary key, among any number of others.
+    sorts: bool = False
 
     @property
     def beyond(self) -> Q:
@@ -98,6 +101,9 @@ class WindowChangeList(BoundedChangeList):
         """Return the rows of the window that match."""
         found: QuerySet[Any] = super().get_queryset(request, exclude_parameters)
         found = found.filter(self.window.beyond)
+        if self.window.sorts:
+            unindexed = F("pk") + 0
+            found = found.order_by(unindexed.asc() if self.window.ascending else unindexed.desc())
         # A search also finds rows by index: it applies the window only to the other conditions.
         return found if self.query else found.filter(self.window.scanned)
 
@@ -163,8 +169,13 @@ class WindowChangeList(BoundedChangeList):
         self, request: HttpRequest, specs: Iterable[Any], others: dict[str, Any]
     ) -> Window:
         """Return the window with the last row to scan."""
-        rows = self.model_admin.indexed_rows(request).filter(self.window.beyond)
         used = [spec for spec in specs if spec.used_parameters]
+        for spec in used:
+            if hasattr(spec, "step") and not _is_indexed(spec):
+                after, ascending = self.window.after, self.window.ascending
+                last = spec.step(after, ascending=ascending, maximum=MAX_SCANNED_ROWS)
+                return replace(self.window, last=last, sorts=True)
+        rows = self.model_admin.indexed_rows(request).filter(self.window.beyond)
         for spec in used:
             if hasattr(spec, "narrow"):
                 rows = spec.narrow(rows)

@@ -63,3 +63,36 @@ def lines_of_key(cursor: Cursor, key: str) -> list[tuple[str, str]]:
     """Return the queues and handlers that have messages with this order key."""
     cursor.execute(LINES_OF_KEY, {"key": key})
     return cursor.fetchall()
+
+
+def _step(compared: str, order: str) -> str:
+    return f"""{_LINES}
+select found.id
+  from line
+ cross join lateral (
+    select m.id
+      from django_mq_queuedmessage m
+     where m.queue = line.queue and m.handler = line.handler and m.key = %(key)s
+       and m.id {compared} %(after)s
+     order by m.id {order}
+     limit %(limit)s
+ ) found
+ order by 1 {order}
+offset %(limit)s - 1
+ limit 1
+"""
+
+
+STEP_DOWN, STEP_UP = _step("<", "desc"), _step(">", "asc")
+
+
+def step(cursor: Cursor, key: str, *, after: int | None, ascending: bool, limit: int) -> int | None:
+    """Return the id of the `limit`-th message with this order key; None if there are fewer.
+
+    Counts from the newest or, if `ascending`, the oldest one on, or from the one next to `after`.
+    """
+    end = -(2**63) if ascending else 2**63 - 1
+    asked = {"key": key, "after": end if after is None else after, "limit": limit}
+    cursor.execute(STEP_UP if ascending else STEP_DOWN, asked)
+    row = cursor.fetchone()
+    return None if row is None else int(row[0])

@@ -116,15 +116,43 @@ def test_filters_with_an_index_see_the_whole_table(boss, small, column):
     assert "were searched" not in text(page)
 
 
-def test_a_list_of_a_key_goes_on_over_all_its_messages(boss, small):
+@pytest.mark.parametrize(("order", "words"), [("", "Older ones"), ("&o=1", "Newer ones")])
+def test_a_list_of_a_key_goes_on_over_all_its_messages(boss, small, order, words):
     """Its statements do not name them one by one: there may be a million."""
     ids = [10**12 + n for n in range(22)]  # no other number in a statement is like them
     insert_all({"id": id, "key": "k", "queue": f"q{id % 2}"} for id in ids)
     with CaptureQueriesContext(connection) as asked:
-        pages = walk(boss, LIST + "?key=k", "Older ones")
-    assert [id for page in pages for id in listed(page)] == ids[::-1]
+        pages = walk(boss, f"{LIST}?key=k{order}", words)
+    assert [id for page in pages for id in listed(page)] == (ids if order else ids[::-1])
     named = [sum(str(id) in each["sql"] for id in ids) for each in asked]
-    assert max(named) <= 4  # those of a page, and the one before it
+    assert max(named) <= 5  # those of a page, the one before it, and the end of its window
+
+
+def test_a_list_of_a_key_in_several_lines_says_how_far_it_searched(boss, small):
+    wanted = add(type="rare", key="k", queue="q1")
+    others = add_all({"key": "k", "queue": f"q{n % 2}"} for n in range(22))
+    pages = walk(boss, LIST + "?key=k&type=rare&queue=q1", "Search the next rows")
+    assert [listed(page) for page in pages] == [[], [], [wanted.pk]]
+    assert f"Only 10 rows were searched, down to #{others[12].pk}" in text(pages[0])
+
+
+@pytest.mark.parametrize("order", ["", "1"])
+def test_a_key_in_several_lines_is_found_beside_any_number_of_other_messages(
+    boss, small, monkeypatch, order
+):
+    """No index has the rows of several lines in the order of the list."""
+    monkeypatch.setattr(QueuedMessageAdmin, "state_counts", lambda self, request: {})
+    rows = ({"key": "k" if n < 200 else f"k{n}", "queue": f"q{n % 2}"} for n in range(400))
+    insert_all({} for _ in range(3000))
+    insert_all(rows)
+    insert_all({} for _ in range(3000))
+    connection.cursor().execute("analyze django_mq_queuedmessage")
+    asked = {"key": "k", "o": order} if order else {"key": "k"}
+    boss.get(LIST, asked)
+    with pages_read() as read:
+        page = boss.get(LIST, asked)
+    assert len(listed(page)) == 3
+    assert read.most_rows < 2000
 
 
 def test_every_kind_of_message_is_found_by_its_queue(boss):
