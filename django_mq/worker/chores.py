@@ -104,27 +104,29 @@ def _prune_dead(cursor: Cursor, settings: Settings, at: Position) -> Position:
 
     That is the name of the last queue or, if it has more, a list: its name, and a time of death.
     """
-    before, since = at if isinstance(at, list) else (at or "", BEGINNING)
     with within_transaction(cursor):
-        names = [before] if isinstance(at, list) else []
-        names += chores.dead_queues(cursor, after=before, limit=PIECE_QUEUES)
+        if isinstance(at, list):
+            return _prune_dead_of(cursor, settings, *at) or at[0]
+        names = chores.dead_queues(cursor, after=at or "", limit=PIECE_QUEUES)
         for name in names:
-            oldest = settings.queue(name).dead_retention
-            after = since if name == before else BEGINNING
-            if (
-                oldest is not None
-                and (
-                    found := pruning.prune_dead(
-                        cursor, queue=name, older_than=oldest, limit=PIECE_ROWS, after=after
-                    )
-                ).messages
-            ):
-                operators.free_followers(cursor, found.messages)
-                if any(settings.in_line(name, row.key) for row in found.messages):
-                    notify.ring(cursor)
-                return name if found.resume is None else [name, found.resume]
-            before = name
-    return before if len(names) >= PIECE_QUEUES else None
+            if (position := _prune_dead_of(cursor, settings, name, BEGINNING)) is not None:
+                return position
+    return names[-1] if len(names) == PIECE_QUEUES else None
+
+
+def _prune_dead_of(cursor: Cursor, settings: Settings, name: str, after: str) -> Position:
+    """Return the position of `_prune_dead()`, None if nothing was removed."""
+    if (oldest := settings.queue(name).dead_retention) is None:
+        return None
+    removed, resume = pruning.prune_dead(
+        cursor, queue=name, older_than=oldest, limit=PIECE_ROWS, after=after
+    )
+    if not removed:
+        return None
+    operators.free_followers(cursor, removed)
+    if any(settings.in_line(name, row.key) for row in removed):
+        notify.ring(cursor)
+    return name if resume is None else [name, resume]
 
 
 def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position:
