@@ -38,7 +38,7 @@ __all__ = ["QueueCollector", "metrics"]
 SCRAPE_LIMITS = Limits(5.0, 1.0)
 #: The states that are counted. A pause belongs to the queue.
 STATES = tuple(state.value for state in MessageState if state is not MessageState.PAUSED)
-#: What is added up over the live workers, in the order of the last families.
+#: The figures that are summed over the live workers, in the order of the last families.
 USAGE = ("threads", "threads_used", "slots", "slots_used")
 
 

@@ -76,7 +76,7 @@ def is_too_large(cursor: Cursor) -> bool:
     return bool(cursor.fetchone()[0])
 
 
-CANNOT_ATTACH = """
+HAS_STRAYS = """
 select exists (
     select from django_mq_handledmessage_default
      where ended_at >= %(start)s and ended_at < %(end)s)
@@ -99,7 +99,7 @@ def create_day(cursor: Cursor, day: date, *, owner: str | None = None) -> bool:
     if it is not this login.
     """
     start, end = _bounds(day)
-    cursor.execute(CANNOT_ATTACH, {"start": start, "end": end})
+    cursor.execute(HAS_STRAYS, {"start": start, "end": end})
     if cursor.fetchone()[0]:
         return False
     name = _partition(day)
