@@ -16,13 +16,9 @@ from django.db import connection
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue, database_url
 from tests.acceptance.processes import SOON, Worker
+from tests.ports import free_port
 from tests.supervisor.test_service import heard, unit
 from tests.worker.proxy import Proxy
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def ask(port: int, path: str, address: str = "127.0.0.1") -> tuple[int, bytes]:

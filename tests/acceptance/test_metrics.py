@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker
-from tests.acceptance.test_health import ask, free_port
+from tests.acceptance.test_health import ask
+from tests.ports import free_port
 
 
 def handled(port: int) -> float:

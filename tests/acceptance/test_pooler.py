@@ -24,8 +24,8 @@ from testproject.embedded.places import Account
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue, database_url
 from tests.acceptance.processes import Worker
-from tests.acceptance.test_health import free_port
 from tests.database import second_connection
+from tests.ports import free_port
 from tests.waiting import until
 
 PGBOUNCER = shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")

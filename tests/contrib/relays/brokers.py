@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from tests.ports import free_port
 from tests.waiting import SOON, until
 from tests.worker.proxy import Proxy
 
@@ -46,7 +47,7 @@ class Broker:
     place = ""
 
     def __init__(self) -> None:
-        self.server_port, *self.other_ports = free_ports(3)
+        self.server_port, *self.other_ports = (free_port() for _ in range(3))
         self.proxy = Proxy({"host": "127.0.0.1", "port": self.server_port})
         self.port = self.proxy.port
         self.directory = Path(tempfile.mkdtemp(prefix="django_mq-broker-"))
@@ -115,15 +116,6 @@ class Broker:
         except OSError:
             return False
         return True
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports on which nothing listens, all of them different."""
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [server.getsockname()[1] for server in servers]
 
 
 def program(name: str) -> str:

@@ -22,7 +22,8 @@ from django_mq.models import QueuedMessage
 from django_mq.supervisor.child import OUT_OF_TIME
 from tests.acceptance.conftest import database_url
 from tests.acceptance.test_health import ask
-from tests.contrib.relays.brokers import Broker, free_ports, kinds
+from tests.contrib.relays.brokers import Broker, kinds
+from tests.ports import free_port
 from tests.waiting import until
 from tests.worker.conftest import proxy as proxy
 from tests.worker.proxy import Proxy
@@ -188,7 +189,7 @@ def test_probes_hear_whether_a_consumer_waits_for_its_broker(
     broker: Broker, place: str, start: Start
 ) -> None:
     inbox = {"kind": broker.kind, "url": broker.url, "source": place}
-    [port] = free_ports(1)
+    port = free_port()
     consumer = start("mq_consume", "crm", "--health-port", str(port), INBOXES={"crm": inbox})
     until(lambda: ask(port, "/readyz") == (200, b"ok\n"), "it is ready")
     broker.refuse(True)
