@@ -123,7 +123,10 @@ def test_a_day_is_not_created_if_that_would_lock_a_large_partition_for_long(
     """
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"history": 60}}}
     keep(1, datetime(2030, 5, 5, tzinfo=UTC))
-    monkeypatch.setattr(history_days, "MAX_SCANNED_BYTES", 8191)
+    with connection.cursor() as cursor:  # rows of other tests, rolled back, are in the file as well
+        cursor.execute("select pg_relation_size('django_mq_handledmessage_default')")
+        size = cursor.fetchone()[0]
+    monkeypatch.setattr(history_days, "MAX_SCANNED_BYTES", size - 1)
     maintain_days()
     maintain_days()
     assert days() == []
@@ -131,7 +134,7 @@ def test_a_day_is_not_created_if_that_would_lock_a_large_partition_for_long(
     assert line.levelname == "WARNING"
     assert "docs/history.md" in line.getMessage()
     caplog.clear()
-    monkeypatch.setattr(history_days, "MAX_SCANNED_BYTES", 8192)
+    monkeypatch.setattr(history_days, "MAX_SCANNED_BYTES", size)
     maintain_days()
     assert len(days()) == retention.DAYS_AHEAD + 1
     assert caplog.records == []
