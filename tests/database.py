@@ -30,6 +30,16 @@ def second_connection(**more: str) -> Iterator[psycopg.Connection[Any]]:
         yield other
 
 
+@contextmanager
+def held_snapshot() -> Iterator[None]:
+    """Keep the server from removing row versions for the length of the block, as a backup does."""
+    with second_connection() as holder:
+        holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        with holder.transaction():
+            holder.execute("select 1 from django_mq_queuedmessage limit 1")
+            yield
+
+
 def until_blocked(pid: int) -> None:
     """Return once the session of this backend waits for a lock of another session."""
     is_blocked = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"

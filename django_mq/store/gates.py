@@ -32,29 +32,38 @@ def is_open(queue: str) -> str:
 # and their other queues.
 ENTER = f"select pg_try_advisory_xact_lock(hashtextextended(%(queue)s, {GATE}))"
 
+# A lease ends after its claim, and claims come one at a time. So no later count has to begin before
+# the first lease that this one found or, if it found none, before its own time.
 READ = """
-select coalesce(s.backoff_level, 0), allowed.max_in_flight,
-       case when allowed.max_in_flight is not null then (
-            select count(*)
-              from (
-                select
-                  from django_mq_queuedmessage m
-                 where m.queue = %(queue)s and m.leased_until is not null
-                 limit allowed.max_in_flight
-              ) leased)
-       end
+select coalesce(s.backoff_level, 0), allowed.max_in_flight, leased.count,
+       case when allowed.max_in_flight > 0
+            then date_part('epoch', least(leased.first, statement_timestamp())) end
   from (select) one
   left join django_mq_queuestate s on s.queue = %(queue)s
  cross join lateral (select coalesce(s.max_in_flight, %(limit)s::int) as max_in_flight) allowed
+  left join lateral (
+    select count(*), min(leased.leased_until) as first
+      from (
+        select m.leased_until
+          from django_mq_queuedmessage m
+         where m.queue = %(queue)s and m.leased_until >= to_timestamp(%(lease_mark)s)
+         order by m.leased_until
+         limit allowed.max_in_flight
+      ) leased
+  ) leased on allowed.max_in_flight is not null
 """
 
 
 class Gate(NamedTuple):
-    """A queue's backoff level, its limit of messages in flight (None: none), and their number."""
+    """A queue's backoff level, its limit of messages in flight (None: none), and their number.
+
+    `lease_mark` is where the next count can begin, None if nothing was counted.
+    """
 
     level: int
     max_in_flight: int | None
     in_flight: int | None
+    lease_mark: float | None
 
     @property
     def room(self) -> int | None:
@@ -66,13 +75,16 @@ class Gate(NamedTuple):
         )
 
 
-def enter(cursor: Cursor, *, queue: str, limit: int | None) -> Gate | None:
+def enter(
+    cursor: Cursor, *, queue: str, limit: int | None, lease_mark: float = float("-inf")
+) -> Gate | None:
     """Take the gate of `queue` until the commit and return it; None while another session has it.
 
-    `limit` comes from the settings; a limit that an operator has set takes precedence.
+    `limit` comes from the settings; a limit that an operator has set takes precedence. The count
+    leaves out leases that end before `lease_mark`, in seconds since 1970.
     """
     cursor.execute(ENTER, {"queue": queue})
     if not cursor.fetchone()[0]:
         return None
-    cursor.execute(READ, {"queue": queue, "limit": limit})
+    cursor.execute(READ, {"queue": queue, "limit": limit, "lease_mark": lease_mark})
     return Gate._make(cursor.fetchone())

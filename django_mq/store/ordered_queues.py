@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow
+from django_mq.policy.line_marks import FRONT, LineMarks, Snapshot
 from django_mq.store import array
 from django_mq.store.claim import EXCLUDED, excluding
 from django_mq.store.claimed_row import NEXT_ATTEMPT, claimed_columns
-from django_mq.store.conditions import WAITS
 from django_mq.store.gates import is_open
 
 if TYPE_CHECKING:
@@ -88,130 +88,29 @@ def disown(cursor: Cursor, *, worker: str, queues: Sequence[str] | None = None) 
     cursor.execute(DISOWN, {"worker": worker, "queues": None if queues is None else list(queues)})
 
 
-# Adopts messages broadcast before the queue was ordered, or by producers that do not know that it
-# is. In the line, no message is parked by its key. No index finds the messages outside the line, so
-# two scans look for them in windows: waiting rows in the order of mq_claim, and keyed rows in the
-# order of mq_key.
-ADOPT = f"""
-with waiting as materialized (
-    (select m.id, m.ordered, m.priority, m.processable_after as at
-       from django_mq_queuedmessage m
-      where m.queue = %(queue)s and m.priority = %(priority)s::smallint
-        and {WAITS}
-        and (m.processable_after, m.id) > (%(at)s::timestamptz, %(id)s)
-      order by m.processable_after, m.id
-      limit %(limit)s)
-    union all
-    (select m.id, m.ordered, m.priority, m.processable_after
-       from django_mq_queuedmessage m
-      where m.queue = %(queue)s and m.priority < %(priority)s::smallint
-        and {WAITS}
-      order by m.queue, m.priority desc, m.processable_after, m.id
-      limit %(limit)s)
-    limit %(limit)s
-), keyed as materialized (
-    select m.id, m.ordered, m.handler, m.key
-      from django_mq_queuedmessage m
-     where m.queue = %(queue)s and m.key is not null
-       and (m.handler, m.key, m.id) > (%(handler)s::text, %(key)s::text, %(key_id)s)
-     order by m.handler, m.key, m.id
-     limit %(limit)s
-), adopted as (
-    update django_mq_queuedmessage
-       set ordered = true, blocked_by = null
-     where id = any(array(
-        select m.id
-          from (
-            select waiting.id from waiting where not waiting.ordered
-            union
-            select keyed.id from keyed where not keyed.ordered
-          ) beside
-         cross join lateral (
-            select m.id
-              from django_mq_queuedmessage m
-             where m.id = beside.id and not m.ordered
-               and m.leased_until is null and m.dead_at is null
-               for no key update skip locked
-         ) m))
-    returning id
-)
-select (select count(*) from adopted), last.*, last_keyed.*
-  from (select) one
-  left join (
-    select w.priority, w.at::text, w.id
-      from waiting w
-     where (select count(*) from waiting) >= %(limit)s
-     order by w.priority, w.at desc, w.id desc
-     limit 1
-  ) last on true
-  left join (
-    select k.handler, k.key, k.id
-      from keyed k
-     where (select count(*) from keyed) >= %(limit)s
-     order by k.handler desc, k.key desc, k.id desc
-     limit 1
-  ) last_keyed on true
-"""
-
-
-class AdoptResume(NamedTuple):
-    """Where the two scans of a queue resume: the scan of waiting rows, and the scan of keyed rows.
-
-    A scan without a priority, or without a handler, is over and waits for the other to end.
-    """
-
-    priority: int | None = 2**15 - 1
-    at: str = "-infinity"
-    id: int = 0
-    handler: str | None = ""
-    key: str = ""
-    key_id: int = 0
-
-
-class AdoptedMessages(NamedTuple):
-    """How many messages joined the line; `resume` is where to go on, None at the end."""
-
-    rows: int
-    resume: AdoptResume | None
-
-
-def adopt(
-    cursor: Cursor, *, queue: str, limit: int, after: AdoptResume | None = None
-) -> AdoptedMessages:
-    """Move the messages of `queue` that wait outside its line into the line.
-
-    Looks at up to `limit` waiting rows and as many keyed rows, from `after` on.
-    """
-    begin = after or AdoptResume()
-    cursor.execute(ADOPT, {**begin._asdict(), "queue": queue, "limit": limit})
-    rows, *found = cursor.fetchone()
-    if found[0] is None and found[3] is None:
-        return AdoptedMessages(rows, None)
-    waiting = found[:3] if found[0] is not None else (None, "-infinity", 0)
-    keyed = found[3:] if found[3] is not None else (None, "", 0)
-    return AdoptedMessages(rows, AdoptResume(*waiting, *keyed))
-
-
 # Locks the queue's row first, so that no worker takes the line over before this commits.
 HOLD_LINE = """
-select queue
+select date_part('epoch', statement_timestamp()),
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
+       pg_snapshot_xmax(pg_current_snapshot())::text::bigint
   from django_mq_queuestate
  where queue = %(queue)s and owner = %(worker)s and owned_until > statement_timestamp()
    for no key update skip locked
 """
 
 # Claims from the head to the first gap, and only while nothing of the queue is in flight. With =,
-# the planner may scan the primary key instead of the line.
+# the planner may scan the primary key instead of the line. Both scans begin at a mark.
 CLAIM_LINE = f"""
 with head as materialized (
     select m.id, m.payload::text as payload,
            m.dead_at is null and m.processable_after <= statement_timestamp() {EXCLUDED} as ok
       from django_mq_queuedmessage m
-     where m.queue >= %(queue)s and m.queue <= %(queue)s and m.ordered
+     where (m.queue, m.id) >= (%(queue)s, %(first)s) and m.queue <= %(queue)s and m.ordered
        and (m.dead_at is null or not %(skip_dead)s)
        and not exists (
            select from django_mq_queuedmessage in_flight
-            where in_flight.queue = %(queue)s and in_flight.leased_until is not null)
+            where in_flight.queue = %(queue)s
+              and in_flight.leased_until >= to_timestamp(%(lease_mark)s))
        and {is_open("%(queue)s")}
      order by m.queue, m.id
      limit %(limit)s
@@ -250,6 +149,13 @@ returning {claimed_columns(payload="taken.payload")}
 """
 
 
+class ClaimedLine(NamedTuple):
+    """The claimed rows, in order, and the marks for the next claim of the queue."""
+
+    rows: list[ClaimedRow]
+    marks: LineMarks
+
+
 def claim(
     cursor: Cursor,
     *,
@@ -263,16 +169,20 @@ def claim(
     admitted: bool = False,
     more_claimers: Sequence[str] = (),
     excluded: Sequence[int] = (),
-) -> list[ClaimedRow]:
+    marks: LineMarks = FRONT,
+    from_front: bool = True,
+) -> ClaimedLine:
     """Take the first messages of `queue`, up to `limit` and without a gap, if `worker` owns it.
 
     A head that is delayed, retrying or (unless `skip_dead`) dead blocks the line, and so does any
     message in flight. The caller opens a transaction and commits it at once. The `more_claimers`
-    share the rows. Rows in `excluded`, and the rows behind them, are left out.
+    share the rows. Rows in `excluded`, and the rows behind them, are left out. Unless it looks
+    `from_front`, it begins at `marks`.
     """
     cursor.execute(HOLD_LINE, {"queue": queue, "worker": worker})
-    if cursor.fetchone() is None:
-        return []
+    if (held := cursor.fetchone()) is None:
+        return ClaimedLine([], marks)
+    begin = FRONT if from_front else marks
     cursor.execute(
         excluding(CLAIM_LINE, excluded),
         {
@@ -285,6 +195,9 @@ def claim(
             "bytes": max_bytes,
             "skip_dead": skip_dead,
             "admitted": admitted,
+            "first": begin.first,
+            "lease_mark": begin.lease,
         },
     )
-    return [ClaimedRow._make(row) for row in sorted(cursor.fetchall())]
+    rows = [ClaimedRow._make(row) for row in sorted(cursor.fetchall())]
+    return ClaimedLine(rows, marks.claimed(rows[0].id, Snapshot._make(held)) if rows else marks)

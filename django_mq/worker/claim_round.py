@@ -13,13 +13,14 @@ class ClaimResult(NamedTuple):
 
     `at_limit`: the queue has as many messages in flight as it may, and more may wait.
     `contended`: another session is claiming from the queue at this moment.
-    `size`: the characters of all payloads.
+    `size`: the characters of all payloads. `scanned`: it looked for messages.
     """
 
     claim: Claim
     at_limit: bool = False
     contended: bool = False
     size: int = 0
+    scanned: bool = True
 
 
 @dataclass(slots=True)
@@ -28,7 +29,8 @@ class ClaimRound:
 
     `filled`: the kinds of executors for which more messages may be due. `no_room`: a group was
     skipped. `unfinished`: a claim stopped early. `contended`: another session was claiming from the
-    queue.
+    queue. `full_in`: the seconds until a group in which a scan from a mark found nothing may be
+    scanned from the front; None if there is no such group.
     """
 
     count: int = 0
@@ -36,6 +38,11 @@ class ClaimRound:
     no_room: bool = False
     unfinished: bool = False
     contended: bool = False
+    full_in: float | None = None
+
+    def note_mark(self, full_in: float) -> None:
+        """Note that a scan from a mark found nothing, and when one from the front is allowed."""
+        self.full_in = full_in if self.full_in is None else min(self.full_in, full_in)
 
     def is_filled(self, kind: str) -> bool:
         """Return whether a preferred group that uses executors of `kind` may have more messages."""

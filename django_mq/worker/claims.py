@@ -5,7 +5,7 @@ From a queue that backs off it claims only the probe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import count
@@ -13,19 +13,19 @@ from operator import attrgetter
 
 from django_mq.executor.statements import within_transaction
 from django_mq.executor.stopped_queues import StoppedQueues
+from django_mq.policy.line_marks import LineMarks
 from django_mq.store import (
     Cursor,
     claim,
     claim_keyed,
     claim_lapsed,
-    gates,
     ordered_queues,
-    queue_backoff,
     refused_rows,
 )
 from django_mq.store.claim import LANE_START, NOTHING, Claim, Lane
 from django_mq.store.claim_lapsed import Lapsed, Mark
 from django_mq.worker.claim_round import ClaimResult
+from django_mq.worker.gatekeeper import Gatekeeper
 from django_mq.worker.queue_facts import QueueFacts
 from django_mq.worker.queue_options import ClaimArguments, ClaimOptions
 from django_mq.worker.refused_rows import RefusedRows
@@ -34,24 +34,26 @@ from django_mq.worker.take_over import announce_dead, take_over
 #: The maximum number of batches that one statement claims.
 MAX_BATCHES = 4
 #: The statement groups of queues without and with keys. Each other group is one queue, which is
-#: claimed alone, always from the start of its lanes.
+#: claimed alone.
 PLAIN, KEYED = "plain", "keyed"
+#: A claim that had no reason, or no right, to look for messages.
+NOT_SCANNED = ClaimResult(NOTHING, scanned=False)
 
 
 class ClaimRouter:
     """Claims for worker process `worker` with the statement that each queue needs.
 
-    `facts` are from the last poll. `owned` are the ordered queues that this process owns;
-    `has_any(queue)` says whether it has an unsettled message of the queue; `probing(queue,
-    claimer)` is called for a claim that is the probe of its queue. Nothing is claimed from
-    `stopped_queues`: it would be released at once.
+    `facts` are from the last poll. `owned` are the ordered queues that this process owns, with the
+    marks of their lines, which claims move. `has_any(queue)` says whether it has an unsettled
+    message of the queue; `probing(queue, claimer)` is called for a claim that is the probe of its
+    queue. Nothing is claimed from `stopped_queues`: it would be released at once.
     """
 
     def __init__(
         self,
         *,
         worker: str,
-        owned: Collection[str],
+        owned: MutableMapping[str, LineMarks],
         stopped_queues: StoppedQueues,
         has_any: Callable[[str], bool] = lambda queue: False,
         probing: Callable[[str, str], None] = lambda queue, claimer: None,
@@ -60,9 +62,9 @@ class ClaimRouter:
         self._numbers = count(1)
         self._owned = owned
         self._has_any = has_any
-        self._probing = probing
         self._stopped_queues = stopped_queues
         self.facts = QueueFacts()
+        self._gatekeeper = Gatekeeper(self.facts, probing)
         # How many messages of the last claim's average size fit into `batch_bytes`.
         self._rows_per_batch_bytes = 0
         self.refused = RefusedRows()
@@ -104,17 +106,17 @@ class ClaimRouter:
         options: ClaimOptions,
         *,
         limit: int,
-        with_marks: bool = False,
+        from_marks: bool = False,
     ) -> ClaimResult:
         """Claim up to `limit` messages of `lanes`, which have the same options and statement group.
 
-        A claimer gets at most a batch: a larger limit makes several claims in one statement. Marks
-        from a queue with keys are returned only `with_marks`.
+        A claimer gets at most a batch: a larger limit makes several claims in one statement. With
+        `from_marks` all scans begin at marks; only then, a queue with keys returns new ones.
         """
         if self._stopped_queues:
             lanes = [lane for lane in lanes if not self._stopped_queues.is_all_stopped(lane.queue)]
             if not lanes:
-                return ClaimResult(NOTHING)
+                return NOT_SCANNED
         waiting = partial(
             refused_rows.waiting,
             cursor,
@@ -122,7 +124,7 @@ class ClaimRouter:
             limit=max(limit, claim_keyed.WINDOW),
             admitted=self.facts.is_gated(lanes[0].queue, options),
         )
-        take = partial(self._claim, cursor, lanes, options, limit, with_marks)
+        take = partial(self._claim, cursor, lanes, options, limit, from_marks)
         return self.refused.claim_without_refused(cursor, take, waiting)
 
     def _claim(
@@ -131,19 +133,19 @@ class ClaimRouter:
         lanes: Sequence[Lane],
         options: ClaimOptions,
         limit: int,
-        with_marks: bool,
+        from_marks: bool,
     ) -> ClaimResult:
         queue = lanes[0].queue
         if options.ordered and (queue not in self._owned or self._has_any(queue)):
-            return ClaimResult(NOTHING)
+            return NOT_SCANNED
         is_plain = self.statement_group(queue, options) == PLAIN
         with nullcontext() if is_plain else within_transaction(cursor):
+            take = partial(self._claim_lanes, cursor, lanes, options, from_marks)
             if self.facts.is_gated(queue, options):
-                return self._claim_gated(cursor, lanes, options, limit)
+                return self._claim_gated(cursor, queue, options, limit, from_marks, take)
             arguments = self._arguments(options, self.next_claimer(), limit)
             more = [self.next_claimer() for _ in range((limit - 1) // options.batch_size)]
-            taken = self._claim_lanes(cursor, lanes, options, arguments, more, with_marks)
-            return self._measured(options, taken)
+            return self._measured(options, take(arguments, more))
 
     def take_over(
         self,
@@ -213,26 +215,30 @@ class ClaimRouter:
         return ClaimResult(taken, size=size)
 
     def _claim_gated(
-        self, cursor: Cursor, lanes: Sequence[Lane], options: ClaimOptions, limit: int
+        self,
+        cursor: Cursor,
+        queue: str,
+        options: ClaimOptions,
+        limit: int,
+        from_marks: bool,
+        take: Callable[[ClaimArguments], Claim],
     ) -> ClaimResult:
-        queue, claimer = lanes[0].queue, self.next_claimer()
-        gate = gates.enter(cursor, queue=queue, limit=options.max_in_flight)
+        claimer = self.next_claimer()
+        gate = self._gatekeeper.enter(cursor, queue, options, from_mark=from_marks)
         if gate is None:
-            return ClaimResult(NOTHING, contended=True)
+            return NOT_SCANNED._replace(contended=True)
         if gate.max_in_flight is not None:
             self.facts.limited.add(queue)
         if gate.room == 0:
             return ClaimResult(NOTHING, at_limit=bool(gate.max_in_flight))
         limit = limit if gate.room is None else min(limit, gate.room)
         if gate.level == 0:
-            arguments = self._arguments(options, claimer, limit, admitted=True)
-            taken = self._claim_lanes(cursor, lanes, options, arguments)
+            taken = take(self._arguments(options, claimer, limit, admitted=True))
             return self._measured(options, taken)._replace(at_limit=len(taken.rows) == gate.room)
-        if not queue_backoff.start_probe(cursor, queue=queue, claimer=claimer, lease=options.lease):
-            return ClaimResult(NOTHING)
-        arguments = self._arguments(options, claimer, 1, admitted=True)
-        taken = self._claim_lanes(cursor, lanes, options, arguments)
-        self._end_probe_claim(cursor, queue, claimer, found=bool(taken.rows))
+        if not self._gatekeeper.start_probe(cursor, queue, claimer, options):
+            return NOT_SCANNED
+        taken = take(self._arguments(options, claimer, 1, admitted=True))
+        self._gatekeeper.end_probe_claim(cursor, queue, claimer, found=bool(taken.rows))
         return self._measured(options, taken)
 
     def _take_over_gated(
@@ -245,7 +251,7 @@ class ClaimRouter:
         take: Callable[..., Lapsed],
     ) -> Lapsed:
         claimer = self.next_claimer()
-        gate = gates.enter(cursor, queue=queue, limit=options.max_in_flight)
+        gate = self._gatekeeper.enter(cursor, queue, options)
         if (
             gate is None
             or gate.max_in_flight == 0
@@ -254,36 +260,31 @@ class ClaimRouter:
             return claim_lapsed.NOTHING
         if gate.level == 0:
             return take(**self._arguments(options, claimer, limit, admitted=True))
-        if not queue_backoff.start_probe(cursor, queue=queue, claimer=claimer, lease=options.lease):
+        if not self._gatekeeper.start_probe(cursor, queue, claimer, options):
             return claim_lapsed.NOTHING
         found = take(**self._arguments(options, claimer, 1, admitted=True))
-        self._end_probe_claim(cursor, queue, claimer, found=bool(found.taken))
+        self._gatekeeper.end_probe_claim(cursor, queue, claimer, found=bool(found.taken))
         return found
-
-    def _end_probe_claim(self, cursor: Cursor, queue: str, claimer: str, *, found: bool) -> None:
-        """Announce the probe if its claim found a message; else cancel it."""
-        if found:
-            self._probing(queue, claimer)
-        else:
-            queue_backoff.cancel_probe(cursor, queue=queue, claimer=claimer)
 
     def _claim_lanes(
         self,
         cursor: Cursor,
         lanes: Sequence[Lane],
         options: ClaimOptions,
+        from_marks: bool,
         arguments: ClaimArguments,
         more_claimers: Sequence[str] = (),
-        with_marks: bool = False,
     ) -> Claim:
         queue, skip_dead = lanes[0].queue, options.skip_dead
         if options.ordered:
-            rows = ordered_queues.claim(
+            rows, self._owned[queue] = ordered_queues.claim(
                 cursor,
                 queue=queue,
                 worker=self._worker,
                 skip_dead=skip_dead,
                 more_claimers=more_claimers,
+                marks=self._owned[queue],
+                from_front=not from_marks,
                 **arguments,
             )
             return Claim(rows, {})
@@ -293,7 +294,7 @@ class ClaimRouter:
                 lanes=lanes,
                 skip_dead=skip_dead,
                 more_claimers=more_claimers,
-                with_marks=with_marks,
+                with_marks=from_marks,
                 **arguments,
             )
         return claim.claim(cursor, lanes=lanes, more_claimers=more_claimers, **arguments)

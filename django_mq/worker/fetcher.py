@@ -16,7 +16,7 @@ from django_mq.worker.lanes import Lanes
 from django_mq.worker.lapsed_fetcher import LapsedFetcher
 from django_mq.worker.ordered_queues import OrderedQueues
 from django_mq.worker.queue_options import ClaimOptions
-from django_mq.worker.watermarks import LaneName, Rest, Watermarks
+from django_mq.worker.watermarks import GroupWatermarks, LaneName, Rest
 
 #: Seconds until the next poll, after a ring or a claim that took something: it finds messages whose
 #: rings were coalesced.
@@ -50,7 +50,7 @@ class Fetcher:
         self._ordered_queues = ordered_queues
         self._last_starts = last_starts
         self._poll_interval = poll_interval
-        self._marks: dict[str, Watermarks[LaneName]] = {PLAIN: Watermarks(), KEYED: Watermarks()}
+        self._marks = GroupWatermarks()
         self._lapsed = LapsedFetcher(
             options=options,
             intake=intake,
@@ -100,8 +100,7 @@ class Fetcher:
         For when a message has ended that held up its key, its ordered queue or its limited queue.
         """
         self.empty = False
-        for marks in self._marks.values():
-            marks.request_full()
+        self._marks.request_full()
         self._may_be_due = True
 
     def on_outage_over(self) -> None:
@@ -141,9 +140,8 @@ class Fetcher:
         return self._sleep(cursor)
 
     def _claim(self, cursor: Cursor) -> float:
-        full = self._marks[PLAIN].full_is_due()
         self._may_be_due = False  # an executor may set it again while the statement runs
-        claimed = self._claim_round(cursor, full)
+        claimed = self._claim_round(cursor)
         if claimed.unfinished:
             self.empty = False
             self._may_be_due = True
@@ -159,36 +157,36 @@ class Fetcher:
             self._may_be_due = True  # the thread that makes room pokes the loop
             wait = min(self._due_at, self._repoll_at) - monotonic()
             return max(0.0, min(self._poll_interval, wait, self._ordered_queues.next_turn_in()))
-        if not full:
+        if claimed.full_in is not None:
             self._may_be_due = True
-            self._marks[PLAIN].request_full()
-            return min(self._marks[PLAIN].full_in(), self._poll_interval)
+            self._marks.request_full()
+            return min(claimed.full_in, self._poll_interval)
         return self._sleep(cursor)
 
-    def _claim_round(self, cursor: Cursor, full: bool) -> ClaimRound:
+    def _claim_round(self, cursor: Cursor) -> ClaimRound:
         """Claim once from each group of lanes, the most preferred first."""
         claimed = ClaimRound()
         self._was_limited = False
         # Read once: a full scan of one group of lanes must not postpone that of the next group.
-        from_front_of = {PLAIN: full, KEYED: self._marks[KEYED].full_is_due()}
-        begun: set[str] = set()
+        full: dict[str, bool] = {}
         for (options, group), lanes in self._lanes.groups(self._group):
             kind = options.kind
             if claimed.is_filled(kind):
                 continue
             # A queue that is claimed alone has a line, or a limit in flight, which counts claims.
-            ahead = options.ahead and group in self._marks
+            ahead = options.ahead and group in (PLAIN, KEYED)
             room = self._intake.room(kind, options.list_size, ahead=ahead)
             room = min(room, self._claims.max_per_claim(lanes[0][0], options))
             if room <= 0:
                 claimed.no_room = True
                 continue
-            from_front = from_front_of.get(group, True)
-            if group in self._marks and group not in begun:
-                begun.add(group)
-                self._marks[group].begin_scan(full=from_front)
-            result = self._claim_from(cursor, lanes, options, room, group=group, full=from_front)
+            if group not in full:
+                full[group] = self._is_full(group, lanes[0][0], options)
+                self._marks[group].begin_scan(full=full[group])
+            result = self._claim_from(cursor, lanes, options, room, group=group, full=full[group])
             rows = result.claim.rows
+            if result.scanned and not (rows or full[group] or group == KEYED):
+                claimed.note_mark(self._marks[group].full_in())
             claimed.count += len(rows)
             self._was_limited |= result.at_limit or result.contended
             claimed.unfinished |= result.claim.unfinished
@@ -210,11 +208,11 @@ class Fetcher:
         full: bool,
     ) -> ClaimResult:
         asked_at, began = lease_clock(), self._clock()
-        own = self._marks.get(group, Watermarks())
+        own = self._marks[group]
         marked = [Lane(*lane, *own.mark(lane, full=full)) for lane in lanes]
-        result = self._claims.claim(cursor, marked, options, limit=room, with_marks=not full)
+        result = self._claims.claim(cursor, marked, options, limit=room, from_marks=not full)
         has_marks = any(lane.at != LANE_START[0] for lane in marked)
-        if has_marks or full or group == PLAIN:
+        if result.scanned and (has_marks or full or group != KEYED):
             seconds = self._clock() - began
             own.record_scan(result.claim.marks, seconds, full=full, group=options)
         else:  # neither a full scan that was due, nor a regular one
@@ -227,6 +225,15 @@ class Fetcher:
             size = options.list_size
             self._intake.take(cursor, rows, lapsed=False, list_size=size, asked_at=asked_at)
         return result
+
+    def _is_full(self, group: str, queue: str, options: ClaimOptions) -> bool:
+        """Return whether the next scan of `group`, which contains `queue`, begins at the front."""
+        if group in (PLAIN, KEYED):
+            return self._marks[group].full_is_due()
+        # What an operator requeues comes first in its line, so only rests keep it from the front.
+        # With keys, most of what is freed lies there.
+        keyed = self._claims.facts.has_keys(queue) and not options.ordered
+        return keyed or not self._marks[group].full_in()
 
     def _take_over(self, cursor: Cursor, now: float) -> None:
         # Twice per poll interval while there is a backlog, since a lapsed row also waits behind the
@@ -254,13 +261,12 @@ class Fetcher:
         self.due_queues = {each.queue for each in mine if each.due}
         self._lanes.update(lanes, now)
         self._kinds = {self._options(queue).kind for queue, _ in self._lanes.known}
-        for marks in self._marks.values():
-            marks.keep(self._lanes.known)
+        self._marks.keep(self._lanes.known, {self._group(each)[1] for each in self._lanes.known})
         self._last_starts.keep(self._lanes.known)
         waits = [each.next_in for each in mine if each.next_in and each.next_in > 0]
         self._due_at = now + min(waits, default=float("inf"))
         owned = self._ordered_queues.owned
-        for queue in owned.difference(leased, (lane[0] for lane in lanes)):
+        for queue in owned.keys() - {*leased, *(lane[0] for lane in lanes)}:
             self._ordered_queues.caught_up(queue)
         facts = self._claims.facts
         self._intake.drop(facts.withdrawn, facts.backing_off)

@@ -31,10 +31,11 @@ from django_mq.executor.slices import SliceRunner
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Task
 from django_mq.messages import ClaimedRow, Delivery
+from django_mq.policy.line_marks import FRONT, LineMarks
 from django_mq.policy.missing_right import is_missing_right
 from django_mq.policy.outcomes import DeadLettered
 from django_mq.signals import is_observed, message_started
-from django_mq.store import leases, ordered_queues, poll
+from django_mq.store import adopt, leases, ordered_queues, poll
 from django_mq.store.claim import Lane
 from django_mq.worker.borrowed_connection import TransactionGuard
 from django_mq.worker.claims import ClaimRouter
@@ -82,7 +83,7 @@ class InlineRun:
             shortest_lease=0.0,
             on_settled=self._record,
         )
-        self._owned: set[str] = set()
+        self._owned: dict[str, LineMarks] = {}
         self._claims = ClaimRouter(worker=NAME, owned=self._owned, stopped_queues=StoppedQueues())
 
     def run(self) -> int:
@@ -184,12 +185,12 @@ class InlineRun:
 
     def _own(self, queue: str) -> None:
         """Become the owner of an ordered queue, and move messages outside its line into it."""
-        self._owned.add(queue)
+        self._owned[queue] = FRONT
         ordered_queues.own(self._cursor(), queue=queue, worker=NAME, lease=self._settings.lease)
-        adopt = partial(ordered_queues.adopt, self._cursor(), queue=queue, limit=ADOPT_WINDOW)
-        after = adopt().resume
+        take = partial(adopt.adopt, self._cursor(), queue=queue, limit=ADOPT_WINDOW)
+        after = take().resume
         while after is not None:
-            after = adopt(after=after).resume
+            after = take(after=after).resume
 
     def _run_unbound(self, task: Task) -> None:
         lease = self._context.lease_of(task.delivery.queue)

@@ -9,6 +9,7 @@ from time import monotonic
 
 from psycopg.errors import InsufficientPrivilege
 
+from django_mq.policy.line_marks import FRONT, LineMarks
 from django_mq.signals import (
     LoggedSignal,
     announce_queue,
@@ -16,7 +17,7 @@ from django_mq.signals import (
     queue_caught_up,
     queue_unassigned,
 )
-from django_mq.store import Cursor, frozen_owner, ordered_queues, poll
+from django_mq.store import Cursor, adopt, frozen_owner, ordered_queues, poll
 from django_mq.worker.watermarks import Rest
 
 logger = logging.getLogger("django_mq")
@@ -56,10 +57,11 @@ class OrderedQueues:
         self._turn_at = 0.0
         self._adopt_at: dict[str, float] = {}
         self._adopt_rests: dict[str, Rest] = {}
-        self._adopt_after: dict[str, ordered_queues.AdoptResume | None] = {}
+        self._adopt_after: dict[str, adopt.AdoptResume | None] = {}
         self._catching_up: set[str] = set()
         self._previous_owners: dict[str, str] = {}
-        self.owned: set[str] = set()
+        #: The owned queues, each with where its line begins.
+        self.owned: dict[str, LineMarks] = {}
         #: Whether the worker drains.
         self.draining = False
 
@@ -69,7 +71,7 @@ class OrderedQueues:
         if now < self._turn_at and not any(map(self._may_take, self._passed_over)):
             return
         self._turn_at = now + TURN_SECONDS
-        self._passed_over = set(filterfalse(self._may_take, self._queues)) - self.owned
+        self._passed_over = set(filterfalse(self._may_take, self._queues)) - self.owned.keys()
         for queue in self._queues:
             if queue in self._passed_over:
                 continue
@@ -86,7 +88,7 @@ class OrderedQueues:
 
     def stuck(self, due: Collection[str]) -> set[str]:
         """Return the owned queues among `due` whose messages cannot start here soon."""
-        return {queue for queue in self.owned.intersection(due) if self._busy(queue)}
+        return {queue for queue in self.owned if queue in due and self._busy(queue)}
 
     def any_moves(
         self, cursor: Cursor, due: Collection[str], skipping: Callable[[str], bool]
@@ -115,7 +117,7 @@ class OrderedQueues:
             ordered_queues.disown(
                 cursor, worker=self._worker, queues=None if queues is None else sorted(queues)
             )
-            left = sorted(self.owned if queues is None else self.owned & set(queues))
+            left = sorted(self.owned if queues is None else self.owned.keys() & set(queues))
             self._passed_over.update(left)  # take them as soon as possible, not at the next turn
             self._remove(left)
 
@@ -123,7 +125,7 @@ class OrderedQueues:
         return not (self.draining or self._busy(queue))
 
     def _add(self, queue: str, *, previous_owner: str | None) -> None:
-        self.owned.add(queue)
+        self.owned[queue] = FRONT
         if previous_owner not in (None, self._worker):
             self._previous_owners[queue] = previous_owner
         self._catching_up.add(queue)
@@ -135,7 +137,7 @@ class OrderedQueues:
 
     def _remove(self, queues: Iterable[str]) -> None:
         for queue in queues:
-            self.owned.discard(queue)
+            self.owned.pop(queue, None)
             self._previous_owners.pop(queue, None)
             self._catching_up.discard(queue)
             self._announce(queue_unassigned, queue, "is no longer assigned")
@@ -183,9 +185,10 @@ class OrderedQueues:
         began = monotonic()
         if began >= self._adopt_at[queue]:
             after = self._adopt_after.get(queue)
-            adopted = ordered_queues.adopt(cursor, queue=queue, limit=ADOPT_WINDOW, after=after)
+            adopted = adopt.adopt(cursor, queue=queue, limit=ADOPT_WINDOW, after=after)
             now = monotonic()
             self._adopt_after[queue] = adopted.resume
             self._adopt_at[queue] = now + self._adopt_rests[queue].after(now - began)
             if adopted.rows:
+                self.owned[queue] = FRONT  # they may belong before the mark
                 self._on_owned()

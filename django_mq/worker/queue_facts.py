@@ -26,10 +26,14 @@ class QueueFacts:
         #: messages in flight was lowered.
         self.withdrawn: set[str] = set()
         self.backing_off: set[str] = set()
+        #: Where the next count of the messages in flight can begin, for queues with a limit.
+        self.lease_marks: dict[str, float] = {}
 
     def update(self, seen: Sequence[PolledRow]) -> bool:
         """Take the facts from a poll; return whether a queue turned out to have keys."""
         now = monotonic()
+        for queue in self.lease_marks.keys() - {each.queue for each in seen}:
+            del self.lease_marks[queue]
         before, self._limits = (
             self._limits,
             {each.queue: each.number for each in seen if each.kind == "limited"},

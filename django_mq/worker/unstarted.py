@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from time import monotonic
 
 from django_mq.executor.tasks import Task
@@ -111,10 +111,11 @@ class Unstarted:
         if self.disown_unused(cursor, parts.ordered_queues.stuck(parts.fetcher.due_queues)):
             notify.ring(cursor)
 
-    def disown_unused(self, cursor: Cursor, queues: set[str]) -> bool:
+    def disown_unused(self, cursor: Cursor, queues: Collection[str]) -> bool:
         """Disown the `queues` without an unsettled message here; return whether there was one."""
         ordered_queues, unsettled = self._parts.ordered_queues, self._parts.local_queue.unsettled
-        unused = [each for each in queues & ordered_queues.owned if not unsettled.has_any(each)]
+        owned = filter(ordered_queues.owned.__contains__, queues)
+        unused = [each for each in owned if not unsettled.has_any(each)]
         if unused:
             ordered_queues.disown(cursor, unused)
         return bool(unused)

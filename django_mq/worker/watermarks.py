@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from time import monotonic
 from typing import Generic, TypeVar
 
@@ -115,3 +115,22 @@ class Watermarks(Generic[Name]):
         """Forget the marks of all other scans."""
         known = set(names)
         self._watermarks = {name: mark for name, mark in self._watermarks.items() if name in known}
+
+
+class GroupWatermarks(dict[str, Watermarks[LaneName]]):
+    """The watermarks of each statement group."""
+
+    def __missing__(self, group: str) -> Watermarks[LaneName]:
+        return self.setdefault(group, Watermarks())
+
+    def request_full(self) -> None:
+        """Request a full scan of each group."""
+        for marks in list(self.values()):
+            marks.request_full()
+
+    def keep(self, lanes: Collection[LaneName], groups: Collection[str]) -> None:
+        """Forget all but these lanes and groups."""
+        for group in self.keys() - set(groups):
+            del self[group]
+        for marks in self.values():
+            marks.keep(lanes)

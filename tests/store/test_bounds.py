@@ -13,7 +13,7 @@ import pytest
 from django.db import DEFAULT_DB_ALIAS
 
 from django_mq.executor.statements import Statements
-from django_mq.store import chores, expiry, figures, keys, ordered_queues, pruning
+from django_mq.store import adopt, chores, expiry, figures, keys, pruning
 from django_mq.store import claim_lapsed as lapsed
 from django_mq.store import put_aside as aside
 from django_mq.store.conditions import BEGINNING
@@ -124,12 +124,12 @@ PIECES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "adopt": (
-        ordered_queues.ADOPT,
-        {"queue": "line", "limit": PIECE, **ordered_queues.AdoptResume()._asdict()},
+        adopt.ADOPT,
+        {"queue": "line", "limit": PIECE, **adopt.AdoptResume()._asdict()},
     ),
     "adopt keys": (
-        ordered_queues.ADOPT,
-        {"queue": "keys", "limit": PIECE, **ordered_queues.AdoptResume()._asdict()},
+        adopt.ADOPT,
+        {"queue": "keys", "limit": PIECE, **adopt.AdoptResume()._asdict()},
     ),
 }
 

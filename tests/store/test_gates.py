@@ -7,22 +7,42 @@ from typing import Any
 import psycopg
 import pytest
 
+from django_mq.models import QueuedMessage
 from django_mq.store import claim_lapsed as lapsed
 from django_mq.store import gates
 from django_mq.store.claim import Lane, claim
 from django_mq.store.claim_lapsed import claim_lapsed
 from django_mq.store.gates import Gate
 from django_mq.store.poll import poll
-from tests.rows import add, decide
+from tests.database import held_snapshot
+from tests.rows import add, decide, insert_all, stored
+from tests.store.test_bounds import pages
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 Cursor = psycopg.Cursor[Any]
 
 
-def enter(cursor: Cursor, limit: int | None = None, queue: str = "mail") -> Gate | None:
+def enter(
+    cursor: Cursor,
+    limit: int | None = None,
+    queue: str = "mail",
+    lease_mark: float = float("-inf"),
+) -> Gate | None:
     with cursor.connection.transaction():
-        return gates.enter(cursor, queue=queue, limit=limit)
+        return gates.enter(cursor, queue=queue, limit=limit, lease_mark=lease_mark)
+
+
+def told(gate: Gate | None) -> tuple[int, int | None, int | None]:
+    """The level, the limit and the count."""
+    assert gate is not None
+    return gate[:3]
+
+
+def entered(cursor: Cursor, lease_mark: float = float("-inf")) -> Gate:
+    gate = enter(cursor, 50, lease_mark=lease_mark)
+    assert gate is not None
+    return gate
 
 
 def take(cursor: Cursor, *, admitted: bool) -> list[int]:
@@ -53,8 +73,8 @@ def take_over(cursor: Cursor, *, admitted: bool) -> list[int]:
 
 def test_without_a_limit_there_is_any_room(cursor: Cursor) -> None:
     add(leased=30)
-    assert enter(cursor) == Gate(0, None, None)
-    assert Gate(0, None, None).room is None
+    assert enter(cursor) == Gate(0, None, None, None)
+    assert Gate(0, None, None, None).room is None
 
 
 @pytest.mark.parametrize(("limit", "room"), [(0, 0), (1, 0), (3, 0), (4, 1), (100, 97)])
@@ -81,7 +101,7 @@ def test_what_was_decided_goes_before_the_settings(cursor: Cursor) -> None:
 
 def test_the_level_is_told(cursor: Cursor) -> None:
     decide(backoff_level=3, backoff=60)
-    assert enter(cursor) == Gate(3, None, None)
+    assert enter(cursor) == Gate(3, None, None, None)
 
 
 def test_one_at_a_time_and_nobody_waits(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
@@ -99,10 +119,10 @@ def test_what_is_counted_is_true_when_the_claim_commits(
     """The gate's count comes from a statement that began after the lock was taken."""
     add()
     theirs = other.cursor()
-    assert gates.enter(theirs, queue="mail", limit=1) == Gate(0, 1, 0)
+    assert told(gates.enter(theirs, queue="mail", limit=1)) == (0, 1, 0)
     assert len(take(theirs, admitted=True)) == 1
     other.commit()
-    assert enter(cursor, 1) == Gate(0, 1, 1)
+    assert told(enter(cursor, 1)) == (0, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -162,3 +182,54 @@ def test_a_look_tells_the_special_ones(cursor: Cursor) -> None:
     assert 50 < (waits["b"] or 0) <= 60
     assert -70 < (waits["c"] or 0) <= -60
     assert 50 < (waits["e"] or 0) <= 60
+
+
+def test_a_count_begins_at_the_first_lease_of_the_one_before(cursor: Cursor) -> None:
+    """Dead versions of what was handled lie before it while a snapshot is held."""
+    lapsed, renewed, flying = add(leased=-20), add(leased=-10), add(leased=30)
+    first = entered(cursor)
+    assert first.lease_mark == stored(lapsed).leased_until.timestamp()
+    lapsed.delete()
+    second = entered(cursor, first.lease_mark)
+    assert (second.in_flight, second.lease_mark) == (2, stored(renewed).leased_until.timestamp())
+    QueuedMessage.objects.filter(pk=renewed.pk).update(leased_until=flying.leased_until)
+    third = entered(cursor, second.lease_mark)
+    assert third.in_flight == 2
+    assert third.lease_mark is not None
+    # Not the end of its first lease: a later claim may have a shorter one.
+    assert third.lease_mark < stored(flying).leased_until.timestamp()
+
+
+def test_a_count_of_nothing_lets_the_next_begin_at_its_time(cursor: Cursor) -> None:
+    """Each lease that follows ends later, even the shortest."""
+    gate = entered(cursor)
+    assert gate.in_flight == 0
+    assert gate.lease_mark is not None
+    add(leased=0)  # lapses at once
+    assert entered(cursor, gate.lease_mark).in_flight == 1
+
+
+@pytest.mark.parametrize("limit", [None, 0])
+def test_what_counted_nothing_moves_no_mark(cursor: Cursor, limit: int | None) -> None:
+    add(leased=-60)
+    gate = enter(cursor, limit)
+    assert gate is not None
+    assert gate.lease_mark is None
+
+
+def test_a_held_snapshot_makes_counts_no_slower(cursor: Cursor) -> None:
+    """Pages are counted, which are the same on a busy machine."""
+    mark = float("-inf")
+    insert_all({"queue": "other"} for _ in range(3000))
+    cursor.execute("vacuum analyze django_mq_queuedmessage")
+    with held_snapshot():
+        for turn in range(20):
+            insert_all({"leased": turn - 100} for _ in range(100))
+            mark = entered(cursor, mark).lease_mark or mark
+            QueuedMessage.objects.filter(queue="mail").delete()
+        insert_all({"leased": 30} for _ in range(10))
+        from_mark, from_front = (
+            pages(gates.READ, {"queue": "mail", "limit": 50, "lease_mark": begin})
+            for begin in (mark, float("-inf"))
+        )
+    assert 5 * from_mark < from_front

@@ -19,6 +19,7 @@ from django_mq.executor.statements import Statements
 from django_mq.messages import Fence
 from django_mq.models import UniqueKey
 from django_mq.store import (
+    adopt,
     change_waiting,
     claim,
     expiry,
@@ -137,7 +138,7 @@ CALLS: dict[str, Call] = {
     "claim_line": lambda cursor, ids: ordered_queues.claim(
         cursor, queue="line", worker="me", skip_dead=False, **ASKED
     ),
-    "adopt": lambda cursor, ids: ordered_queues.adopt(cursor, queue="mail", limit=MINE),
+    "adopt": lambda cursor, ids: adopt.adopt(cursor, queue="mail", limit=MINE),
     "claim_lapsed": lambda cursor, ids: lapsed.claim_lapsed(cursor, queues=["slow"], **ASKED),
     "claim_lapsed_keys": lambda cursor, ids: lapsed.claim_lapsed(
         cursor, queues=["slow_keys"], **ASKED

@@ -13,7 +13,7 @@ import pytest
 from django_mq.store.claim import Lane, lane_columns
 from django_mq.store.claim_keyed import CLAIM_LINES, LOCK_LINES
 from django_mq.store.keys import FREE_NEXT
-from tests.database import second_connection
+from tests.database import held_snapshot
 from tests.rows import add, pks
 from tests.store.conftest import lock
 from tests.store.keyed import Cursor, ack, ids, keyed, take
@@ -58,19 +58,14 @@ def test_a_held_snapshot_costs_keyed_claims_no_more(cursor: Cursor) -> None:
     cursor.execute("vacuum analyze django_mq_queuedmessage")
     mark = Lane("mail", 0)
     before = touched(mark)
-    with second_connection() as holder:
-        holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        with holder.transaction():
-            holder.execute("select 1 from django_mq_queuedmessage limit 1")
-            for _ in range(CLAIMS):
-                claimed = take(cursor, mark, limit=LIMIT)
-                assert len(claimed.rows) == LIMIT
-                cursor.execute(
-                    "delete from django_mq_queuedmessage where id = any(%s)", [ids(claimed)]
-                )
-                mark = lane(claimed.marks)
-            cursor.execute("vacuum analyze django_mq_queuedmessage")
-            after, full = touched(mark), touched(Lane("mail", 0))
+    with held_snapshot():
+        for _ in range(CLAIMS):
+            claimed = take(cursor, mark, limit=LIMIT)
+            assert len(claimed.rows) == LIMIT
+            cursor.execute("delete from django_mq_queuedmessage where id = any(%s)", [ids(claimed)])
+            mark = lane(claimed.marks)
+        cursor.execute("vacuum analyze django_mq_queuedmessage")
+        after, full = touched(mark), touched(Lane("mail", 0))
     assert after <= 1.5 * before + LIMIT  # the index of lines in flight has one more level
     assert full > 1.5 * after  # there were rows to pass
 
@@ -85,29 +80,26 @@ select 'mail', 'a', 'h', 'k', '{}', now() - interval '1 h' + n * interval '1 ms'
 def test_a_held_snapshot_costs_a_busy_key_few_walks(cursor: Cursor) -> None:
     """A claim walks over the dead rows of its key once, and an ack not at all."""
     cursor.execute(FEW_KEYS)
-    with second_connection() as holder:
-        holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        with holder.transaction():
-            holder.execute("select 1 from django_mq_queuedmessage limit 1")
-            gone = 0
-            while gone < 1500:
-                claimed = take(cursor, limit=100)
-                ack(cursor, claimed)
-                gone += len(claimed.rows)
-            line = ("{mail}", "{h}", "{k}")
-            names = ("line_queues", "line_handlers", "line_keys")
-            claiming = {"window": LIMIT, "limit": LIMIT, "skip_dead": False, "admitted": False}
-            claiming |= lane_columns([Lane("mail", 0)])
-            lock = pages(LOCK_LINES, claiming)
-            claiming |= dict(zip(names, line, strict=True)) | {
-                "line_numbers": "{1}",
-                "with_marks": False,
-            }
-            claiming |= {"claimers": "{me:1}", "each": LIMIT, "lease": 30.0, "bytes": 1 << 20}
-            claim = pages(CLAIM_LINES, claiming)
-            names = ("queues", "handlers", "keys")
-            freeing = dict(zip(names, line, strict=True)) | {"afters": [claimed.rows[-1].id]}
-            free = pages(FREE_NEXT, freeing)
+    with held_snapshot():
+        gone = 0
+        while gone < 1500:
+            claimed = take(cursor, limit=100)
+            ack(cursor, claimed)
+            gone += len(claimed.rows)
+        line = ("{mail}", "{h}", "{k}")
+        names = ("line_queues", "line_handlers", "line_keys")
+        claiming = {"window": LIMIT, "limit": LIMIT, "skip_dead": False, "admitted": False}
+        claiming |= lane_columns([Lane("mail", 0)])
+        lock = pages(LOCK_LINES, claiming)
+        claiming |= dict(zip(names, line, strict=True)) | {
+            "line_numbers": "{1}",
+            "with_marks": False,
+        }
+        claiming |= {"claimers": "{me:1}", "each": LIMIT, "lease": 30.0, "bytes": 1 << 20}
+        claim = pages(CLAIM_LINES, claiming)
+        names = ("queues", "handlers", "keys")
+        freeing = dict(zip(names, line, strict=True)) | {"afters": [claimed.rows[-1].id]}
+        free = pages(FREE_NEXT, freeing)
     assert lock + claim <= 5 * gone  # 9 with the lookups of heads that it does not need
     assert free <= 20
 

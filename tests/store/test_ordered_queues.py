@@ -1,8 +1,8 @@
-"""Ordered queues: a claim takes the line from its head; rows outside the line are adopted."""
+"""Ordered queues: a claim takes the line from its head."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,37 +19,10 @@ from django_mq.store.ordered_queues import CLAIM_LINE, OwnedQueue
 from tests.database import second_connection
 from tests.rows import add, decide, pks, stored
 from tests.store.conftest import lock
-from tests.store.ordered import Cursor, own, row
+from tests.store.ordered import Cursor, own, row, take
 from tests.store.plans import generic_plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def take(
-    cursor: Cursor,
-    *,
-    worker: str = "me",
-    limit: int = 100,
-    max_bytes: int = 1 << 20,
-    skip_dead: bool = False,
-    admitted: bool = False,
-    more_claimers: Sequence[str] = (),
-) -> list[int]:
-    """Claim, and commit; return the ids."""
-    with cursor.connection.transaction():
-        found = ordered_queues.claim(
-            cursor,
-            queue="line",
-            worker=worker,
-            claimer=f"{worker}:7",
-            lease=6.0,
-            limit=limit,
-            max_bytes=max_bytes,
-            skip_dead=skip_dead,
-            admitted=admitted,
-            more_claimers=more_claimers,
-        )
-    return [each.id for each in found]
 
 
 @pytest.fixture
@@ -221,7 +194,7 @@ def uncommitted_claim(cursor: Cursor) -> Iterator[None]:
             if ordered_queues.claim(
                 cursor, queue="line", worker="a", claimer="a:1", lease=6.0, limit=10,
                 max_bytes=1000, skip_dead=False,
-            ):  # fmt: skip
+            ).rows:  # fmt: skip
                 yield
                 return
     pytest.fail("no claim")
@@ -267,77 +240,9 @@ def test_the_plan_of_a_claim_names_its_index(owner: Cursor) -> None:
         bytes=1 << 20,
         skip_dead=False,
         admitted=False,
+        first=1,
+        lease_mark=0.0,
     )
     assert "using mq_line on" in text
     assert "using mq_lease on" in text
     assert "Seq Scan on django_mq_queuedmessage" not in text
-
-
-# ---- rows outside the line
-
-
-def adopt_all(cursor: Cursor, *, limit: int) -> int:
-    """Walk over the queue `line`, `limit` rows at a time; return the number of adopted rows."""
-    adopted = ordered_queues.adopt(cursor, queue="line", limit=limit)
-    rows = adopted.rows
-    while adopted.resume is not None:
-        adopted = ordered_queues.adopt(cursor, queue="line", limit=limit, after=adopted.resume)
-        rows += adopted.rows
-    return rows
-
-
-def test_each_that_waits_beside_the_line_is_met(cursor: Cursor) -> None:
-    """Regardless of priority, due time and key: a walk skips none, and ends."""
-    for n in range(60):
-        add(
-            "line",
-            priority=n % 3 - 1,
-            after=n // 20,
-            key="k" if n % 5 == 0 else None,
-            handler="hi"[n % 2],
-            ordered=n % 4 == 0,
-            blocked_by=1 if n % 10 == 0 else None,
-        )
-    assert adopt_all(cursor, limit=7) == 45
-    assert not QueuedMessage.objects.filter(ordered=False).exists()
-
-
-def test_what_waits_beside_the_line_is_put_into_it(cursor: Cursor) -> None:
-    """From SQL, from unaware workers, from before: by its id among the others."""
-    first = row()
-    strange = [add("line"), add("line", after=60), add("line", key="k")]
-    last = row()
-    add("mail")
-    assert adopt_all(cursor, limit=2) == 3
-    assert adopt_all(cursor, limit=2) == 0
-    assert all(stored(message).ordered for message in strange)
-    assert QueuedMessage.objects.filter(queue="mail", ordered=True).count() == 0
-    own(cursor)
-    assert take(cursor) == pks(first, strange[0])
-    assert stored(last).leased_until is None
-
-
-def test_what_was_parked_by_its_key_is_put_into_the_line(cursor: Cursor) -> None:
-    """The queue had keys before it was ordered: now it has a single line."""
-    head = add("line", key="k", handler="h", after=60)
-    parked = add("line", key="k", handler="h", blocked_by=head.pk)
-    late = row()
-    assert ordered_queues.adopt(cursor, queue="line", limit=10).rows == 2
-    assert (stored(parked).ordered, stored(parked).blocked_by) == (True, None)
-    head.delete()
-    own(cursor)
-    assert take(cursor) == pks(parked, late)
-
-
-#: A message in flight, and a dead one.
-GONE = ({"leased": 30}, {"dead": -1})
-
-
-def test_what_is_in_flight_dead_or_locked_is_left_alone(
-    cursor: Cursor, other: psycopg.Connection[Any]
-) -> None:
-    messages = [add("line", key=key, **given) for key in (None, "k") for given in GONE]
-    lock(other, add("line").pk)
-    cursor.execute("set statement_timeout = '60s'")
-    assert ordered_queues.adopt(cursor, queue="line", limit=10).rows == 0
-    assert not any(stored(message).ordered for message in messages)

@@ -15,6 +15,7 @@ from django_mq.executor import local_queue
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
+from django_mq.policy.line_marks import FRONT
 from django_mq.store import ordered_queues as line
 from django_mq.store.claim import Lane
 from django_mq.worker import ordered_queues
@@ -152,14 +153,31 @@ def test_a_worker_that_left_a_line_takes_it_back_as_soon_as_it_can(db: None) -> 
     )
     with connection.cursor() as cursor:
         owner.maintain(cursor)
-        assert owner.owned == {"line"}
+        assert owner.owned.keys() == {"line"}
         busy = True
         owner.disown(cursor, ["line"])
         owner.maintain(cursor)
-        assert owner.owned == set()
+        assert owner.owned == {}
         busy = False
         owner.maintain(cursor)
-        assert owner.owned == {"line"}
+        assert owner.owned.keys() == {"line"}
+
+
+def test_what_is_adopted_may_belong_before_the_mark(db: None) -> None:
+    owner = ordered_queues.OrderedQueues(
+        "w", ["line"], on_owned=lambda: None, busy=lambda queue: False
+    )
+    with connection.cursor() as cursor:
+        owner.maintain(cursor)
+        owner.owned["line"] = FRONT._replace(first=10**9)
+        owner._turn_at = 0.0
+        owner.maintain(cursor)
+        assert owner.owned["line"].first == 10**9
+        add("line")  # from a producer that does not know that the queue is ordered
+        owner._turn_at = 0.0
+        owner._adopt_at["line"] = 0.0
+        owner.maintain(cursor)
+        assert owner.owned["line"] == FRONT
 
 
 def test_busy_executors_keep_a_worker_from_no_line_of_coroutines(
@@ -288,7 +306,7 @@ def test_one_claim_takes_several_batches_of_a_line() -> None:
     """Nothing else of the line is claimed meanwhile, so each claim costs it a pause."""
     router = ClaimRouter(
         worker="me",
-        owned={"line"},
+        owned={"line": FRONT},
         stopped_queues=StoppedQueues(),
     )
     options = ClaimOptions("sync", 30.0, batch_size=2, batch_bytes=1 << 20, ordered=True)

@@ -11,6 +11,7 @@ import pytest
 from django_mq.executor.last_starts import LastStarts
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.messages import ClaimedRow
+from django_mq.policy.line_marks import LineMarks
 from django_mq.worker import fetcher as fetcher_module
 from django_mq.worker import watermarks as marks_module
 from django_mq.worker.claims import ClaimRouter
@@ -67,6 +68,7 @@ class Rig:
         self.rooms: dict[str, int] = {"sync": 1000, "async": 1000, "both": 1000}
         self.options: dict[str, ClaimOptions] = {}
         self.last_starts = LastStarts()
+        self.owned: dict[str, LineMarks] = {}
 
     def make(self, *patterns: str, poll: float = 1.0) -> Rig:
         self.fetcher = Fetcher(
@@ -75,7 +77,7 @@ class Rig:
             intake=cast(Intake, self),
             claims=ClaimRouter(
                 worker="rig",
-                owned=(),
+                owned=self.owned,
                 stopped_queues=StoppedQueues(),
             ),
             ordered_queues=OrderedQueues(

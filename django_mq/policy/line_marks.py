@@ -1,0 +1,75 @@
+"""Marks of an ordered queue: where its line begins, and when the leases in flight end at the least.
+
+A claim that begins there does not walk over what was handled before. While a session holds an old
+snapshot, that are dead versions of all rows since the snapshot.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: Seconds that a candidate for the mark of the line must be old: an INSERT takes its id from the
+#: sequence just before its transaction is assigned an id of its own.
+INSERT_SECONDS = 1.0
+
+
+class Snapshot(NamedTuple):
+    """What a statement saw `at` a time, in seconds since 1970: which transactions had ended.
+
+    `xmin` is the oldest transaction id in progress, `xmax` the next one to be assigned.
+    """
+
+    at: float
+    xmin: int
+    xmax: int
+
+
+class LineMarks(NamedTuple):
+    """The marks of the line of one queue.
+
+    `lease`: no message of the queue in flight has a lease that ends before this time, in seconds
+    since 1970, because every lease ends after its claim. `first`: no message with a lower id waits
+    in the line, and no transaction can add one any more. `head` is the first message at an earlier
+    claim, a candidate for `first`; `seen` is a snapshot from after that claim, None until the next
+    claim.
+
+    A message that an operator requeues, or that a later turn adopts, can have a lower id: some
+    claims have to begin at the front.
+    """
+
+    lease: float = float("-inf")
+    first: int = 0
+    head: int = 0
+    seen: Snapshot | None = None
+
+    def claimed(self, head: int, before: Snapshot) -> LineMarks:
+        """Return the marks after a claim that began at `first` or before, and took `head` first.
+
+        `before` is a snapshot from just before the claim. Nothing was in flight: else the claim
+        would have taken nothing.
+
+        A transaction that was in progress when `head` was claimed may still commit a lower id. Once
+        all of these have ended, a claim sees what they have committed, and what lies before its
+        `head` is final.
+
+        >>> marks = LineMarks().claimed(7, Snapshot(at=100.0, xmin=50, xmax=52))
+        >>> marks = marks.claimed(8, Snapshot(at=100.1, xmin=51, xmax=55))
+        >>> marks.claimed(9, Snapshot(at=109.0, xmin=54, xmax=60)).first
+        0
+        >>> marks.claimed(9, Snapshot(at=109.0, xmin=55, xmax=60)).first
+        7
+        >>> marks.claimed(5, Snapshot(at=109.0, xmin=55, xmax=60)).first
+        5
+        """
+        lease = max(self.lease, before.at)
+        if not self.head:
+            return LineMarks(lease, self.first, head)
+        if self.seen is None:
+            return LineMarks(lease, self.first, self.head, seen=before)
+        if before.xmin < self.seen.xmax or before.at - self.seen.at < INSERT_SECONDS:
+            return self._replace(lease=lease)
+        return LineMarks(lease, min(self.head, head), head)
+
+
+#: Marks that leave nothing out.
+FRONT = LineMarks()

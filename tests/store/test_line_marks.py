@@ -1,0 +1,172 @@
+"""Claims of a line begin at a mark, where no message can be missed and none overtaken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from django_mq.models import QueuedMessage
+from django_mq.policy import line_marks
+from django_mq.policy.line_marks import FRONT, LineMarks
+from django_mq.store import ordered_queues
+from django_mq.store.claim import excluding
+from django_mq.store.ordered_queues import CLAIM_LINE, ClaimedLine
+from tests.database import held_snapshot, second_connection
+from tests.rows import add, insert_all
+from tests.store.ordered import Cursor, claim, own, row
+from tests.store.test_bounds import pages
+from tests.waiting import until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+INSERT = """
+insert into django_mq_queuedmessage (queue, type, payload, ordered)
+values ('line', 'a', '{}', true) returning id
+"""
+
+
+class Line:
+    """Claims that begin at the mark, each of one message, which is acked at once."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self.cursor = cursor
+        self.marks = FRONT
+
+    def claim(self, limit: int = 1) -> ClaimedLine:
+        claimed = claim(self.cursor, limit=limit, marks=self.marks, from_front=False)
+        self.marks = claimed.marks
+        return claimed
+
+    def next(self, limit: int = 1) -> list[int]:
+        ids = [each.id for each in self.claim(limit).rows]
+        QueuedMessage.objects.filter(pk__in=ids).delete()
+        return ids
+
+
+@pytest.fixture
+def line(cursor: Cursor, monkeypatch: pytest.MonkeyPatch) -> Line:
+    monkeypatch.setattr(line_marks, "INSERT_SECONDS", 0.0)
+    assert own(cursor, lease=600.0)
+    return Line(cursor)
+
+
+def moved(line: Line, *, beyond: int = 0) -> LineMarks:
+    """Claim until the mark has moved: transactions of other databases hold it up, too."""
+
+    def moves() -> bool:
+        row()
+        assert line.next()
+        return line.marks.first > beyond
+
+    until(moves, "the mark moves")
+    return line.marks
+
+
+def test_the_mark_follows_the_head(line: Line) -> None:
+    ids = [row().pk for _ in range(5)]
+    assert [line.next() for _ in ids] == [[id] for id in ids]
+    assert moved(line, beyond=ids[-1]).first < row().pk
+
+
+def test_a_lower_id_that_commits_late_is_claimed_first(line: Line) -> None:
+    """It was committed before a message that waits behind it: somebody may have seen it."""
+    before = moved(line)
+    with second_connection() as other:
+        with other.transaction():
+            late = other.execute(INSERT).fetchone()
+            for _ in range(6):
+                row()
+                assert line.next()
+            assert line.marks.first <= before.head
+        next = row()
+        assert late == tuple(line.next())
+        assert line.next() == [next.pk]
+    moved(line, beyond=next.pk)
+
+
+def test_a_transaction_that_began_after_the_snapshot_was_read_counts(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim itself sees more: the message that it claims may have the higher id of two."""
+    moved(line)
+    with second_connection() as other:
+        late = []
+
+        def meanwhile(statement: str, ids: Sequence[int]) -> str:
+            if not late:
+                other.execute("begin")
+                late.extend(other.execute(INSERT).fetchone() or ())
+                row()
+            return excluding(statement, ids)
+
+        monkeypatch.setattr(ordered_queues, "excluding", meanwhile)
+        assert line.next() > late
+        for _ in range(5):
+            row()
+            assert line.next() > late
+        other.execute("commit")
+        assert line.next() == late
+
+
+def test_an_insert_that_has_its_id_but_no_transaction_id_yet_has_a_second(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_marks, "INSERT_SECONDS", 600.0)
+    for _ in range(5):
+        row()
+        assert line.next()
+    assert line.marks.first == 0
+
+
+def test_what_is_in_flight_stops_the_line_however_short_its_lease(line: Line) -> None:
+    moved(line)
+    flying = add("line", ordered=True, leased=0, attempts=1)
+    waiting = row()
+    assert line.next() == []
+    flying.delete()
+    assert line.next() == [waiting.pk]
+
+
+def test_another_claim_in_flight_stops_the_line(line: Line) -> None:
+    moved(line)
+    row(), row()
+    assert line.claim().rows
+    assert not line.claim().rows
+
+
+def test_a_head_that_waits_keeps_its_place(line: Line) -> None:
+    """The mark never passes a message that is retried."""
+    moved(line)
+    head, behind = row(), row()
+    for _ in range(3):
+        claimed = line.claim()
+        assert [each.id for each in claimed.rows] == [head.pk]
+        QueuedMessage.objects.filter(pk=head.pk).update(leased_until=None, claimed_by=None)
+    QueuedMessage.objects.filter(pk=head.pk).delete()
+    assert line.next() == [behind.pk]
+
+
+def test_a_held_snapshot_makes_claims_of_a_line_no_slower(line: Line) -> None:
+    """Pages are counted, which are the same on a busy machine."""
+    params = {
+        "queue": "line",
+        "claimers": "{me:1}",
+        "each": 50,
+        "lease": 6.0,
+        "limit": 50,
+        "bytes": 1 << 20,
+        "skip_dead": False,
+        "admitted": False,
+    }
+    last = insert_all({"queue": "line", "ordered": True} for _ in range(2000))[-1]
+    with held_snapshot():
+        for _ in range(40):
+            assert len(line.next(50)) == 50
+        moved(line, beyond=last)
+        line.cursor.execute("analyze django_mq_queuedmessage")
+        from_mark, from_front = (
+            pages(CLAIM_LINE, {**params, "first": each.first, "lease_mark": each.lease})
+            for each in (line.marks, FRONT)
+        )
+    assert 2 * from_mark < from_front

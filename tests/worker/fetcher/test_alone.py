@@ -1,0 +1,108 @@
+"""Queues that are claimed alone resume at marks, but only while expensive full scans rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_mq.models import QueuedMessage
+from django_mq.policy import line_marks
+from django_mq.policy.line_marks import FRONT
+from django_mq.store import ordered_queues
+from django_mq.worker.queue_options import ClaimOptions
+from tests.rows import add
+from tests.worker.fetcher.conftest import Rig
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: Seconds for which full scans rest.
+REST = 5.0
+
+
+@pytest.fixture
+def alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    """Claims single messages from `mail`, which has a limit, and from `line`, which is ordered."""
+    monkeypatch.setattr(line_marks, "INSERT_SECONDS", 0.0)
+    rig.options["mail"] = ClaimOptions("sync", 30.0, 1, 1 << 22, max_in_flight=1000)
+    rig.options["line"] = ClaimOptions("sync", 30.0, 1, 1 << 22, ordered=True)
+    rig.owned["line"] = FRONT
+    assert ordered_queues.own(rig.cursor, queue="line", worker="rig", lease=600.0)
+    return rig.make(poll=600.0)
+
+
+def take_all(rig: Rig) -> list[int]:
+    """Claim and delete until nothing is left; return the ids."""
+    ids = []
+    while QueuedMessage.objects.exists():
+        rig.fetcher.fetch(rig.cursor)
+        QueuedMessage.objects.filter(leased_until__isnull=False).delete()
+        ids += rig.ids()
+    return ids
+
+
+def let_full_scans_rest(rig: Rig, queue: str) -> None:
+    """As after two expensive ones."""
+    rig.fetcher._marks[f"alone {queue}"]._allowed_at = rig.clock.now + REST
+
+
+@pytest.mark.parametrize("given", [{"queue": "mail"}, {"queue": "line", "ordered": True}])
+def test_what_appears_before_a_mark_is_found_when_full_scans_have_rested(
+    alone: Rig, given: dict[str, Any]
+) -> None:
+    """It was committed late, or requeued. Meanwhile the worker neither spins nor believes it is
+    done."""
+    reserved = add(**given).pk
+    QueuedMessage.objects.all().delete()
+    for n in range(20):
+        add(after=n - 60, **given)
+    take_all(alone)
+    let_full_scans_rest(alone, given["queue"])
+    early = add(id=reserved, after=-3600, **given)
+    behind = add(after=-1, **given)
+    alone.fetcher.on_ring()
+    assert alone.settle(maximum=1.0) > REST / 2
+    assert alone.ids() == [behind.pk]
+    assert not alone.fetcher.empty
+    QueuedMessage.objects.filter(pk=behind.pk).delete()
+    alone.clock.now += REST
+    alone.settle()
+    assert alone.ids() == [early.pk]
+    assert alone.fetcher.empty
+
+
+def test_with_keys_a_limited_queue_is_scanned_from_the_front(alone: Rig) -> None:
+    """A message that is freed when the one before it ends lies there."""
+    for n in range(5):
+        add(key=f"k{n}", after=n - 60)
+    take_all(alone)
+    let_full_scans_rest(alone, "mail")
+    early = add(key="k", after=-3600)
+    alone.fetcher.on_ring()
+    alone.settle()
+    assert alone.ids() == [early.pk]
+
+
+def test_what_was_not_scanned_lets_no_full_scan_rest(
+    alone: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it end a rest: of two scans, the quicker one counts."""
+    marks = alone.fetcher._marks["alone line"]
+    marks.record_scan({}, 1.0, full=True, group=alone.options["line"])
+    monkeypatch.setattr(alone.fetcher._claims, "_has_any", lambda queue: queue == "line")
+    add("line", ordered=True)
+    alone.settle()
+    assert alone.ids() == []
+    marks.record_scan({}, 1.0, full=True, group=alone.options["line"])
+    assert marks.full_in() > REST
+
+
+def test_marks_of_queues_that_are_gone_are_forgotten(
+    alone: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add("line", ordered=True), add()
+    take_all(alone)
+    assert {"alone line", "alone mail"} <= alone.fetcher._marks.keys()
+    alone.clock.now += 3600
+    alone.settle()
+    assert not {"alone line", "alone mail"} & alone.fetcher._marks.keys()
