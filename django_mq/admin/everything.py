@@ -18,8 +18,8 @@ from django_mq.models import Operation, QueuedMessage
 from django_mq.operations.filter_words import in_words
 from django_mq.operations.heads import HEAD_ACTIONS
 from django_mq.policy.column_bounds import id_of
-from django_mq.policy.error_text import one_line
 from django_mq.policy.message_filter import MessageFilter
+from django_mq.policy.plain_text import one_line
 from django_mq.states import MessageState
 from django_mq.store import message_filters as filters
 

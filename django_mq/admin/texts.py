@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 
 from django_mq.conf.local_time import aware, local, utc_now
 from django_mq.policy.durations import precise_span, span
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 from django_mq.queues import redacted
 from django_mq.states import MessageState
 

@@ -27,7 +27,7 @@ from django_mq.checks.registering import TAG, CheckMessages, check
 from django_mq.conf import Settings, alias_of, find_errors, is_postgresql
 from django_mq.handlers import all_handlers, allowed_queues
 from django_mq.handlers.periodic import problems
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 
 MIN_SERVER_VERSION = 15
 UPGRADE = f"Upgrade the server to PostgreSQL {MIN_SERVER_VERSION} or later."

@@ -9,7 +9,7 @@ from django.db import DatabaseError, connections
 
 from django_mq.checks.registering import CheckMessages, check
 from django_mq.conf import Settings, alias_of, is_postgresql
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 from django_mq.store.driver import may_prepare
 from django_mq.store.session_facts import is_pooled
 

@@ -6,8 +6,9 @@ import logging
 
 from django_mq.conf import get_settings
 from django_mq.exceptions import Reject, Retry, Snooze
-from django_mq.policy.error_text import describe, one_line, source_line
+from django_mq.policy.error_text import describe, source_line
 from django_mq.policy.missing_right import is_missing_right
+from django_mq.policy.plain_text import one_line
 from django_mq.policy.redacted_error import HIDDEN, HIDDEN_EVERYWHERE, redacted
 
 logger = logging.getLogger("django_mq")

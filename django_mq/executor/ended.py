@@ -12,8 +12,8 @@ from django_mq.exceptions import UnreadablePayload
 from django_mq.messages import Delivery
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.chosen_end import chosen_end
-from django_mq.policy.error_text import one_line
 from django_mq.policy.outcomes import DeadLettered, Outcome, Retried, Snoozed, decide
+from django_mq.policy.plain_text import one_line
 from django_mq.store import settle
 
 #: The longest wait, in seconds, before a worker looks at a held message again.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from time import monotonic
 
 from django_mq.conf.error_logs import error_name
-from django_mq.policy.error_text import one_line
 from django_mq.policy.missing_right import is_missing_right
+from django_mq.policy.plain_text import one_line
 from django_mq.store.lost import LOST, is_lost, is_read_only, was_refused
 
 logger = logging.getLogger("django_mq")

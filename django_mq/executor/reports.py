@@ -18,8 +18,9 @@ from django_mq.executor.ended import ACKED, DONE, Ended, Settled
 from django_mq.executor.handler_counts import queued_for
 from django_mq.messages import Delivery
 from django_mq.policy.durations import precise_span
-from django_mq.policy.error_text import Failure, one_line
+from django_mq.policy.error_text import Failure
 from django_mq.policy.outcomes import EXHAUSTED, DeadLettered, Retried, Snoozed
+from django_mq.policy.plain_text import one_line
 from django_mq.policy.redacted_error import loggable_text
 from django_mq.policy.stack import Frame
 

@@ -13,7 +13,7 @@ from django.utils.dateparse import parse_datetime
 
 from django_mq.conf.local_time import utc_now
 from django_mq.policy.column_bounds import FIRST_TIME, MAX_INTEGER, id_of
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 from django_mq.values import as_seconds
 
 

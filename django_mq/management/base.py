@@ -27,8 +27,8 @@ from django_mq.management.databases import (
 from django_mq.management.interruption import interruptible
 from django_mq.management.output import as_json
 from django_mq.management.serving import unknown_queue_warning
-from django_mq.policy.error_text import one_line
 from django_mq.policy.names import check_name
+from django_mq.policy.plain_text import one_line
 from django_mq.policy.rounding import message_count
 from django_mq.policy.similar_names import similar
 from django_mq.queues import Changed

@@ -11,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.errors import InsufficientPrivilege, UndefinedColumn, UndefinedTable
 
 from django_mq.conf import alias_of
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 from django_mq.queues.doctor.schema import (
     formats,
     migrate_command,

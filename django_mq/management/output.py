@@ -10,7 +10,7 @@ from typing import Any
 
 from django_mq.conf.local_time import local_text
 from django_mq.policy import durations
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 from django_mq.queues import Head, RunningMessage, WorkerProcess
 
 #: Table cells are cut to this width; names have at most 128 characters.

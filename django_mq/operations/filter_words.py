@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from django_mq.conf.local_time import local
-from django_mq.policy.error_text import one_line
 from django_mq.policy.message_filter import TIMES
+from django_mq.policy.plain_text import one_line
 
 #: The maximum number of bytes of all conditions.
 MAX_WORDS = 2000

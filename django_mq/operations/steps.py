@@ -12,8 +12,8 @@ from django.db.backends.utils import CursorWrapper
 from django_mq.operations.changes import CHANGES, Done
 from django_mq.operations.heads import dead_heads
 from django_mq.operations.log_entries import log_end
-from django_mq.policy.error_text import one_line
 from django_mq.policy.message_filter import MessageFilter
+from django_mq.policy.plain_text import one_line
 from django_mq.store import message_filters as filters
 from django_mq.store import operations as store
 from django_mq.store.operations import OperationRow, Progress

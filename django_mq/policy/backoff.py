@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, cast
 
 from django_mq.exceptions import InvalidOption
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 from django_mq.values import Seconds, as_seconds, short_repr
 
 #: Returns a number in [0, 1), like `random.random`; passed in, so that tests can choose it.

@@ -8,7 +8,6 @@ source lines, but never the values of variables.
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import time
 from collections import deque
@@ -18,6 +17,7 @@ from itertools import islice
 from types import TracebackType
 
 from django_mq.policy.error_place import error_place
+from django_mq.policy.plain_text import clean, cut, cut_middle, one_line
 from django_mq.policy.stack import Frame, shown
 
 #: The largest failure, and the largest class name and text in it, in bytes of UTF-8.
@@ -30,13 +30,6 @@ MAX_EXCEPTIONS = 10
 MAX_FRAMES = 40
 #: Seconds, in total, that the `__str__()` methods of one failure may take.
 STR_SECONDS = 1.0
-
-# PostgreSQL refuses NUL, and UTF-8 refuses surrogates. Other control characters, and characters
-# that change the direction of text, could forge the output of a terminal or a log.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_BREAKS = re.compile(r"\s+")
-# libpq puts this question on a line of its own, after a sentence without a full stop.
-_QUESTION = "\n\tIs the server "
 
 # A class may override these names; the descriptors of the base class read the real values.
 _get_args = BaseException.__dict__["args"].__get__
@@ -89,9 +82,9 @@ def describe(error: BaseException, *, stack: Iterable[Frame] = ()) -> Failure:
     with contextlib.suppress(Exception):
         name = _class_name(error)
         place = one_line(error_place(error), MAX_PLACE)
-        text = _cut(texts.of(error), MAX_TEXT)
+        text = cut(texts.of(error), MAX_TEXT)
         room = MAX_FAILURE - len(name.encode()) - len(text.encode())
-        traceback = _cut_middle(_clean("".join(_lines(error, texts, stack))), room)
+        traceback = cut_middle(clean("".join(_lines(error, texts, stack))), room)
     return Failure(name, text, traceback, place)
 
 
@@ -102,7 +95,7 @@ def source_line(error: BaseException) -> str:
     ...     one_line(None)
     ... except TypeError as error:
     ...     source_line(error).rpartition("/")[2].split(":")[0]
-    'error_text.py'
+    'plain_text.py'
     >>> source_line(ValueError("never raised"))
     ''
     """
@@ -115,19 +108,6 @@ def source_line(error: BaseException) -> str:
     return one_line(f"{code.co_filename}:{found.tb_lineno} in {code.co_name}")
 
 
-def one_line(text: str, limit: int = 500) -> str:
-    """Return `text` as one line without control characters, of at most `limit` bytes of UTF-8.
-
-    >>> one_line("first\\nsecond\\x1b[2J"), one_line("seventeen letters", 9)
-    ('first second\ufffd[2J', 'sevent…')
-    >>> one_line("Connection refused\\n\\tIs the server running on that host")
-    'Connection refused. Is the server running on that host'
-    """
-    text = str.__str__(text).lstrip()[: 4 * limit].replace(_QUESTION, ". Is the server ")
-    line = _BREAKS.sub(" ", text).rstrip()
-    return _cut(_UNSAFE.sub("\ufffd", line), limit)
-
-
 class _Texts:
     """Call `str()` on exceptions, protected from their own code."""
 
@@ -138,7 +118,7 @@ class _Texts:
     def of(self, error: BaseException) -> str:
         """Return the cleaned text of `error`, or in brackets the reason why there is none."""
         if id(error) not in self._known:
-            self._known[id(error)] = _clean(self._ask(error)[:MAX_FAILURE])
+            self._known[id(error)] = clean(self._ask(error)[:MAX_FAILURE])
         return self._known[id(error)]
 
     def _ask(self, error: BaseException) -> str:
@@ -253,7 +233,7 @@ def stack_text(calls: Iterable[Frame]) -> str:
     >>> print(stack_text([("/shop/mail.py", 7, "send")]).rstrip())
       File "/shop/mail.py", line 7, in send
     """
-    return _cut_middle(_clean("".join(_frames(calls))), MAX_FAILURE)
+    return cut_middle(clean("".join(_frames(calls))), MAX_FAILURE)
 
 
 def _frames(calls: Iterable[Frame]) -> Iterator[str]:
@@ -276,25 +256,3 @@ def _walk(traceback: TracebackType | None) -> Iterator[Frame]:
         code = traceback.tb_frame.f_code
         yield code.co_filename, traceback.tb_lineno or 0, code.co_name
         traceback = traceback.tb_next
-
-
-def _clean(text: str) -> str:
-    return _UNSAFE.sub("\ufffd", text)
-
-
-def _cut(text: str, limit: int) -> str:
-    """Cut clean text to `limit` bytes of UTF-8, between characters."""
-    data = text.encode()
-    if len(data) <= limit:
-        return text
-    return data[: max(limit - 3, 0)].decode(errors="ignore") + "…"
-
-
-def _cut_middle(text: str, limit: int) -> str:
-    """Cut like `_cut()`, but keep both ends: the first cause, and the error itself."""
-    data = text.encode()
-    if len(data) <= limit:
-        return text
-    mark = "\n... cut here ...\n"
-    half = (limit - len(mark)) // 2
-    return data[:half].decode(errors="ignore") + mark + data[-half:].decode(errors="ignore")

@@ -9,7 +9,8 @@ from datetime import datetime
 from django_mq.exceptions import Reject, Retry, Snooze, UnexpectedPayload
 from django_mq.policy.backoff import MAX_WAIT, BackoffFailed, Random, RetryPolicy
 from django_mq.policy.durations import precise_span
-from django_mq.policy.error_text import Failure, describe, one_line
+from django_mq.policy.error_text import Failure, describe
+from django_mq.policy.plain_text import one_line
 from django_mq.policy.stack import Frame
 from django_mq.values import checked_when
 

@@ -10,8 +10,9 @@ from functools import lru_cache
 from typing import cast
 
 from django_mq.exceptions import UnexpectedPayload
-from django_mq.policy.error_text import describe, one_line
+from django_mq.policy.error_text import describe
 from django_mq.policy.outcomes import AttemptEnded
+from django_mq.policy.plain_text import one_line
 
 #: Texts that replace an error's own: if a failed attempt has that text, and otherwise.
 HIDDEN = "(its text is hidden: see the failed attempt, or LOG_ERROR_TEXTS)"

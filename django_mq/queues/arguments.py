@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from django.db import connections
 
 from django_mq.policy.column_bounds import FIRST_TIME, MAX_BIGINT
-from django_mq.policy.error_text import one_line
 from django_mq.policy.message_filter import FINGERPRINT
 from django_mq.policy.names import check_name
+from django_mq.policy.plain_text import one_line
 from django_mq.store import schedules
 from django_mq.values import as_seconds, in_utc, short_repr
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from django_mq.conf.error_logs import log_failure
 from django_mq.messages import Fence
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 from django_mq.policy.stack import readable
 from django_mq.supervisor.ready import wait_ready
 from django_mq.supervisor.stop_signals import StopSignals

@@ -1,7 +1,6 @@
 """The stored text of an exception, for any kind of exception (S14, S29; guarantee 11)."""
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_mq.policy import error_text as failures
-from django_mq.policy.error_text import MAX_EXCEPTIONS, MAX_FAILURE, Failure, describe, one_line
+from django_mq.policy.error_text import MAX_EXCEPTIONS, MAX_FAILURE, Failure, describe
 
 
 def raised(function: Callable[[], object]) -> BaseException:
@@ -355,18 +354,3 @@ def test_any_text_becomes_storable(text: str) -> None:
     failure = describe(ValueError(text))
     assert size(failure) <= MAX_FAILURE
     assert "\0" not in failure.text + failure.traceback
-
-
-@given(st.text(alphabet=st.characters(), max_size=300), st.integers(3, 200))
-def test_one_line_is_one_line_within_its_limit(text: str, limit: int) -> None:
-    """S13: one record is one line, whatever an error says."""
-    line = one_line(text, limit)
-    assert len(line.encode()) <= limit
-    assert len(line.splitlines()) <= 1
-    assert not any(each < " " or each == "\x7f" for each in line)
-
-
-def test_one_line_of_text_that_is_much_too_long() -> None:
-    assert one_line("  \n" * 1_000_000 + "said") == "said"
-    assert one_line("ü" * 1_000_000, 10) == "üüü…"
-    assert sys.getsizeof(one_line("x" * 1_000_000)) < 2000

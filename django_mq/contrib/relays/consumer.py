@@ -36,7 +36,7 @@ from django_mq.executor.watchdog import STALL_MARGIN
 from django_mq.messages import Message
 from django_mq.outbox import broadcast_many
 from django_mq.outbox.origin import metadata_sources
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 from django_mq.store.insert_dead import insert_dead
 from django_mq.store.limits import Limits, set_local
 

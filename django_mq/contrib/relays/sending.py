@@ -13,7 +13,7 @@ from django_mq.conf.relays import Destination
 from django_mq.contrib.relays.envelope import Outgoing, outgoing
 from django_mq.contrib.relays.links import KINDS, BrokerAway, BrokerLink, Links
 from django_mq.messages import Delivery
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 
 logger = logging.getLogger("django_mq")
 

@@ -8,7 +8,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 from django_mq.queues.doctor import examine
 from django_mq.queues.doctor.findings import IDS
 

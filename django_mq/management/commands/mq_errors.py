@@ -16,7 +16,7 @@ from django_mq.management.base import OperatorCommand
 from django_mq.management.output import MAX_CELL_WIDTH, as_json, table
 from django_mq.management.screen import size_of
 from django_mq.models import FailedAttempt
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 
 #: With the names of errors and handlers, a row would not fit into 80 columns.
 HEADERS = ("fingerprint", "count", "dead", "waiting", "last", "message")

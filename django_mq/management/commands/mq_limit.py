@@ -10,7 +10,7 @@ from django.core.management.base import CommandParser
 from django_mq import queues
 from django_mq.management.base import OperatorCommand, add_queue_options
 from django_mq.management.output import as_json
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 from django_mq.policy.rounding import message_count
 from django_mq.queues.decisions import MAX_IN_FLIGHT
 

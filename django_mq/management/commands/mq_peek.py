@@ -16,7 +16,7 @@ from django_mq.management.output import as_json, heads_table, table
 from django_mq.management.serving import unknown_queue_warning
 from django_mq.models import QueuedMessage
 from django_mq.models.columns import Unreadable
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 from django_mq.queues.stalled import line_positions
 from django_mq.queues.states import peek_messages
 

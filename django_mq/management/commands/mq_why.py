@@ -10,7 +10,7 @@ from django_mq import queues
 from django_mq.management.arguments import message_id
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 
 
 class Command(OperatorCommand):

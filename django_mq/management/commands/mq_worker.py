@@ -36,7 +36,7 @@ from django_mq.management.logs import configure_logging
 from django_mq.management.ports import endpoint
 from django_mq.management.reloading import is_reloaded, run_reloading
 from django_mq.management.serving import separated, served, unmatched
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 from django_mq.store.driver import may_prepare
 from django_mq.store.session_facts import is_pooled
 from django_mq.supervisor import output

@@ -12,7 +12,7 @@ from django_mq import queues
 from django_mq.management.arguments import login, wrong_arguments
 from django_mq.management.base import Declined, OperatorCommand
 from django_mq.management.output import as_json, running_table, workers_table
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 from django_mq.queues import RunningMessage, WorkerProcess
 
 #: The maximum number of running messages shown; --json has all.

@@ -15,7 +15,7 @@ from django_mq.handlers import all_schedules
 from django_mq.handlers.cron import times_of
 from django_mq.handlers.periodic import check_type
 from django_mq.handlers.registry import Declaration
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 from django_mq.store import Cursor, schedules
 from django_mq.store import declared_schedules as store
 from django_mq.store.lost import is_lost

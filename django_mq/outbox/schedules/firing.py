@@ -22,7 +22,8 @@ from django_mq.outbox.schedules.declaring import own_types
 from django_mq.outbox.send import send
 from django_mq.policy.column_bounds import MAX_NAME
 from django_mq.policy.due_times import GRACE, DueTimes, Times, due
-from django_mq.policy.error_text import describe, one_line
+from django_mq.policy.error_text import describe
+from django_mq.policy.plain_text import one_line
 from django_mq.store import Cursor
 from django_mq.store import schedules as store
 from django_mq.store.lost import LOST

@@ -20,7 +20,7 @@ from psycopg.errors import (
 
 from django_mq.conf import alias_of
 from django_mq.executor.outage import MORE_CONNECTIONS, has_too_many_connections
-from django_mq.policy.error_text import one_line
+from django_mq.policy.plain_text import one_line
 from django_mq.queues.doctor import (
     capacity,
     links,
