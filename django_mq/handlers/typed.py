@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import re
-import types
-import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from django_mq.exceptions import InvalidPayload, UnexpectedPayload
-from django_mq.handlers.callables import shown
+from django_mq.handlers.argument_spec import ArgumentSpec, Unresolved, argument_spec, takes_plain
 from django_mq.messages import Delivery
-from django_mq.messages.adapters import is_supported
-from django_mq.messages.classes import MessageClass, message_class
+from django_mq.messages.classes import MessageClass
 from django_mq.policy.routing import Pattern
 
 if TYPE_CHECKING:
     from django_mq.handlers.registry import Handler
-
-#: Annotations that need not be resolved; they are often imported only for type checkers.
-_PLAIN = re.compile(r"(list\[)?([\w.]+\.)?(Delivery|Any|object)(\[Any\])?\]?")
-
-
-class Unresolved(Exception):
-    """The annotation of a handler's argument names something that no handler can get."""
-
-
-class ArgumentSpec(NamedTuple):
-    """How the argument of a handler is built.
-
-    `classes`: the message classes of the argument, by type; without any, the handler takes plain
-    deliveries. `wrapped`: it takes a `Delivery[...]`, whose payload is the instance.
-    """
-
-    classes: dict[str, MessageClass]
-    wrapped: bool
 
 
 class TypedCall:
@@ -55,7 +32,7 @@ class TypedCall:
     @functools.cached_property
     def takes(self) -> ArgumentSpec:
         """Resolved at first use, when the module of the handler is imported; raises Unresolved."""
-        return _takes(self._function, batch=self._batch)
+        return argument_spec(self._function, batch=self._batch)
 
     def __call__(self, argument: Any) -> Any:
         with self._converted(argument) as converted:
@@ -101,10 +78,7 @@ def typed(
     function: Callable[..., Any], *, batch: bool, is_async: bool, atomic: bool
 ) -> Callable[..., Any]:
     """Return `function`, or a wrapper that passes instances if its annotation may name a class."""
-    annotation = _annotation(function)
-    if annotation in (None, Any, object, Delivery) or (
-        isinstance(annotation, str) and _PLAIN.fullmatch(annotation)
-    ):
+    if takes_plain(function):
         return function
     kind = AsyncTypedCall if is_async else TypedCall
     return kind(function, batch=batch, atomic=atomic)
@@ -194,107 +168,3 @@ def _accepted(deliveries: list[Delivery[Any]], classes: dict[str, MessageClass])
             delivery.fail(error)
             deliveries.remove(delivery)
     return instances
-
-
-def _innermost(function: Callable[..., Any]) -> tuple[Any, int]:
-    """Return the Python function that gets the delivery, and the index of its parameter.
-
-    The object of a method and the arguments of a partial come before the delivery.
-    """
-    inner: Any = function
-    seen: list[object] = []
-    index = 0
-    while inner not in seen:
-        seen.append(inner)
-        if inspect.ismethod(inner):  # first, since it has the attributes of its function
-            inner, index = inner.__func__, index + 1
-        elif isinstance(inner, functools.partial):
-            inner, index = inner.func, index + len(inner.args)
-        elif (wrapped := getattr(inner, "__wrapped__", None)) is not None:
-            inner = wrapped
-        elif not inspect.isroutine(inner):
-            inner = getattr(inner, "__call__", inner)  # noqa: B004  # the method that a call runs
-    return inner, index
-
-
-def _annotation(function: Callable[..., Any]) -> Any:
-    inner, index = _innermost(function)
-    code = getattr(inner, "__code__", None)
-    if code is None or index >= code.co_argcount:
-        return None
-    try:
-        return inner.__annotations__.get(code.co_varnames[index])
-    except NameError:  # Python 3.14 evaluates them here: too early for a module half imported
-        return inspect.Parameter.empty
-
-
-def _takes(function: Callable[..., Any], *, batch: bool) -> ArgumentSpec:
-    hint = _resolved(function)
-    listed = typing.get_origin(hint) is list
-    if listed:
-        [hint] = typing.get_args(hint)
-    members = _members(hint)
-    wrapped = all(typing.get_origin(each) is Delivery for each in members)
-    if wrapped:  # Delivery[A | B], or Delivery[A] | Delivery[B]
-        members = tuple(inner for each in members for inner in _members(*typing.get_args(each)))
-    found = [message_class(each) for each in members]
-    classes = {each.type: each for each in found if each is not None}
-    if not classes and not any(isinstance(each, type) and is_supported(each) for each in members):
-        if any(map(_names_class, members)):
-            raise Unresolved(
-                f"the argument of {shown(function)} is annotated with {_resolved(function)}, which"
-                " no handler gets: use a message class, Delivery[...] or a list of them"
-            )
-        return ArgumentSpec({}, False)
-    for member, known in zip(members, found, strict=True):
-        if known is None:
-            raise Unresolved(
-                f"the argument of {shown(function)} is annotated with"
-                f" {getattr(member, '__qualname__', member)}, which has no @message(...)"
-            )
-    if listed != batch:
-        one = " | ".join(each.cls.__qualname__ for each in classes.values())
-        raise Unresolved(_contradiction(function, f"Delivery[{one}]" if wrapped else one, batch))
-    return ArgumentSpec(classes, wrapped)
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    """Return the members of a union, or the annotation itself."""
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return typing.get_args(hint) if is_union else (hint,)
-
-
-def _names_class(hint: Any) -> bool:
-    return message_class(hint) is not None or any(map(_names_class, typing.get_args(hint)))
-
-
-def _contradiction(function: Callable[..., Any], one: str, batch: bool) -> str:
-    """Say that an annotation and `batch=` disagree; `one` is the annotation of a single message."""
-    argument = f"the argument of {shown(function)} is annotated with"
-    if batch:
-        return (
-            f"{argument} {one}, but with batch=True it is a list: annotate it with list[{one}], or"
-            " leave out batch=True"
-        )
-    return (
-        f"{argument} list[{one}], but without batch=True it is one message: add batch=True, or"
-        f" annotate it with {one}"
-    )
-
-
-def _resolved(function: Callable[..., Any]) -> Any:
-    inner, _ = _innermost(function)
-    annotation = _annotation(function)
-
-    def bearer() -> None: ...
-
-    bearer.__annotations__ = {"argument": annotation}
-    try:
-        nonlocals = inspect.getclosurevars(inner).nonlocals
-        return typing.get_type_hints(bearer, inner.__globals__, nonlocals)["argument"]
-    except Exception as error:
-        raise Unresolved(
-            f"the annotation {annotation!r} of the argument of {shown(function)} cannot be"
-            f" resolved ({error}): import what it names at run time, too, not only for type"
-            " checkers"
-        ) from error
