@@ -1,16 +1,9 @@
 """Message (what is broadcast), its receipts, and Delivery (one message claimed for an attempt)."""
 
 from django_mq.messages.adapters import MessageInstance
+from django_mq.messages.claimed_row import ClaimedRow, Fence, PlainFence, fence_of, worker_of
 from django_mq.messages.current import current_delivery, foreign_alias, set_current
-from django_mq.messages.delivery import (
-    LONG_AGO,
-    ClaimedRow,
-    Delivery,
-    Fence,
-    PlainFence,
-    fence_of,
-    worker_of,
-)
+from django_mq.messages.delivery import LONG_AGO, Delivery
 from django_mq.messages.message import Message
 from django_mq.messages.receipts import BulkReceipt, Cancelled, CopyReceipt, Receipt
 from django_mq.policy.uniqueness import CopyOutcome, OnDuplicate
