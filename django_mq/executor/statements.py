@@ -182,7 +182,10 @@ def transaction(driver: psycopg.Connection[Any], own: Limits) -> Iterator[None]:
 
 
 def within_transaction(cursor: Cursor) -> AbstractContextManager[Any]:
-    """Return a block that runs in the open transaction, or in a new one."""
+    """Return a block whose statements are one transaction: the open one, or a new one.
+
+    A single statement needs no block: it is a transaction, under the same limits.
+    """
     driver: psycopg.Connection[Any] = cursor.connection
     if not is_idle(driver):
         return nullcontext()

@@ -69,8 +69,7 @@ def run(
     Stops after the current piece once `ending()` is true. `allow(seconds)` lets the statements of
     later chores take longer than LIMITS.
     """
-    with within_transaction(cursor):
-        before = chores.take_turn(cursor, every=TURN_SECONDS)
+    before = chores.take_turn(cursor, every=TURN_SECONDS)
     if before is None:
         return False
     after: dict[str, Position] = {}
@@ -160,8 +159,7 @@ def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position
 
 def _promote_put_aside(cursor: Cursor, settings: Settings, at: Position) -> Position:
     """Store the messages that were put aside for unique ids that are now free."""
-    with within_transaction(cursor):
-        found = put_aside.free_put_aside(cursor, limit=PIECE_ROWS, after=at and UniqueId(*at))
+    found = put_aside.free_put_aside(cursor, limit=PIECE_ROWS, after=at and UniqueId(*at))
     for start in range(0, len(found.ids), PIECE_UNIQUE_IDS):
         _promote(cursor, found.ids[start : start + PIECE_UNIQUE_IDS])
     return found.resume and list(found.resume)
@@ -193,8 +191,7 @@ def _promote(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
 
 def _warn_of_deep(cursor: Cursor, settings: Settings, at: Position) -> Position:
     """Warn about queues deeper than `warn_depth`: once per `warn_every` for the whole fleet."""
-    with within_transaction(cursor):
-        names = chores.waiting_queues(cursor, after=at or "", limit=PIECE_QUEUES)
+    names = chores.waiting_queues(cursor, after=at or "", limit=PIECE_QUEUES)
     depths = {name: settings.queue(name).warn_depth for name in names}
     limits = {name: depth + 1 for name, depth in depths.items() if depth}
     waiting = _count(cursor, limits)

@@ -31,10 +31,10 @@ def expire(cursor: Cursor, settings: Settings, at: Any) -> Any:
     """Dead-letter messages that expired after `at`; return where the next piece starts."""
     after, walked = at or BEGINNING, WALKED_ROWS
     try:
-        if len(expire_few(cursor, after)) == PIECE_MESSAGES:
-            with within_transaction(cursor):
-                found = expiry.next_expired(cursor, after=after, window=walked)
-                return found or expiry.expiry_walked(cursor, after=after, window=walked)
+        if len(expire_few(cursor, after)) == PIECE_MESSAGES and (
+            found := expiry.next_expired(cursor, after=after, window=walked)
+        ):
+            return found
     except psycopg.errors.LockNotAvailable:
         walked = PIECE_MESSAGES  # another session holds the unique id of a message: skip these
     except LOST:
@@ -42,14 +42,12 @@ def expire(cursor: Cursor, settings: Settings, at: Any) -> Any:
     except psycopg.Error as error:
         log_failure("chore_failed", error, "the database refuses to let a message expire")
         return _expire_singly(cursor, after)
-    with within_transaction(cursor):
-        return expiry.expiry_walked(cursor, after=after, window=walked)
+    return expiry.expiry_walked(cursor, after=after, window=walked)
 
 
 def _expire_singly(cursor: Cursor, after: str) -> str | None:
     """Dead-letter a few messages, one by one; pass over those that the database refuses."""
-    with within_transaction(cursor):
-        ids = expiry.expired(cursor, after=after, window=PIECE_MESSAGES)
+    ids = expiry.expired(cursor, after=after, window=PIECE_MESSAGES)
     for id in ids:
         try:
             _dead_letter(cursor, partial(expiry.expire_one, cursor, id))
@@ -57,8 +55,7 @@ def _expire_singly(cursor: Cursor, after: str) -> str | None:
             raise
         except psycopg.Error as error:
             logger.debug("message %s cannot expire: %s", id, error_name(error))
-    with within_transaction(cursor):
-        return expiry.expiry_walked(cursor, after=after, window=PIECE_MESSAGES)
+    return expiry.expiry_walked(cursor, after=after, window=PIECE_MESSAGES)
 
 
 def expire_few(cursor: Cursor, after: str = BEGINNING) -> list[Ended]:

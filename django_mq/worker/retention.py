@@ -43,10 +43,7 @@ def pruner(
     def piece(cursor: Cursor, settings: Settings, at: Any) -> Any:
         if (oldest := retention(settings)) is None:
             return None
-        with within_transaction(cursor):
-            return pruning.prune(
-                cursor, what, older_than=oldest, limit=PIECE_ROWS, after=_since(at)
-            )
+        return pruning.prune(cursor, what, older_than=oldest, limit=PIECE_ROWS, after=_since(at))
 
     return piece
 
@@ -55,21 +52,18 @@ def prune_operations(cursor: Cursor, settings: Settings, at: Any) -> Any:
     """Delete operations that ended longer than ATTEMPT_RETENTION ago."""
     if (oldest := settings.attempt_retention) is None:
         return None
-    with within_transaction(cursor):
-        return operations.prune(cursor, older_than=oldest, after=at or 0, limit=PIECE_ROWS)
+    return operations.prune(cursor, older_than=oldest, after=at or 0, limit=PIECE_ROWS)
 
 
 def prune_workers(cursor: Cursor, settings: Settings, at: Any) -> Any:
     """Delete the rows of workers that have been gone for a while."""
     oldest = 4 * GONE_AFTER.total_seconds()
-    with within_transaction(cursor):
-        return chores.prune_workers(cursor, older_than=oldest, after=at or "", limit=PIECE_ROWS)
+    return chores.prune_workers(cursor, older_than=oldest, after=at or "", limit=PIECE_ROWS)
 
 
 def prune_history(cursor: Cursor, settings: Settings, at: Any) -> Any:
     """Delete old rows that outlived the partition of their day, or had none."""
-    with within_transaction(cursor):
-        return history_days.prune(cursor, limit=PIECE_ROWS, after=_since(at))
+    return history_days.prune(cursor, limit=PIECE_ROWS, after=_since(at))
 
 
 def maintain_days(cursor: Cursor, settings: Settings, at: Any) -> Any:
@@ -105,9 +99,8 @@ def _create_ahead(cursor: Cursor, found: history_days.Days) -> None:
 
 def _warn_of_size(cursor: Cursor) -> None:
     """Warn that no days are created, on one worker of the fleet: nothing else changes that."""
-    with within_transaction(cursor):
-        if not chores.take_warning(cursor, queue=CHORES_ROW, every=WARN_EVERY):
-            return
+    if not chores.take_warning(cursor, queue=CHORES_ROW, every=WARN_EVERY):
+        return
     logger.warning(
         "no partitions are created for coming days of the history, because its default partition"
         " is larger than %.1f GiB: set it aside as docs/history.md (Retention) says",
@@ -118,18 +111,10 @@ def _warn_of_size(cursor: Cursor) -> None:
 
 def roll_up_figures(cursor: Cursor, settings: Settings, at: Any) -> Any:
     """Add up a finished hour of figures or, if none is left, delete old figures."""
-    with within_transaction(cursor):
-        if figures.roll_up(cursor):
-            return True
-    with within_transaction(cursor):
-        return _next_position(
-            figures.prune(cursor, minutes=MINUTES_KEPT, hours=HOURS_KEPT, limit=PIECE_ROWS)
-        )
-
-
-def _next_position(count: int) -> Any:
-    """Return a position if the piece was full; the next one starts behind the removed rows."""
-    return True if count >= PIECE_ROWS else None
+    if figures.roll_up(cursor):
+        return True
+    pruned = figures.prune(cursor, minutes=MINUTES_KEPT, hours=HOURS_KEPT, limit=PIECE_ROWS)
+    return True if pruned >= PIECE_ROWS else None
 
 
 def _since(at: Any) -> str:
