@@ -19,7 +19,7 @@ from django.db import connections
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 
-from django_mq.admin.base import ids_of, own_page
+from django_mq.admin.base import ids_of
 from django_mq.admin.bounds import limited_statements, redirects_on_timeout, writing
 from django_mq.admin.everything import EverythingAdmin
 from django_mq.admin.message_actions import (
@@ -30,6 +30,7 @@ from django_mq.admin.message_actions import (
     RUN_NOW,
     MessageAction,
 )
+from django_mq.admin.own_pages import own_page
 from django_mq.admin.texts import batch_note
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.operations.heads import heads_of

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import urlencode
+from typing import Any, cast
 
-import django
 from django.contrib import admin, messages
 from django.contrib.admin import helpers
 from django.contrib.admin.models import LogEntry
-from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import BadRequest
 from django.db import DatabaseError
 from django.db.models import Model, QuerySet, TextField
 from django.db.models.functions import Cast, Now
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
-from django.http.response import HttpResponseBase
-from django.template.response import TemplateResponse
-from django.urls import NoReverseMatch, URLPattern, path, reverse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 
@@ -29,38 +23,19 @@ from django_mq.admin.bounds import (
     BoundedChangeList,
     CappedPaginator,
     TookTooLong,
-    View,
     answer_read_only,
     limit_rendering,
     limited,
-    limited_posts,
     limited_statements,
     reporting_timeouts,
 )
+from django_mq.admin.own_pages import OwnPagesAdmin
 from django_mq.admin.scope import QueueScopeMixin
 from django_mq.admin.searching import ExactSearchMixin
 from django_mq.admin.texts import link
 from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage
 from django_mq.policy.column_bounds import MAX_NAME, id_of
-
-if TYPE_CHECKING:
-    StockAdmin = admin.ModelAdmin[Any]
-else:
-    StockAdmin = admin.ModelAdmin
-
-
-def own_page(model: type[Model] | None, page: str, route: str) -> Callable[[View], View]:
-    """Give a view a route beside the stock pages of `model`, by default the model of its class.
-
-    `ReadOnlyAdmin.url()` finds the page by its name.
-    """
-
-    def mark(view: View) -> View:
-        view.own_page = (model, page, route)  # type: ignore[attr-defined]
-        return view
-
-    return mark
 
 
 def ids_of(texts: Sequence[str]) -> list[int]:
@@ -80,7 +55,7 @@ class ActionForm(helpers.ActionForm):
         self.fields["action"].widget.attrs["x-model"] = "action"
 
 
-class ReadOnlyAdmin(QueueScopeMixin, ExactSearchMixin, StockAdmin):
+class ReadOnlyAdmin(QueueScopeMixin, ExactSearchMixin, OwnPagesAdmin):
     """A page on which nothing can be added, changed or deleted."""
 
     action_form = ActionForm
@@ -230,39 +205,6 @@ class ReadOnlyAdmin(QueueScopeMixin, ExactSearchMixin, StockAdmin):
         page.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return page
 
-    def get_urls(self) -> list[Any]:
-        """Return the routes of the views marked by `own_page()`, then the stock ones."""
-        marked = (
-            (*view.own_page, getattr(self, name))
-            for kind in type(self).__mro__
-            for name, view in vars(kind).items()
-            if hasattr(view, "own_page")
-        )
-        pages = [self.page(model or self.model, *rest) for model, *rest in marked]
-        return [*pages, *super().get_urls()]
-
-    def page(
-        self, model: type[Model], page: str, route: str, view: Callable[..., HttpResponseBase]
-    ) -> URLPattern:
-        """Return the route of a page of `model` beside the stock ones; `url()` finds it."""
-        name = f"{model._meta.app_label}_{model._meta.model_name}_{page}"
-        return path(route, self.admin_site.admin_view(limited_posts(self, view)), name=name)
-
-    def url(self, model: type[Model], page: str, *args: object, **query: object) -> str:
-        """Return the URL of a page of `model`, empty if this site has no such page."""
-        name = f"{self.admin_site.name}:{model._meta.app_label}_{model._meta.model_name}_{page}"
-        is_stock = page in ("change", "history")  # these views unquote the key of a row
-        try:
-            address = reverse(name, args=[quote(str(each)) if is_stock else each for each in args])
-        except NoReverseMatch:  # the site has no admin for the model, or one of the project's own
-            return ""
-        return f"{address}?{urlencode(query)}" if query else address
-
-    def list_url(self, filters: str) -> str:
-        """Return the list's URL with `filters`, parsed again so that it cannot leave the site."""
-        query = QueryDict(filters).urlencode()
-        return self.url(self.model, "changelist") + (f"?{query}" if query else "")
-
     def log(self, request: HttpRequest, rows: Sequence[Model], flag: int, note: str) -> None:
         """Log the user's change of `rows`; call it in the transaction of the change."""
         LogEntry.objects.log_actions(
@@ -279,19 +221,3 @@ class ReadOnlyAdmin(QueueScopeMixin, ExactSearchMixin, StockAdmin):
     def message_link(self, id: int) -> SafeString | str:
         """Return the number of a message as a link to its page."""
         return link(self.url(QueuedMessage, "change", id), f"#{id}")
-
-    def show_page(
-        self, request: HttpRequest, template: str, title: str, /, **context: Any
-    ) -> TemplateResponse:
-        """Return a page that has no stock template; it links to the list unless it `is_list`."""
-        request.current_app = self.admin_site.name
-        context = {
-            **self.admin_site.each_context(request),
-            "opts": self.opts,
-            "media": self.media,
-            "title": title,
-            "crumbs_are_list": django.VERSION >= (6, 1),
-            "list_url": self.url(self.model, "changelist"),
-            **context,
-        }
-        return TemplateResponse(request, f"admin/django_mq/{template}.html", context)

@@ -9,9 +9,10 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
 from django_mq import outbox, queues
-from django_mq.admin.base import ReadOnlyAdmin, own_page
+from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.bounds import LOCKED, TookTooLong, limited, writing
 from django_mq.admin.broadcast_form import BroadcastForm
+from django_mq.admin.own_pages import own_page
 from django_mq.admin.seen_handlers import did_you_mean
 from django_mq.exceptions import MQError, RoutingError
 from django_mq.messages import CopyReceipt, Receipt

@@ -16,9 +16,10 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from django_mq import queues
-from django_mq.admin.base import ReadOnlyAdmin, own_page
+from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.bounds import TookTooLong, limited, writing
 from django_mq.admin.checked_forms import CheckedForm, JSONTextField, checked
+from django_mq.admin.own_pages import own_page
 from django_mq.admin.texts import MAX_TEXT
 from django_mq.conf import get_settings
 from django_mq.conf.local_time import aware

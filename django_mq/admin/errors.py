@@ -10,9 +10,10 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.http import urlencode
 
 from django_mq import queues
-from django_mq.admin.base import ReadOnlyAdmin, own_page
+from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.bounds import limited_statements, redirects_on_timeout
 from django_mq.admin.message_actions import DISCARD, MESSAGE_ACTIONS, REQUEUE, RUN_NOW
+from django_mq.admin.own_pages import own_page
 from django_mq.admin.texts import excerpt, plain, when
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.policy.column_bounds import id_of

@@ -8,11 +8,11 @@ from django.db import connections
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 
 from django_mq import queues
-from django_mq.admin.base import own_page
 from django_mq.admin.bounds import MAX_COUNT, AtLeast, TookTooLong, limited_statements
 from django_mq.admin.heads import HeadsAdmin
 from django_mq.admin.message_actions import MESSAGE_ACTIONS, MessageAction
 from django_mq.admin.message_filters import HEADS_PARAMETER, filter_of
+from django_mq.admin.own_pages import own_page
 from django_mq.admin.texts import operator
 from django_mq.models import Operation, QueuedMessage
 from django_mq.operations.filter_words import in_words

@@ -25,10 +25,11 @@ from django.http import (
 from django.http.response import HttpResponseBase
 from django.utils.text import slugify
 
-from django_mq.admin.base import ReadOnlyAdmin, own_page
+from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.bounds import limited_statements, redirects_on_timeout
 from django_mq.admin.export_files import DOCUMENTS, TYPES, as_csv, as_json, document
 from django_mq.admin.json_paths import read_path
+from django_mq.admin.own_pages import own_page
 from django_mq.admin.windows import AFTER_PARAMETER
 from django_mq.conf.local_time import local, utc_now
 

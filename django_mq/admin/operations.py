@@ -14,9 +14,10 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html
 
 from django_mq import queues
-from django_mq.admin.base import ReadOnlyAdmin, own_page
+from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.bounds import TookTooLong, writing
 from django_mq.admin.message_actions import MESSAGE_ACTIONS
+from django_mq.admin.own_pages import own_page
 from django_mq.admin.texts import excerpt, moment_column, notes_below, titled, took, when
 from django_mq.models import Operation
 from django_mq.operations.filter_words import in_words, without_values

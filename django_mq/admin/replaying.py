@@ -16,9 +16,10 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
 from django_mq import handlers, queues
 from django_mq.admin.actions import MAX_MESSAGES, posted_ids
-from django_mq.admin.base import ids_of, own_page
+from django_mq.admin.base import ids_of
 from django_mq.admin.bounds import limited_statements, redirects_on_timeout, writing
 from django_mq.admin.chains import ChainsAdmin
+from django_mq.admin.own_pages import own_page
 from django_mq.admin.texts import batch_note
 from django_mq.conf import get_settings
 from django_mq.exceptions import MQError

@@ -13,9 +13,10 @@ from django.db.models.functions import Cast, Length
 from django.db.models.lookups import LessThan
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
-from django_mq.admin.base import ReadOnlyAdmin, own_page
+from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.bounds import TookTooLong, limited_statements
 from django_mq.admin.json_paths import most_seen, paths_in
+from django_mq.admin.own_pages import own_page
 from django_mq.models import QueuedMessage
 
 #: The number of newest messages that are examined, and the number of characters from which a

@@ -6,8 +6,9 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 
 from django_mq import queues
-from django_mq.admin.base import ReadOnlyAdmin, own_page
+from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.bounds import limited
+from django_mq.admin.own_pages import own_page
 from django_mq.admin.texts import badge, breakable
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.states import MessageState

@@ -11,8 +11,9 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 
 from django_mq import queues
-from django_mq.admin.base import ReadOnlyAdmin, own_page
+from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.bounds import LOCKED, TookTooLong, writing
+from django_mq.admin.own_pages import own_page
 from django_mq.admin.texts import operator
 from django_mq.models import WorkerCommand, WorkerHeartbeat
 
