@@ -12,7 +12,7 @@ import socket
 from dataclasses import dataclass, field
 from time import monotonic
 
-from django_mq.executor.scoreboard import Entry, MonitoredPart, Scoreboard
+from django_mq.executor.scoreboard import Entry, Scoreboard
 from django_mq.messages import Fence
 from django_mq.policy.outcomes import cut_short
 from django_mq.policy.stack import running_in
@@ -31,12 +31,6 @@ logger = logging.getLogger("django_mq")
 RESTART_DELAY, MAX_RESTART_DELAY = 1.0, 60.0
 #: Seconds after which a process counts as working, even if there was nothing to run.
 WORKING_AFTER = 60.0
-#: The names of the parts that a live process has, for probes.
-PART_NAMES = {
-    MonitoredPart.LOOP: "loop",
-    MonitoredPart.RENEWAL: "renewal of leases",
-    MonitoredPart.LISTENER: "listener",
-}
 
 
 @dataclass(slots=True)
@@ -214,38 +208,6 @@ class ProcessSlot:
 
     def _is_late(self, entry: Entry, now: float) -> bool:
         return min(entry.deadline, self.stopped.get(entry.fence, ("", entry.deadline))[1]) <= now
-
-    def not_live(self, *, draining: bool) -> list[str]:
-        """Return why this slot is not live: a part that must move is stalled, or it has no process.
-
-        The parts of a draining process need not move.
-        """
-        if not self.pid:
-            # Only the class: anyone may ask, and an error's text may name hosts or quote rows.
-            ended = self.failure.partition(":")[0] or "ended"
-            return [] if self.finished else [f"a worker process is gone ({ended})"]
-        if draining or self.recycling or self.leaving:
-            return []
-        stalled = (each for each in self.scoreboard.stalled() if each in PART_NAMES)
-        return [f"worker process {self.pid}: the {PART_NAMES[each]} is stalled" for each in stalled]
-
-    def not_ready(self) -> list[str]:
-        """Return why a live slot is not ready: its database has not answered, or refuses something.
-
-        A stalled loop, which `not_live()` names, does not ask the database.
-        """
-        stalled = self.scoreboard.stalled()
-        if not self.pid or self.recycling or self.leaving or MonitoredPart.LOOP in stalled:
-            return []
-        if MonitoredPart.DATABASE in stalled:
-            why = "the database does not answer, or refuses statements"
-        elif MonitoredPart.HEARTBEAT in stalled:
-            why = "the database refuses its heartbeats"
-        elif not self.scoreboard.progresses(MonitoredPart.DATABASE):
-            why = "it has not used the tables yet"
-        else:
-            return []
-        return [f"worker process {self.pid}: {why}"]
 
     def recycle_large(self, megabytes: int) -> None:
         """Drain the process, so that it is replaced, if it uses more than `megabytes` of memory."""

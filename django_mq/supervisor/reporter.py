@@ -6,12 +6,13 @@ bodies name each part that failed, and reveal nothing about the queues.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from django_mq.policy.exposition import CONTENT_TYPE
 from django_mq.supervisor.health import Endpoint, HealthResponse, verdict
 from django_mq.supervisor.process_slot import ProcessSlot
+from django_mq.supervisor.readiness import not_live, not_ready
 from django_mq.supervisor.service import Service
 from django_mq.supervisor.worker_figures import exposed, summed
 
@@ -70,18 +71,6 @@ class Reporter:
         """Close the ports in this process."""
         for each in self._endpoints:
             each.close()
-
-
-def not_live(slots: Iterable[ProcessSlot], *, draining: bool) -> list[str]:
-    """Return the parts that are stalled or gone; an empty list if the worker is live."""
-    return [each for slot in slots for each in slot.not_live(draining=draining)]
-
-
-def not_ready(slots: Iterable[ProcessSlot], *, draining: bool) -> list[str]:
-    """Return why the worker takes no messages; an empty list if it is ready."""
-    if draining:
-        return ["draining"]
-    return [each for slot in slots for each in (*slot.not_live(draining=False), *slot.not_ready())]
 
 
 def _figures(slots: Sequence[ProcessSlot]) -> HealthResponse:
