@@ -61,7 +61,7 @@ class BroadcastingAdmin(ReadOnlyAdmin):
             reach=_reach(copies),
             did_you_mean=copies
             and did_you_mean(form.cleaned_data["type"], self.get_queues(request)),
-            suggestions={"type": self._types(request), "queue": self._queues(request)},
+            suggestions={"type": self._types(request), "queue": self.seen_queues(request)},
             back=self.url(QueuedMessage, "changelist"),
         )
 
@@ -106,9 +106,6 @@ class BroadcastingAdmin(ReadOnlyAdmin):
         found = queues.topology(only=self.get_queues(request), using=self.alias)
         classes = () if self.get_queues(request) is not None else message_classes()
         return sorted({each.type for each in found.types} | {each.type for each in classes})
-
-    def _queues(self, request: HttpRequest) -> list[str]:
-        return self.seen_queues(request)
 
 
 def _reach(copies: Copies) -> str:
