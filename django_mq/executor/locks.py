@@ -11,7 +11,7 @@ from psycopg.pq import TransactionStatus
 from django_mq.executor import slice_limits
 from django_mq.executor.calls import is_conflict
 from django_mq.executor.connections import roll_back
-from django_mq.executor.savepoint import LazySavepoint
+from django_mq.executor.savepoint_statements import SAVEPOINT
 from django_mq.executor.simple_protocol import simple_query
 from django_mq.messages import PlainFence
 from django_mq.store import row_locks
@@ -36,7 +36,7 @@ def begin(
     steps = "" if within else f"{begin_statement(driver)}; {slice_limits.worker_limits(settings)}; "
     steps += set_each(settings) + row_locks.lock(fences)
     if savepoint:
-        steps += f"; savepoint {LazySavepoint.NAME}"
+        steps += f"; savepoint {SAVEPOINT}"
         if not within:
             steps += f"; {slice_limits.handler_limits(settings)}"
     rows = _query(driver, steps, within)
@@ -51,13 +51,12 @@ def wait_for(
     Waits up to `row_locks.LOCK_WAIT_SECONDS` for the locks of other sessions. If a row is still not
     locked then, it rolls the transaction back and returns None.
     """
-    name = LazySavepoint.NAME
     try:
         rows = _query(
             driver,
-            f"release savepoint {name}; {slice_limits.worker_limits(settings)};"
+            f"release savepoint {SAVEPOINT}; {slice_limits.worker_limits(settings)};"
             f" {row_locks.lock_waiting(fences)};"
-            f" {slice_limits.worker_limits(settings)}; savepoint {name};"
+            f" {slice_limits.worker_limits(settings)}; savepoint {SAVEPOINT};"
             f" {slice_limits.handler_limits(settings)}",
             False,
         )

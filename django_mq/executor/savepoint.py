@@ -12,15 +12,15 @@ from typing import Any
 import psycopg
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import ProgrammingError
-from psycopg import sql
 from psycopg.pq import ExecStatus, TransactionStatus
 
 from django_mq.exceptions import HandlerBrokeTransaction
-from django_mq.executor import slice_limits
-from django_mq.executor.connections import reset_statements
+from django_mq.executor.savepoint_statements import (
+    NEXT_SAVEPOINT,
+    RELEASE_UNUSED,
+    SavepointStatements,
+)
 from django_mq.executor.watched_connection import WatchedConnection
-from django_mq.store import open_transaction
-from django_mq.store.driver import may_prepare
 
 
 class TransactionEnded(Exception):
@@ -42,8 +42,6 @@ class LazySavepoint:
     saves a third of the round trips.
     """
 
-    NAME = "django_mq_delivery"
-
     def __init__(self, wrapper: BaseDatabaseWrapper) -> None:
         self.wrapper = wrapper
         #: Whether the handler used its connection; its writes are then behind a savepoint.
@@ -54,9 +52,7 @@ class LazySavepoint:
         self._unused = False  # a savepoint is open, but nothing has used it
         self._begin: Callable[[], object] | None = None
         self._cursor: Any = None  # a psycopg.ClientCursor after the first start
-        self._initially_immediate: list[Any] | None = None
-        self._open = self._rollback = self._worker_limits = self._release = b""
-        self._release_for: tuple[dict[str, str], bool, str | None] | None = None
+        self._statements = SavepointStatements(wrapper)
         self._depth = 0, 0
 
     def unwatch(self) -> None:
@@ -82,12 +78,9 @@ class LazySavepoint:
         self._watched.take_driver()
         if self._cursor is None or self._cursor.connection is not self._watched.driver:
             self._cursor = psycopg.ClientCursor(self._watched.driver)
-            self._initially_immediate = self._release_for = None
+            self._statements.forget()
         self._depth = len(self.wrapper.savepoint_ids), len(self.wrapper.atomic_blocks)
-        wanted = settings, own_session, self.wrapper.timezone_name
-        if wanted != self._release_for:  # composing it again would take 24 us per slice
-            self._release_for = wanted
-            self._compose(settings if own_session else None)
+        self._statements.compose(settings, own_session=own_session)
 
     def begun(self) -> None:
         """Note that the transaction began before a handler used it; no savepoint is open."""
@@ -139,7 +132,7 @@ class LazySavepoint:
                 self._begin()
                 self._begin = None
                 return
-            result = self._watched.driver.pgconn.exec_(self._open)
+            result = self._watched.driver.pgconn.exec_(self._statements.open)
             if result.status != ExecStatus.COMMAND_OK:
                 raise psycopg.errors.error_from_result(result)
         except BaseException as error:
@@ -167,17 +160,16 @@ class LazySavepoint:
         self._must_be_whole()
         if self.opened:
             self._watched.restore_driver()
+            statements = self._statements
             try:
-                release = self._release or self._compose_release()
+                release = statements.release or statements.compose_release(self._cursor)
                 # The reset leaves the limits of handlers in force.
-                last = b"; savepoint " + self.NAME.encode() if more else self._worker_limits
-                self._run(release + last)
+                self._run(release + (NEXT_SAVEPOINT if more else statements.worker_limits))
                 self._unused = more
             except ProgrammingError as error:
                 if not isinstance(error.__cause__, psycopg.errors.UndefinedObject):
                     raise
-                self._initially_immediate = None
-                self._release = b""
+                statements.forget_constraints()
                 raise ConstraintDropped(str(error)) from error
 
     def leave(self) -> None:
@@ -188,7 +180,7 @@ class LazySavepoint:
         """
         if self._unused:
             self._unused = False
-            self._run(b"release savepoint " + self.NAME.encode() + self._worker_limits)
+            self._run(RELEASE_UNUSED + self._statements.worker_limits)
 
     def roll_back(self) -> None:
         """Undo the handler's writes. Raises TransactionEnded if it ended the transaction."""
@@ -196,7 +188,7 @@ class LazySavepoint:
         if self.opened:
             self._must_be_here()
             self._watched.restore_driver()
-            self._run(self._rollback)
+            self._run(self._statements.rollback)
         savepoints, blocks = self._depth
         del self.wrapper.savepoint_ids[savepoints:], self.wrapper.atomic_blocks[blocks:]
         self.wrapper.needs_rollback = False
@@ -248,50 +240,3 @@ class LazySavepoint:
                 psycopg.errors.NoActiveSqlTransaction,
             ) as error:
                 raise TransactionEnded("it was committed or rolled back") from error
-
-    def _compose(self, settings: dict[str, str] | None) -> None:
-        """Compose the statements around a savepoint; without `settings` no limits change.
-
-        Outside the savepoints of handlers the worker's limits hold, inside them the role's.
-        """
-        own = settings is not None
-        self._worker_limits = (
-            f"; {slice_limits.worker_limits(settings or {})}".encode() if own else b""
-        )
-        opened = f"; {slice_limits.handler_limits(settings or {})}" if own else ""
-        self._open = f"savepoint {self.NAME}{opened}".encode()
-        rollback = f"rollback to savepoint {self.NAME}; release savepoint {self.NAME}"
-        self._rollback = rollback.encode() + self._worker_limits
-        self._release = b""
-
-    def _compose_release(self) -> bytes:
-        """Return the statements that end a handler's savepoint, and remember them.
-
-        Constraints are checked here, because a deferred one would otherwise fail at COMMIT, and the
-        whole slice with it. Resetting what the handler SET for its session also resets our
-        settings, so they are set again.
-        """
-        if self._initially_immediate is None:
-            with self.wrapper.wrap_database_errors:
-                self._initially_immediate = open_transaction.initially_immediate(self._cursor)
-        assert self._release_for is not None  # noqa: S101  (`start()` came before)
-        settings, own_session, _ = self._release_for
-        steps = [
-            sql.SQL("set constraints all immediate"),
-            sql.SQL("set constraints all deferred"),
-            *(
-                sql.SQL("set constraints {} immediate").format(sql.Identifier(*name))
-                for name in self._initially_immediate or ()
-            ),
-            sql.SQL("release savepoint {}").format(sql.Identifier(self.NAME)),
-        ]
-        if own_session:
-            if may_prepare(self.wrapper):  # the next handler may make some of the same names
-                steps.append(sql.SQL("close all; discard temp"))
-            steps.append(reset_statements(self.wrapper))
-            steps.extend(
-                sql.SQL("set local {} = {}").format(sql.Identifier(name), sql.Literal(value))
-                for name, value in settings.items()
-            )
-        self._release = sql.SQL("; ").join(steps).as_bytes(self._watched.driver)
-        return self._release

@@ -390,9 +390,9 @@ def test_a_violation_that_only_commit_finds_is_blamed_on_the_right_message(
 ) -> None:
     """COMMIT fails nevertheless: the slice runs again one by one, and nothing is charged twice."""
     monkeypatch.setattr(
-        bench.session.savepoint,
-        "_compose_release",
-        lambda: b"release savepoint django_mq_delivery",
+        bench.session.savepoint._statements,
+        "compose_release",
+        lambda cursor: b"release savepoint django_mq_delivery",
     )
 
     @handler("#", queue="mail", name="h")
