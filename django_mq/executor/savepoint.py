@@ -22,6 +22,8 @@ from django_mq.executor.savepoint_statements import (
 )
 from django_mq.executor.watched_connection import WatchedConnection
 
+LEFT_OPEN = "the handler left an atomic() block open: leave each with the with statement"
+
 
 class TransactionEnded(Exception):
     """A handler ended the transaction in which it ran, or its connection was lost."""
@@ -222,9 +224,7 @@ class LazySavepoint:
                 " transaction.atomic()"
             )
         if self._depth != (len(self.wrapper.savepoint_ids), len(self.wrapper.atomic_blocks)):
-            raise HandlerBrokeTransaction(
-                "the handler left an atomic() block open: leave each with the with statement"
-            )
+            raise HandlerBrokeTransaction(LEFT_OPEN)
         if self.wrapper.needs_rollback:
             raise HandlerBrokeTransaction(
                 "the handler marked its transaction for rollback (set_rollback, or an error in"

@@ -50,8 +50,7 @@ class SliceRecovery:
             bound.ended = [Ended(bound.tasks[0].delivery, Settled.LOST)]
             state.settled.append(bound)
         else:
-            state.to_rerun.extend(bound.tasks)
-            bound.clear()
+            state.rerun_bound()
 
     def _transaction_ended(self, state: SliceState) -> None:
         """Handle a transaction that a handler ended, or whose connection was lost.
@@ -116,26 +115,23 @@ class SliceRecovery:
         """Run the bound deliveries again, uncharged, once the login has the right."""
         ended = state.bound.ended
         self.settlement.wait_for_right(ended, error, skip_refused=self._effects_are_skipped(ended))
-        state.to_rerun.extend(state.bound.tasks)
-        state.bound.clear()
+        state.rerun_bound()
 
     def _effects_are_skipped(self, ended: Sequence[Ended]) -> bool:
         return all(each.delivery.id in self.conflicts.refused_effects for each in ended)
 
     def _run_again_or_fail(self, state: SliceState, error: Exception) -> None:
-        bound = state.bound
-        alone = len(bound.tasks) == 1 and not state.to_rerun
-        if alone and not self.conflicts.may_repeat(bound.tasks, error):
-            if not state.committing and self._can_skip_effects(bound.ended[0]):
-                state.to_rerun.extend(bound.tasks)
-                bound.clear()
-                return
-            [ended] = bound.ended
-            failed = self.failure_end(ended.delivery, error, ended.seconds)
-            self._settle(RanDeliveries(ended=[failed]), state)
+        tasks, ended = state.bound.tasks, state.bound.ended
+        if (
+            len(tasks) != 1
+            or state.to_rerun
+            or self.conflicts.may_repeat(tasks, error)
+            or (not state.committing and self._can_skip_effects(ended[0]))
+        ):
+            state.rerun_bound()
         else:
-            state.to_rerun.extend(bound.tasks)
-            bound.clear()
+            failed = self.failure_end(ended[0].delivery, error, ended[0].seconds)
+            self._settle(RanDeliveries(ended=[failed]), state)
 
     def _can_skip_effects(self, ended: Ended) -> bool:
         """Return whether to run it once more, in case only its effects are refused."""

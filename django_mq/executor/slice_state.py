@@ -99,6 +99,11 @@ class SliceState:
     stopped: bool = False
     attempted: bool = False
 
+    def rerun_bound(self) -> None:
+        """Discard the ends of the bound deliveries: each runs again, alone."""
+        self.to_rerun.extend(self.bound.tasks)
+        self.bound.clear()
+
     def unstarted(self) -> list[Task]:
         """Return the tasks that did not start."""
         ids = {task.delivery.id for task in self._known()}

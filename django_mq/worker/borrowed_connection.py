@@ -9,13 +9,13 @@ from psycopg.pq import TransactionStatus
 
 from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor.connections import drop_connection
+from django_mq.executor.savepoint import LEFT_OPEN
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 NAME = "django_mq_guard"
 
-LEFT_OPEN = "the handler left an atomic() block open: leave each with the with statement"
 SWALLOWED = """\
 the handler swallowed a database error. A worker runs it outside any transaction, where that \
 is harmless; in a TestCase it breaks the transaction of the test: use TransactionTestCase, \
