@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]
 from typing import Any
 
 from django_mq.exceptions import InvalidPayload, PayloadTooLarge
+from django_mq.policy.bad_value import leaves, short, step, unencodable
 
 #: Python's default limit on digits (sys.set_int_max_str_digits), which a reader may have, whatever
 #: this process has set.
@@ -57,9 +58,10 @@ def encode(
         if encoder.__module__ not in _TRUSTED:
             _check(_read_back(text), max_depth, ())
     except _Refused as refused:
-        raise refused.error_class(f"{what}{_short(refused.path)} {refused}") from None
+        raise refused.error_class(f"{what}{short(refused.path)} {refused}") from None
     except Exception as error:  # an encoder's default() is user code, and may raise anything
-        raise _unencodable(what, value, encoder, error) from error
+        dumps = _dumps(encoder)  # type: ignore[arg-type]
+        raise unencodable(what, value, dumps, error) from error
     if size > max_bytes:
         raise PayloadTooLarge(
             f"{what} is {size:,} bytes of JSON, and at most {max_bytes:,} are allowed:"
@@ -75,7 +77,7 @@ class _Refused(Exception):
     error_class: type[InvalidPayload] = InvalidPayload
 
     def within(self, key: object) -> _Refused:
-        self.path = _step(key) + self.path
+        self.path = step(key) + self.path
         return self
 
 
@@ -221,7 +223,7 @@ def _check_keys(value: dict[Any, Any]) -> None:
 
 
 def _check_nul(value: object) -> None:
-    for path, leaf in _leaves(value):
+    for path, leaf in leaves(value):
         if isinstance(leaf, str) and "\0" in leaf:
             refused = _Refused("contains a NUL character, which PostgreSQL cannot store")
             refused.path = path
@@ -237,63 +239,3 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise _Refused("has an object with a key twice")
     return found
-
-
-def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield each value that is not a container, and each key, with its path."""
-    if isinstance(value, dict):
-        for key, each in value.items():
-            yield path + _step(key), key
-            yield from _leaves(each, path + _step(key))
-    elif isinstance(value, list | tuple):
-        for index, each in enumerate(value):
-            yield from _leaves(each, path + _step(index))
-    else:
-        yield path, value
-
-
-def _unencodable(
-    what: str, value: object, encoder: type[json.JSONEncoder], error: Exception
-) -> InvalidPayload:
-    path, culprit = _culprit(value, _dumps(encoder))  # type: ignore[arg-type]
-    advice = ": send its pk" if _is_model(culprit) else ""
-    return InvalidPayload(f"{what}{_short(path)}: {_encoder_error(error)}{advice}")
-
-
-def _culprit(value: object, dumps: Callable[[Any], str]) -> tuple[str, object]:
-    """Return the first value that cannot be encoded on its own, and its path; else "" and None."""
-    try:
-        for path, leaf in _leaves(value):
-            try:
-                dumps(leaf).encode()
-            except Exception:
-                return path, leaf
-    except Exception:  # the value cannot even be iterated
-        return "", None
-    return "", None
-
-
-def _is_model(value: object) -> bool:
-    """Return whether `value` is an instance of a Django model, which this module cannot import."""
-    try:  # on the value, not its class: request.user is a lazy object
-        return hasattr(value, "_meta") and hasattr(value, "pk")
-    except Exception:  # code of the value
-        return False
-
-
-def _step(key: object) -> str:
-    """Return the text of one step of a path; repr keeps control characters out of logs."""
-    if isinstance(key, str) and key.isidentifier() and len(key) <= 100:
-        return f".{key}"
-    return f"[{key[:100]!r}]" if isinstance(key, str) else f"[{key!r}]"
-
-
-def _short(path: str) -> str:
-    return path if len(path) <= 200 else f"{path[:100]}...{path[-100:]}"
-
-
-def _encoder_error(error: Exception) -> str:
-    """Return the text of the encoder's own errors, and only the class of others."""
-    if isinstance(error, TypeError | ValueError | OverflowError):
-        return str(error)[:500]
-    return f"the encoder raised {type(error).__name__}"
