@@ -11,7 +11,8 @@ import json
 from collections import Counter
 from typing import Any, ClassVar, Protocol
 
-from django_mq.messages.codecs import Codec, CodecBuilder, Unsupported
+from django_mq.messages.codec_builder import CodecBuilder
+from django_mq.messages.codecs import Codec, Unsupported
 from django_mq.messages.masked_fields import masked_field
 from django_mq.messages.scalars import Mismatch
 

@@ -13,7 +13,8 @@ from uuid import UUID
 
 import pytest
 
-from django_mq.messages.codecs import CodecBuilder, Unsupported
+from django_mq.messages.codec_builder import CodecBuilder
+from django_mq.messages.codecs import Unsupported
 from django_mq.messages.scalars import Mismatch
 
 UserId = NewType("UserId", int)
