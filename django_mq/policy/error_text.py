@@ -8,44 +8,32 @@ source lines, but never the values of variables.
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
 
 from django_mq.policy.error_place import error_place
+from django_mq.policy.error_str import ErrorTexts, class_name
 from django_mq.policy.plain_text import clean, cut, cut_middle, one_line
 from django_mq.policy.stack import Frame, shown
 
-#: The largest failure, and the largest class name and text in it, in bytes of UTF-8.
+#: The largest failure, and the largest text and place in it, in bytes of UTF-8.
 MAX_FAILURE = 16 * 1024
-MAX_CLASS = 256
 MAX_TEXT = 4 * 1024
 MAX_PLACE = 256
 #: The number of exceptions of a chain or group that are shown, and of frames per exception.
 MAX_EXCEPTIONS = 10
 MAX_FRAMES = 40
-#: Seconds, in total, that the `__str__()` methods of one failure may take.
-STR_SECONDS = 1.0
 
 # A class may override these names; the descriptors of the base class read the real values.
-_get_args = BaseException.__dict__["args"].__get__
 _get_cause = BaseException.__dict__["__cause__"].__get__
 _get_context = BaseException.__dict__["__context__"].__get__
 _get_suppressed = BaseException.__dict__["__suppress_context__"].__get__
 _get_traceback = BaseException.__dict__["__traceback__"].__get__
 _get_attributes = BaseException.__dict__["__dict__"].__get__
 _get_parts = BaseExceptionGroup.__dict__["exceptions"].__get__
-_get_qualname = type.__dict__["__qualname__"].__get__
-_get_mro = type.__dict__["__mro__"].__get__
-_get_namespace = type.__dict__["__dict__"].__get__
-
-# With these methods, and arguments of these types, str() runs only code of the interpreter.
-_TRUSTED_STR = (BaseException.__dict__["__str__"], KeyError.__dict__["__str__"])
-_TRUSTED_ARGUMENTS = frozenset({str, bytes, int, float, bool, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +65,10 @@ def describe(error: BaseException, *, stack: Iterable[Frame] = ()) -> Failure:
     """
     name = text = traceback = "(not available)"
     place = ""
-    texts = _Texts()
+    texts = ErrorTexts()
     # The attempt counts in any case: keep as much of the exception as can be read.
     with contextlib.suppress(Exception):
-        name = _class_name(error)
+        name = class_name(error)
         place = one_line(error_place(error), MAX_PLACE)
         text = cut(texts.of(error), MAX_TEXT)
         room = MAX_FAILURE - len(name.encode()) - len(text.encode())
@@ -108,76 +96,7 @@ def source_line(error: BaseException) -> str:
     return one_line(f"{code.co_filename}:{found.tb_lineno} in {code.co_name}")
 
 
-class _Texts:
-    """Call `str()` on exceptions, protected from their own code."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, str] = {}
-        self._patience = STR_SECONDS
-
-    def of(self, error: BaseException) -> str:
-        """Return the cleaned text of `error`, or in brackets the reason why there is none."""
-        if id(error) not in self._known:
-            self._known[id(error)] = clean(self._ask(error)[:MAX_FAILURE])
-        return self._known[id(error)]
-
-    def _ask(self, error: BaseException) -> str:
-        if _says_its_text_safely(error):
-            return _text_of(error)
-        if self._patience <= 0:
-            return "(text not requested)"
-        start = time.monotonic()
-        answer = _within(self._patience, lambda: _text_of(error))
-        if answer is None:
-            self._patience = 0.0
-            return "(its text took too long)"
-        self._patience -= time.monotonic() - start
-        return answer
-
-
-def _says_its_text_safely(error: BaseException) -> bool:
-    """Return whether `str(error)` runs only code of the interpreter, which is nearly always so."""
-    namespaces = (_get_namespace(cls) for cls in _get_mro(type(error)))
-    method = next(each["__str__"] for each in namespaces if "__str__" in each)
-    return any(method is trusted for trusted in _TRUSTED_STR) and all(
-        type(argument) in _TRUSTED_ARGUMENTS for argument in _get_args(error)
-    )
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str.__str__(str(error))
-    except BaseException as trouble:  # even KeyboardInterrupt: only the text is lost
-        return f"(no text: str() raised {_class_name(trouble)})"
-
-
-def _within(seconds: float, function: Callable[[], str]) -> str | None:
-    """Return `function()`, or None if it takes longer; its thread then runs on.
-
-    In Python only a thread can be abandoned. It has no thread-locals of the caller, so a lazy
-    translation uses the language of the settings.
-    """
-    answers: list[str] = []
-    thread = threading.Thread(
-        target=lambda: answers.append(function()), name="django_mq-text", daemon=True
-    )
-    try:
-        thread.start()
-    except RuntimeError:  # the system can start no more threads
-        return None
-    thread.join(seconds)
-    return answers[0] if answers else None
-
-
-def _class_name(error: BaseException) -> str:
-    name = str.__str__(_get_qualname(type(error)))
-    module = _get_namespace(type(error)).get("__module__")
-    if issubclass(type(module), str) and str.__ne__(module, "builtins"):
-        name = f"{str.__str__(module)}.{name}"
-    return one_line(name, MAX_CLASS)
-
-
-def _lines(error: BaseException, texts: _Texts, stack: Iterable[Frame]) -> Iterator[str]:
+def _lines(error: BaseException, texts: ErrorTexts, stack: Iterable[Frame]) -> Iterator[str]:
     """Yield the traceback as Python prints it: causes come first, parts of a group come last."""
     for heading, each in _related(error):
         yield heading
@@ -187,7 +106,7 @@ def _lines(error: BaseException, texts: _Texts, stack: Iterable[Frame]) -> Itera
             yield "Traceback (most recent call last):\n"
             yield from frames
         text = texts.of(each)
-        yield f"{_class_name(each)}: {text}\n" if text else f"{_class_name(each)}\n"
+        yield f"{class_name(each)}: {text}\n" if text else f"{class_name(each)}\n"
         notes = _get_attributes(each).get("__notes__")
         for note in notes[:MAX_EXCEPTIONS] if type(notes) is list else ():
             if type(note) is str:
@@ -222,7 +141,7 @@ def _related(error: BaseException) -> Iterator[tuple[str, BaseException]]:
             continue
         inside = _get_parts(group)
         for number, part in enumerate(inside[: MAX_EXCEPTIONS - shown], start=1):
-            yield f"\nPart {number} of {len(inside)} of {_class_name(group)}:\n\n", part
+            yield f"\nPart {number} of {len(inside)} of {class_name(group)}:\n\n", part
             parts.append(part)
             shown += 1
 

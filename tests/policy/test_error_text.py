@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_mq.policy import error_str
 from django_mq.policy import error_text as failures
 from django_mq.policy.error_text import MAX_EXCEPTIONS, MAX_FAILURE, Failure, describe
 
@@ -289,7 +290,7 @@ def test_text_that_never_comes_is_not_waited_for(
             never.wait()
             return "late"
 
-    monkeypatch.setattr(failures, "STR_SECONDS", 0.01)
+    monkeypatch.setattr(error_str, "STR_SECONDS", 0.01)
     error = raised(lambda: fail(Hangs(), Hangs()))
     failure = describe(error)
     assert failure.text == "(its text took too long)"
