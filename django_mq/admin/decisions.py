@@ -35,10 +35,10 @@ PAUSES = {
 
 #: A function that makes a change and returns its log entry (empty if nothing changed), and the
 #: notice for the user.
-Decision = tuple[Callable[[], str], str]
+PreparedChange = tuple[Callable[[], str], str]
 
 
-def _pause(form: QueryDict, queue: str, alias: str) -> Decision:
+def _pause(form: QueryDict, queue: str, alias: str) -> PreparedChange:
     seconds = form.get("seconds", "")
     if seconds not in PAUSES:
         raise BadRequest("Choose one of the offered pauses.")
@@ -50,14 +50,14 @@ def _pause(form: QueryDict, queue: str, alias: str) -> Decision:
     return pause, f"Queue {queue} is paused."
 
 
-def _resume(form: QueryDict, queue: str, alias: str) -> Decision:
+def _resume(form: QueryDict, queue: str, alias: str) -> PreparedChange:
     def resume() -> str:
         return "Resumed." if queues.resume(queue, using=alias) else ""
 
     return resume, f"Queue {queue} is no longer paused."
 
 
-def _limit(form: QueryDict, queue: str, alias: str) -> Decision:
+def _limit(form: QueryDict, queue: str, alias: str) -> PreparedChange:
     """Set the limit; an empty value restores the limit of the settings."""
     text = form.get("max_in_flight", "").strip()
     if text and not (text.isascii() and text.isdecimal() and len(text) < 11):
@@ -75,7 +75,7 @@ def _limit(form: QueryDict, queue: str, alias: str) -> Decision:
     return limit, f"Queue {queue} is limited."
 
 
-def _end_backoff(form: QueryDict, queue: str, alias: str) -> Decision:
+def _end_backoff(form: QueryDict, queue: str, alias: str) -> PreparedChange:
     def end() -> str:
         return "Backoff ended." if queues.end_backoff(queue, using=alias) else ""
 

@@ -72,23 +72,23 @@ def log_wait(error: BaseException, wait: float, *, what: str = "") -> None:
 
 
 @dataclass(slots=True)
-class _Pace:
+class _GrowingWait:
     """How long the threads of a process wait, and when the last wait was logged."""
 
-    wait: float = RECONNECT_WAIT
+    seconds: float = RECONNECT_WAIT
     logged_at: float = float("-inf")
 
     def next(self, now: float) -> tuple[float, bool]:
         """Return the seconds to wait, and whether to log that: once per wait, which then doubles.
 
-        >>> pace = _Pace()
-        >>> pace.next(0.0), pace.next(0.3), pace.next(0.5)
+        >>> growing = _GrowingWait()
+        >>> growing.next(0.0), growing.next(0.3), growing.next(0.5)
         ((0.25, True), (0.5, False), (0.5, True))
         """
-        wait, due = self.wait, now - self.logged_at >= self.wait
+        wait, due = self.seconds, now - self.logged_at >= self.seconds
         if due:
             self.logged_at = now
-            self.wait = min(wait * 2, MAX_RECONNECT_WAIT)
+            self.seconds = min(wait * 2, MAX_RECONNECT_WAIT)
         return wait, due
 
 
@@ -103,9 +103,9 @@ class Outage:
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
         self._lock = threading.Lock()
-        self._pace = _Pace()
-        # Other threads, which do not need the right, go on: their answers must not reset this pace.
-        self._right_pace = _Pace()
+        self._lost_wait = _GrowingWait()
+        # Other threads, which do not need the right, go on: their answers must not reset this wait.
+        self._right_wait = _GrowingWait()
         self._lost = False
         # Until when each thread that lost the database will have tried again.
         self._tries_until: dict[int, float] = {}
@@ -119,7 +119,7 @@ class Outage:
         refused = _is_refusal(error)
         with self._lock:
             now = monotonic()
-            wait, says = self._pace_of(error).next(now)
+            wait, says = self._wait_of(error).next(now)
             if not refused:
                 self._lost = self._lost or says
                 self._tries_until[threading.get_ident()] = now + wait + RETRY_SECONDS
@@ -127,12 +127,12 @@ class Outage:
             log_wait(error, wait)
         self._stop.wait(wait)
 
-    def _pace_of(self, error: BaseException) -> _Pace:
+    def _wait_of(self, error: BaseException) -> _GrowingWait:
         if not is_missing_right(error):
-            return self._pace
-        if monotonic() - self._right_pace.logged_at > 2 * MAX_RECONNECT_WAIT:
-            self._right_pace = _Pace()  # nothing has lacked a right for a while
-        return self._right_pace
+            return self._lost_wait
+        if monotonic() - self._right_wait.logged_at > 2 * MAX_RECONNECT_WAIT:
+            self._right_wait = _GrowingWait()  # nothing has lacked a right for a while
+        return self._right_wait
 
     def wait_quietly(self) -> None:
         """Sleep for the first wait, or until the drain is over."""
@@ -152,7 +152,7 @@ class Outage:
 
         If that ends the outage, the next one begins with a short wait again.
         """
-        if self._pace.wait == RECONNECT_WAIT:
+        if self._lost_wait.seconds == RECONNECT_WAIT:
             return
         with self._lock:
             now = monotonic()
@@ -160,7 +160,7 @@ class Outage:
             if any(until > now for until in self._tries_until.values()):
                 return
             self._tries_until.clear()
-            self._pace.wait = RECONNECT_WAIT
+            self._lost_wait.seconds = RECONNECT_WAIT
             back, self._lost = self._lost, False
         if back:
             logger.info("database is back", extra={"event": "database_back"})

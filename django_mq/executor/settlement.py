@@ -43,7 +43,7 @@ MAX_CONFLICTS = 20
 LOCKED_SECONDS = MAX_CONFLICTS * LOCK_WAIT_SECONDS
 
 #: A connection that nothing else uses during a settle.
-Connection = Session | Statements
+SettleConnection = Session | Statements
 
 
 class _Undo(Exception):
@@ -90,7 +90,7 @@ class Settlement:
     was claimed or renewed less than the shortest lease ago: no other worker removes a leased row.
     """
 
-    def __init__(self, connection: Connection, context: RunContext) -> None:
+    def __init__(self, connection: SettleConnection, context: RunContext) -> None:
         self._connection = connection
         self._context = context
         self.outage = context.outage

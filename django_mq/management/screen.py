@@ -17,7 +17,7 @@ CLEAR = f"{HOME}\x1b[2J"
 ERASE = "\x1b[K"
 
 
-class Line(NamedTuple):
+class ScreenLine(NamedTuple):
     """One line of the output; `is_row` if it is a row, which a small terminal hides."""
 
     text: str
@@ -60,17 +60,17 @@ class Section:
         above = [title, headers] if title else [headers]
         return cls(rows, above, [note] if note else [], name, rank, urgent)
 
-    def lines(self, shown: int) -> Iterator[Line]:
+    def lines(self, shown: int) -> Iterator[ScreenLine]:
         """Yield the lines with `shown` of the rows; yield nothing if all rows are hidden."""
         hidden = len(self.rows) - shown
         if hidden and not shown:
             return
-        yield from map(Line, self.above)
+        yield from map(ScreenLine, self.above)
         for row in (self.urgent or self.rows)[:shown] if hidden else self.rows:
-            yield Line(row, is_row=True)
+            yield ScreenLine(row, is_row=True)
         if hidden:
-            yield Line(f"... and {hidden:,} more")
-        yield from map(Line, self.below)
+            yield ScreenLine(f"... and {hidden:,} more")
+        yield from map(ScreenLine, self.below)
 
 
 def all_lines(sections: Iterable[Section]) -> str:
@@ -109,16 +109,16 @@ def _laid_out(
     return [line.text for line in lines], rows - sum(line.is_row for line in lines)
 
 
-def _lines(title: str, sections: Sequence[Section], shown: Sequence[int]) -> list[Line]:
+def _lines(title: str, sections: Sequence[Section], shown: Sequence[int]) -> list[ScreenLine]:
     """Return the title and the sections, each with its number of rows in `shown`."""
-    lines, hidden = [Line(title)], []
+    lines, hidden = [ScreenLine(title)], []
     for section, count in zip(sections, shown, strict=True):
         if found := list(section.lines(count)):
-            lines += [*([Line("")] if len(lines) > 1 else []), *found]
+            lines += [*([ScreenLine("")] if len(lines) > 1 else []), *found]
         else:
             n = len(section.rows)
             hidden.append(f"{n:,} {section.name}{'' if n == 1 else 's'}")
-    return [*lines, Line(""), Line(f"... and {', '.join(hidden)}")] if hidden else lines
+    return [*lines, ScreenLine(""), ScreenLine(f"... and {', '.join(hidden)}")] if hidden else lines
 
 
 def _shares(title: str, sections: Sequence[Section], room: int, columns: int) -> list[int]:

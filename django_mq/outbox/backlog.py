@@ -25,7 +25,7 @@ FACTOR, MAX_REFUSE_SECONDS = 10, 0.05
 
 
 @dataclass(slots=True)
-class _Count:
+class _BacklogCount:
     """The rows that waited, and the rows that this process has `added` since.
 
     It admits nothing after `admits_until`, and refuses nothing after `refuses_until`. `writer` is
@@ -48,7 +48,7 @@ class _Count:
 
 
 # By alias and queue. No lock: a superfluous count does no harm.
-_counts: dict[tuple[str, str], _Count] = {}
+_counts: dict[tuple[str, str], _BacklogCount] = {}
 
 
 def admit(
@@ -85,7 +85,9 @@ def _admit(connection: BaseDatabaseWrapper, queue: str, limit: int, more: int) -
     known.writer = _transaction_of(connection)
 
 
-def _count(connection: BaseDatabaseWrapper, queue: str, limit: int, last: _Count | None) -> _Count:
+def _count(
+    connection: BaseDatabaseWrapper, queue: str, limit: int, last: _BacklogCount | None
+) -> _BacklogCount:
     began = monotonic()
     with connection.cursor() as cursor:
         waiting = count_unblocked(cursor, queue=queue, limit=limit)
@@ -96,8 +98,8 @@ def _count(connection: BaseDatabaseWrapper, queue: str, limit: int, last: _Count
     added_here = writer is not None and last is not None and last.writer is writer
     # With autocommit off, nothing distinguishes one transaction from the next.
     if test is not None or added_here or commits_by_hand(connection):
-        return _Count(admits_until, began, waiting, test, writer=writer)
-    return _Count(admits_until, ended + min(MAX_REFUSE_SECONDS, lasts), waiting, test)
+        return _BacklogCount(admits_until, began, waiting, test, writer=writer)
+    return _BacklogCount(admits_until, ended + min(MAX_REFUSE_SECONDS, lasts), waiting, test)
 
 
 def clear() -> None:

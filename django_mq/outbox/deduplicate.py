@@ -51,7 +51,7 @@ class StoreResult(NamedTuple):
     left_keys: list[operators.Removed]
 
 
-class _Changed(Exception):
+class _ChangedMeanwhile(Exception):
     """Another session changed one of the ids after this one looked."""
 
 
@@ -71,7 +71,7 @@ def store(
     while True:
         try:
             return _try_to_store(connection, call, admit)
-        except _Changed:
+        except _ChangedMeanwhile:
             pass
         except OperationalError as error:
             if not isinstance(error.__cause__, LockNotAvailable | DeadlockDetected):
@@ -88,7 +88,7 @@ def store(
 def _try_to_store(
     connection: BaseDatabaseWrapper, call: DedupeCall, admit: Callable[[list[NewRow]], None]
 ) -> StoreResult:
-    """Look, decide and write. Raises _Changed if another session was faster.
+    """Look, decide and write. Raises _ChangedMeanwhile if another session was faster.
 
     The writes are then rolled back to their savepoint, so that no id stays locked until the next
     attempt.
@@ -102,7 +102,7 @@ def _try_to_store(
         free_unique_ids.promote_put_aside(cursor, left)
         seen = _read_states(cursor, call)
         if _free_put_aside(seen):
-            raise _Changed
+            raise _ChangedMeanwhile
         return _write(connection, call, seen, admit)
 
 
@@ -156,7 +156,7 @@ def _add(
     rows = [each._replace(id=id) for (_, each), id in zip(writes.adding, drawn, strict=True)]
     for chunk in _chunks(sorted(rows, key=_id_of)):
         if len(unique_ids.add(cursor, chunk)) < len(chunk):
-            raise _Changed
+            raise _ChangedMeanwhile
     return {index: id for (index, _), id in zip(writes.adding, drawn, strict=True)}
 
 
@@ -166,7 +166,7 @@ def _replace(cursor: CursorWrapper, writes: PlannedWrites) -> list[operators.Rem
         return []
     replaced = change_waiting.replace(cursor, writes.replacing)
     if len(replaced) < len(writes.replacing):
-        raise _Changed
+        raise _ChangedMeanwhile
     left = [
         operators.Removed(each.id, each.queue, each.handler, each.previous_key, "", None)
         for each in replaced
@@ -179,7 +179,7 @@ def _replace(cursor: CursorWrapper, writes: PlannedWrites) -> list[operators.Rem
 def _move(cursor: CursorWrapper, writes: PlannedWrites) -> None:
     """Write new due times of waiting rows."""
     if writes.moving and change_waiting.move(cursor, writes.moving) < len(writes.moving):
-        raise _Changed
+        raise _ChangedMeanwhile
 
 
 def _put_aside(

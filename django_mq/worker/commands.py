@@ -37,7 +37,7 @@ BETWEEN_CALLS = "Its handler is between two calls: try again."
 
 
 @dataclass(slots=True)
-class Commands:
+class CommandRunner:
     """Carries out commands, each batch on a thread and a connection of its own."""
 
     alias: str

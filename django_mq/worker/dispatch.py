@@ -31,7 +31,7 @@ RELEASE_TRIES = 4
 
 
 @dataclass(slots=True)
-class _Dispatched:
+class _SortedRows:
     """Rows by their outcome: tasks, settled rows, and rows `behind` one that cannot run here."""
 
     tasks: list[Task] = field(default_factory=list)
@@ -87,42 +87,42 @@ class Dispatch:
 
     def dispatch_pending(self, cursor: Cursor, *, first: bool = False) -> None:
         """Dispatch claimed rows; those that need a statement wait if the database is lost."""
-        dispatched = _Dispatched()
+        sorted_rows = _SortedRows()
         try:
-            self._resolve_all(cursor, dispatched)
+            self._resolve_all(cursor, sorted_rows)
         finally:
-            if dispatched.settled:
-                self._local_queue.unsettled.remove(dispatched.settled)
+            if sorted_rows.settled:
+                self._local_queue.unsettled.remove(sorted_rows.settled)
                 self._on_freed()
             try:
-                if dispatched.behind:
-                    self._release(dispatched.behind)
+                if sorted_rows.behind:
+                    self._release(sorted_rows.behind)
                     self._on_freed()
             finally:
-                if dispatched.tasks:  # an empty put would wake the executors
-                    self._submit(dispatched.tasks, first)
+                if sorted_rows.tasks:  # an empty put would wake the executors
+                    self._submit(sorted_rows.tasks, first)
 
-    def _resolve_all(self, cursor: Cursor, dispatched: _Dispatched) -> None:
+    def _resolve_all(self, cursor: Cursor, sorted_rows: _SortedRows) -> None:
         check_limits = self._resolver.may_exceed(self._pending)
         held: list[Ended] = []
         try:
             while self._pending:
                 if not self._halted_lines:
-                    dispatched.tasks += self._take_ready(check_limits)
+                    sorted_rows.tasks += self._take_ready(check_limits)
                     if not self._pending:
                         break
                 delivery = self._pending[0]
                 line = line_of(delivery._row)
                 if line in self._halted_lines:
-                    dispatched.behind.append(self._pending.popleft())
+                    sorted_rows.behind.append(self._pending.popleft())
                     continue
                 found = self._resolve_one(cursor, delivery)
                 self._pending.popleft()
                 if isinstance(found, Task):
-                    dispatched.tasks.append(found)
+                    sorted_rows.tasks.append(found)
                     continue
                 if found is None:
-                    dispatched.settled.append(delivery.fence)
+                    sorted_rows.settled.append(delivery.fence)
                 else:
                     held.append(found)
                 self._cancel_probes(cursor, [delivery.fence])
@@ -134,7 +134,7 @@ class Dispatch:
         except LOST:
             self._pending.extendleft(each.delivery for each in reversed(held))
             raise
-        dispatched.settled += [each.delivery.fence for each in held]
+        sorted_rows.settled += [each.delivery.fence for each in held]
         self._halted_lines.clear()
 
     def _take_ready(self, check_limits: bool) -> list[Task]:

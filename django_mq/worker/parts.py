@@ -19,7 +19,7 @@ from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link, Watchdog
 from django_mq.messages import fence_of
 from django_mq.worker.claims import ClaimRouter
-from django_mq.worker.commands import Commands
+from django_mq.worker.commands import CommandRunner
 from django_mq.worker.dispatch import Dispatch
 from django_mq.worker.fetcher import Fetcher
 from django_mq.worker.heartbeat import heartbeat
@@ -205,7 +205,7 @@ class Parts:
     def _build_lease_keeper(self) -> None:
         """Build the lease keeper, and the part that carries out the commands that it reads."""
         alias = self._worker.alias
-        self.commands = Commands(
+        self.commands = CommandRunner(
             alias,
             worker=self._id,
             scoreboard=self.scoreboard,

@@ -34,7 +34,7 @@ SEARCH_SECONDS = 5.0
 Taken = TypeVar("Taken")
 
 
-class Candidates(Protocol):
+class FindCandidates(Protocol):
     """Returns the rows that a claim may have changed, except the rows `excluded`: queues by id."""
 
     def __call__(self, *, excluded: Sequence[int]) -> Mapping[int, str]: ...
@@ -63,7 +63,7 @@ class RefusedRows:
         return {queue for queue, _ in self._rows.values()}
 
     def claim_without_refused(
-        self, cursor: Cursor, claim: Callable[[], Taken], candidates: Candidates
+        self, cursor: Cursor, claim: Callable[[], Taken], candidates: FindCandidates
     ) -> Taken:
         """Return the result of `claim()`, which leaves out rows that the database refuses.
 
@@ -79,7 +79,7 @@ class RefusedRows:
                 if not found:
                     raise
 
-    def _any_found(self, cursor: Cursor, error: psycopg.Error, candidates: Candidates) -> bool:
+    def _any_found(self, cursor: Cursor, error: psycopg.Error, candidates: FindCandidates) -> bool:
         """Return whether rows explain the `error` of a claim; from now on those rows are left out.
 
         No row explains a lost database, nor an error that the server also raises when there is

@@ -129,7 +129,7 @@ def refused(error: Exception) -> str:
     return f"the client refuses its options: {type(error).__name__}: {error}"
 
 
-class Links:
+class LinkPool:
     """The open connections to one destination; each is used by one thread at a time.
 
     They are closed when a worker of the process stops.

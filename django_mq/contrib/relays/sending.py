@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_mq.conf import get_settings
 from django_mq.conf.relays import Destination
 from django_mq.contrib.relays.envelope import Outgoing, outgoing
-from django_mq.contrib.relays.links import KINDS, BrokerAway, BrokerLink, Links
+from django_mq.contrib.relays.links import KINDS, BrokerAway, BrokerLink, LinkPool
 from django_mq.messages import Delivery
 from django_mq.policy.plain_text import one_line
 
@@ -29,17 +29,17 @@ class Relay:
     def __init__(self, to: str, *, inbox: bool) -> None:
         self.to = to
         self._inbox = inbox
-        self._links: Links | None = None
+        self._links: LinkPool | None = None
         self._away = False
 
     @property
-    def links(self) -> Links:
+    def links(self) -> LinkPool:
         """The connections to the destination; raises ImproperlyConfigured if there is none."""
         destination = get_settings().relays.get(self.to)
         if destination is None:
             raise ImproperlyConfigured(unknown_destination(self.to))
         if self._links is None or self._links.destination is not destination:
-            self._links = Links(destination)
+            self._links = LinkPool(destination)
         return self._links
 
     def send(self, deliveries: list[Delivery]) -> None:

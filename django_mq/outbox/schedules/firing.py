@@ -61,38 +61,38 @@ def fire_due(cursor: Cursor, alias: str, *, after: store.Position = store.FIRST)
     )
     tried = broadcasts = 0
     for row in rows:
-        outcome = _fire(cursor, alias, row, maximum=MAX_PER_TRANSACTION - tried)
-        tried += outcome.tried
-        broadcasts += outcome.broadcasts
+        fired = _fire(cursor, alias, row, maximum=MAX_PER_TRANSACTION - tried)
+        tried += fired.tried
+        broadcasts += fired.broadcasts
         after = (row.due_at, row.name)
         if tried >= MAX_PER_TRANSACTION:
             return FireResult(broadcasts, after)
     return FireResult(broadcasts, after if len(rows) == MAX_PER_TRANSACTION else None)
 
 
-def _fire(cursor: Cursor, alias: str, row: ScheduleRow, *, maximum: int) -> _Outcome:
+def _fire(cursor: Cursor, alias: str, row: ScheduleRow, *, maximum: int) -> _FiredTimes:
     """Broadcast at most `maximum` times of a due schedule, and move the schedule on."""
     try:
         found = _due(row)
     except UnknownZone as error:  # it stays due, for a host that knows its zone
         _report_once(row, error)
         store.move(cursor, row.name, next_at=row.next_at, last_error=_text(error))
-        return _Outcome(row.next_at)
+        return _FiredTimes(row.next_at)
     except Exception as error:  # another program wrote bad values
         _report(row, error)
         store.move(cursor, row.name, next_at=None, last_error=_text(error))
-        return _Outcome(None)
+        return _FiredTimes(None)
     next_at = found.next_at if len(found.times) <= maximum else found.times[maximum]
-    outcome = _broadcast_each(row, found.times[:maximum], next_at, alias)
+    fired = _broadcast_each(row, found.times[:maximum], next_at, alias)
     store.move(
         cursor,
         row.name,
-        next_at=outcome.next_at,
-        last_at=outcome.last_at,
-        last_message=outcome.last_message,
-        last_error=outcome.last_error,
+        next_at=fired.next_at,
+        last_at=fired.last_at,
+        last_message=fired.last_message,
+        last_error=fired.last_error,
     )
-    return outcome
+    return fired
 
 
 def _due(row: ScheduleRow) -> DueTimes:
@@ -103,7 +103,7 @@ def _due(row: ScheduleRow) -> DueTimes:
 
 
 @dataclass(slots=True)
-class _Outcome:
+class _FiredTimes:
     """The outcome of the times of a schedule, and its next time."""
 
     next_at: datetime | None
@@ -116,33 +116,33 @@ class _Outcome:
 
 def _broadcast_each(
     row: ScheduleRow, times: Sequence[datetime], next_at: datetime | None, alias: str
-) -> _Outcome:
+) -> _FiredTimes:
     """Broadcast these times in order; if the queue has no room for one, it stays the next time."""
-    outcome = _Outcome(next_at)
+    fired = _FiredTimes(next_at)
     for at in times:
-        outcome.tried += 1
+        fired.tried += 1
         try:
             receipt = broadcast_at(row, at, alias=alias)
         except Exception as error:
             driver = connections[alias].connection
             if driver is None or driver.closed:
                 raise
-            outcome.last_error = _text(error)
+            fired.last_error = _text(error)
             if isinstance(error, (BroadcastBusy, *LOST)):
                 _report_once(row, error)
-                outcome.next_at = at
-                return outcome
+                fired.next_at = at
+                return fired
             _report(row, error)
             continue
-        outcome.last_error = ""
+        fired.last_error = ""
         if receipt:
-            outcome.last_at, outcome.last_message = at, first_id(receipt)
-            outcome.broadcasts += 1
+            fired.last_at, fired.last_message = at, first_id(receipt)
+            fired.broadcasts += 1
             _log(logging.DEBUG, row, f"broadcast {at.isoformat()}", "schedule_fired")
         else:
             text = f"skipped {at.isoformat()}: its last message still waits or runs"
             _log(logging.INFO, row, text, "schedule_skipped")
-    return outcome
+    return fired
 
 
 def broadcast_at(row: ScheduleRow, at: datetime, *, alias: str) -> Receipt:

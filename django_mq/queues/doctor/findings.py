@@ -24,7 +24,7 @@ short_cursor = partial(reading, limits=DOCTOR_LIMITS)
 #: The ids of all findings.
 IDS = frozenset(f"D{number:03}" for number in range(1, 29))
 
-Level = Literal["warning", "error"]
+Severity = Literal["warning", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Finding:
     """One problem: its `id` (D001 and so on), a description, and what to do about it."""
 
     id: str
-    level: Level
+    level: Severity
     text: str
     hint: str
 
