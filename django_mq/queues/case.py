@@ -10,10 +10,7 @@ from django.db.models.functions import Now
 
 from django_mq.conf import get_settings
 from django_mq.models import QueuedMessage
-from django_mq.policy.error_text import Failure
-from django_mq.queues.claim_refusals import claim_refusal
 from django_mq.queues.fleet import WorkerProcess, workers
-from django_mq.queues.obstacles import locked
 from django_mq.queues.stalled import first_of_line, line_positions
 from django_mq.store.waiting_behind import LinePosition
 
@@ -62,15 +59,7 @@ class Case:
             self.position = position._replace(head=first.pk)
         return first
 
-    def refusal(self) -> Failure | None:
-        """Return the error with which the database refuses the claim of a late message."""
-        return claim_refusal(self.message.pk, self.alias) if self._is_late() else None
-
-    def lock(self) -> str:
-        """Say which session has the row of a late message locked; empty if none has."""
-        return locked(self.message, self.alias) if self._is_late() else ""
-
-    def _is_late(self) -> bool:
+    def is_late(self) -> bool:
         """Return whether to ask the server about a due message: most are claimed before this."""
         return self._due_for() > self.late
 

@@ -12,8 +12,9 @@ from django_mq.messages import worker_of
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues.busy import holder, own_run
 from django_mq.queues.case import LATE, VERY_LATE, Case, read_message
+from django_mq.queues.claim_refusals import claim_refusal
 from django_mq.queues.deaths import OWN_REASONS, death, remedy, remedy_of_head
-from django_mq.queues.obstacles import in_line, last_known, obstacle
+from django_mq.queues.obstacles import in_line, last_known, locked, obstacle
 from django_mq.queues.stalled import shown_count
 from django_mq.queues.suspects import suspicion
 from django_mq.states import MessageState
@@ -201,8 +202,8 @@ def _delayed(case: Case) -> Reason:
 
 
 def _processable(case: Case) -> Reason:
-    message = case.message
-    if refused := case.refusal():
+    message, is_late = case.message, case.is_late()
+    if is_late and (refused := claim_refusal(message.pk, case.alias)):
         return (
             f"cannot be claimed: the database refuses it ({refused.error_class}). A trigger, a"
             " policy or a constraint of the table raises; workers try it again every minute",
@@ -215,7 +216,7 @@ def _processable(case: Case) -> Reason:
             f" {local_text(message.leased_until)}"
         )
     line, of_first = _behind(case)
-    if waits := line or case.lock():
+    if waits := line or (locked(message, case.alias) if is_late else ""):
         return f"{text}, but {waits}", of_first or message.last_error
     if message.leased_until is not None:
         text += ", and the next worker that polls takes it over"
