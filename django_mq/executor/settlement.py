@@ -154,7 +154,7 @@ class Settlement:
         return _Next.GIVE_UP if self.outage.stopped() else _Next.AGAIN
 
     def wait_for_right(
-        self, ended: Sequence[Ended], error: Exception, *, skip_refused: bool = False
+        self, ended: Sequence[Ended], error: Exception, *, skip_refused: bool
     ) -> None:
         """Wait while the login lacks a right that settling `ended` needs; settle nothing.
 

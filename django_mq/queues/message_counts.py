@@ -139,7 +139,7 @@ def counts(
     return counts_of(names(using=using), using=using)
 
 
-def counts_of(asked: Sequence[str], *, using: str | None = None) -> dict[str, QueueCounts]:
+def counts_of(asked: Sequence[str], *, using: str | None) -> dict[str, QueueCounts]:
     """Return the counts of the queues `asked`, by name."""
     with reading(alias_of(using)) as cursor:
         return with_estimates(cursor, read_counts(cursor, asked))
@@ -264,7 +264,7 @@ def names(*, using: str | None = None) -> list[str]:
 
 
 def read_names(cursor: Cursor) -> list[str]:
-    """Return the names of the known queues, sorted."""
+    """Return the same as `names()`, read on `cursor`."""
     settings = get_settings()
     found = queue_names.names(cursor)
     found |= {settings.default_queue, *settings.queues}

@@ -80,7 +80,7 @@ select queue from q where queue is not null
 WAITING_QUEUES = _next_queues(WAITS, "m.key is not null")
 
 
-def waiting_queues(cursor: Cursor, *, after: str = "", limit: int = 100) -> list[str]:
+def waiting_queues(cursor: Cursor, *, after: str, limit: int) -> list[str]:
     """Return the next `limit` queues after `after` in which messages may wait, in order."""
     cursor.execute(WAITING_QUEUES, {"after": after, "limit": limit})
     return [row[0] for row in cursor.fetchall()]
@@ -150,7 +150,7 @@ def take_warning(cursor: Cursor, *, queue: str, every: float) -> bool:
 DEAD_QUEUES = _next_queues("m.dead_at is not null")
 
 
-def dead_queues(cursor: Cursor, *, after: str = "", limit: int = 100) -> list[str]:
+def dead_queues(cursor: Cursor, *, after: str, limit: int) -> list[str]:
     """Return the next `limit` queues after `after` that have dead letters, in order."""
     cursor.execute(DEAD_QUEUES, {"after": after, "limit": limit})
     return [row[0] for row in cursor.fetchall()]

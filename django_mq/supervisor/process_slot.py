@@ -222,7 +222,7 @@ class ProcessSlot:
             self.recycling = True
             self.signal(signal.SIGTERM)
 
-    def dead_worker(self, reason: str, *, planned: bool = False) -> DeadWorker:
+    def dead_worker(self, reason: str, *, planned: bool) -> DeadWorker:
         """Return the running messages that lose an attempt by the death of the process.
 
         After a kill for a timeout, other atomic messages do not lose one: they were rolled back.

@@ -182,7 +182,7 @@ def fire_now(cursor: Cursor, alias: str, row: ScheduleRow) -> Receipt:
     return receipt
 
 
-def fire_until(cursor: Cursor, alias: str, until: datetime, *, schedule: str | None = None) -> int:
+def fire_until(cursor: Cursor, alias: str, until: datetime, *, schedule: str | None) -> int:
     """Broadcast each time up to `until`, in order, as if it had come; return how many messages.
 
     For tests. `schedule` names the only one that moves. Each moves once, at the end: the versions
