@@ -21,7 +21,8 @@ from django_mq.executor.loop_end import LoopEnd
 from django_mq.executor.loop_watch import LoopWatch
 from django_mq.executor.other_threads import OtherThreads
 from django_mq.executor.run_context import RunContext
-from django_mq.executor.scoreboard import CallEntries, Scoreboard
+from django_mq.executor.scoreboard import Scoreboard
+from django_mq.executor.scoreboard_entries import CallEntries
 from django_mq.executor.shared_thread import SharedThread
 from django_mq.executor.tasks import Task, fences
 from django_mq.executor.watchdog import Link

@@ -13,7 +13,7 @@ from django_mq.executor.calls import argument_of, call
 from django_mq.executor.connections import DATABASE_ERRORS
 from django_mq.executor.ended import ACKED, Ended, FailureEnd
 from django_mq.executor.savepoint import LazySavepoint, TransactionEnded
-from django_mq.executor.scoreboard import ExecutorEntries
+from django_mq.executor.scoreboard_entries import ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.slice_state import (
     Conflicts,

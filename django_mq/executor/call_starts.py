@@ -15,7 +15,8 @@ from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.leased_call import split_started
 from django_mq.executor.lingering import Lingering
 from django_mq.executor.run_context import RunContext
-from django_mq.executor.scoreboard import CallEntries, Scoreboard
+from django_mq.executor.scoreboard import Scoreboard
+from django_mq.executor.scoreboard_entries import CallEntries
 from django_mq.executor.tasks import Task, fences, has_expired, may_start_unlocked
 from django_mq.messages import PlainFence
 

@@ -7,7 +7,7 @@ import contextlib
 from time import monotonic
 from typing import Protocol
 
-from django_mq.executor.scoreboard import CallEntries
+from django_mq.executor.scoreboard_entries import CallEntries
 
 #: Seconds in which a cancelled handler must end before its process is killed.
 CANCEL_SECONDS = 5.0

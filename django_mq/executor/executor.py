@@ -15,7 +15,7 @@ from django_mq.executor.connections import plain_connection
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.nonatomic import NonAtomic
 from django_mq.executor.run_context import RunContext
-from django_mq.executor.scoreboard import ExecutorEntries
+from django_mq.executor.scoreboard_entries import ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.slices import SliceRunner

@@ -20,7 +20,7 @@ from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.leased_call import LeasedCall, leased_call, split_started
 from django_mq.executor.run_context import RunContext
-from django_mq.executor.scoreboard import ExecutorEntries
+from django_mq.executor.scoreboard_entries import ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.simple_protocol import simple_query

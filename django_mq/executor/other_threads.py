@@ -11,7 +11,7 @@ from typing import Any
 
 from asgiref.sync import async_to_sync
 
-from django_mq.executor.scoreboard import CallEntries
+from django_mq.executor.scoreboard_entries import CallEntries
 from django_mq.executor.thread_connections import blocking_call, close_all
 from django_mq.messages import Delivery, current_delivery
 

@@ -10,7 +10,7 @@ from django_mq.executor import locks
 from django_mq.executor.attempts import Attempts
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.lease_clock import lease_clock
-from django_mq.executor.scoreboard import ExecutorEntries
+from django_mq.executor.scoreboard_entries import ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.slice_state import NotLocked, SliceState
 from django_mq.executor.stopped_queues import StoppedQueues

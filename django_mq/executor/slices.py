@@ -17,7 +17,7 @@ from django_mq.executor.calls import close_old
 from django_mq.executor.connections import DATABASE_ERRORS
 from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.run_context import RunContext
-from django_mq.executor.scoreboard import ExecutorEntries
+from django_mq.executor.scoreboard_entries import ExecutorEntries
 from django_mq.executor.session import Session, run_hooks
 from django_mq.executor.settle_rows import settle_all
 from django_mq.executor.settlement import Settlement

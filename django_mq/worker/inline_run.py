@@ -22,7 +22,8 @@ from django_mq.executor.other_threads import as_function
 from django_mq.executor.outage import Outage
 from django_mq.executor.retry_policies import policies
 from django_mq.executor.run_context import RunContext
-from django_mq.executor.scoreboard import ExecutorEntries, Scoreboard
+from django_mq.executor.scoreboard import Scoreboard
+from django_mq.executor.scoreboard_entries import ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.settle_rows import settle_all
 from django_mq.executor.settlement import Settlement

@@ -14,7 +14,8 @@ from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.outage import Outage
 from django_mq.executor.retry_policies import policies
 from django_mq.executor.run_context import RunContext
-from django_mq.executor.scoreboard import ExecutorEntries, MonitoredPart
+from django_mq.executor.scoreboard import MonitoredPart
+from django_mq.executor.scoreboard_entries import ExecutorEntries
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link, Watchdog
 from django_mq.messages import fence_of

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from django_mq.executor.scoreboard import Entry, ExecutorEntries, Scoreboard
+from django_mq.executor.scoreboard import Entry, Scoreboard
+from django_mq.executor.scoreboard_entries import ExecutorEntries
 from django_mq.messages import Fence
 from django_mq.worker import Worker
 

@@ -12,7 +12,8 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django_mq import handler
 from django_mq.executor.connections import plain_connection
 from django_mq.executor.nonatomic import NonAtomic
-from django_mq.executor.scoreboard import ExecutorEntries, Scoreboard
+from django_mq.executor.scoreboard import Scoreboard
+from django_mq.executor.scoreboard_entries import ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.settlement import Settlement
 from django_mq.executor.tasks import Task
