@@ -32,7 +32,6 @@ from django_mq.conf.readers import (
     option,
     optional,
     read_fields,
-    setting_error,
 )
 from django_mq.conf.relays import Destination, read_destinations
 from django_mq.exceptions import InvalidOption
@@ -270,17 +269,9 @@ def _read_settings(raw: object) -> tuple[Settings | None, list[SettingError]]:
     queues = {}
     for name, options in values.pop("queues").items():
         where = f"DJANGO_MQ['QUEUES'][{name!r}]"
-        try:
-            readers.name(name)
-        except ValueError as error:
-            errors.append(SettingError(where, f"has a bad name: it {error}."))
-        try:
-            given = readers.mapping(options)
-        except ValueError as error:
-            errors.append(setting_error(where, options, error))
-            continue
-        listed = read_fields(QueueOptions, given, str.lower, where, errors, inherited)
-        queues[name] = QueueOptions(**listed)
+        if (given := readers.read_entry(name, options, where, errors)) is not None:
+            listed = read_fields(QueueOptions, given, str.lower, where, errors, inherited)
+            queues[name] = QueueOptions(**listed)
     values["relays"] = read_destinations(values["relays"], errors)
     values["inboxes"] = read_inboxes(values["inboxes"], errors)
     if errors:

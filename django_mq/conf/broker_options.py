@@ -129,7 +129,8 @@ def read_all(
     for name, options in raw.items():
         where = f"DJANGO_MQ[{setting!r}][{name!r}]"
         before = len(errors)
-        given = _checked(name, options, where, errors)
+        # An entry that is no dict may be a URL with a password.
+        given = readers.read_entry(name, options, where, errors, is_secret=True)
         kind = None if given is None else _kind(kinds, given, where, errors)
         if given is None or kind is None:
             continue
@@ -138,21 +139,6 @@ def read_all(
         errors.extend(SettingError(where, f"has no {each!r}.") for each in missing)
         if len(errors) == before:
             found[name] = kind(**values)
-    return found
-
-
-def _checked(
-    name: object, options: object, where: str, errors: list[SettingError]
-) -> Mapping[str, Any] | None:
-    try:
-        readers.name(name)
-    except ValueError as error:
-        errors.append(SettingError(where, f"has a bad name: it {error}."))
-    try:
-        found: Mapping[str, Any] = readers.mapping(options)
-    except ValueError as error:  # it may be a URL with a password
-        errors.append(setting_error(where, options, SecretValueError(error)))
-        return None
     return found
 
 

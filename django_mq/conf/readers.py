@@ -158,6 +158,31 @@ def setting_error(where: str, value: object, error: ValueError) -> SettingError:
     return SettingError(where, f"is {short_repr(value)}: {error}.")
 
 
+def read_entry(
+    entry: object,
+    options: object,
+    where: str,
+    errors: list[SettingError],
+    *,
+    is_secret: bool = False,
+) -> Mapping[str, Any] | None:
+    """Return the options of an entry of a setting, None if they are no dict; `entry` is its name.
+
+    Errors are appended to `errors`; with `is_secret`, they show no options.
+    """
+    try:
+        name(entry)
+    except ValueError as error:
+        errors.append(SettingError(where, f"has a bad name: it {error}."))
+    try:
+        found: Mapping[str, Any] = mapping(options)
+    except ValueError as error:
+        shown = SecretValueError(error) if is_secret else error
+        errors.append(setting_error(where, options, shown))
+        return None
+    return found
+
+
 def read_fields(
     kind: type[Any],
     raw: Mapping[Any, Any],
