@@ -11,20 +11,27 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 from django_mq.conf.error_logs import log_failure
 from django_mq.messages import Fence
 from django_mq.policy.plain_text import one_line
-from django_mq.policy.stack import readable
+from django_mq.supervisor.link_lines import (
+    DECLARED,
+    FAILED,
+    FIGURES,
+    FINISHED,
+    ORDER,
+    SIGNALLED,
+    STOP,
+    UNFINISHED,
+    decode_dead,
+)
 from django_mq.supervisor.ready import wait_ready
 from django_mq.supervisor.stop_signals import StopSignals
 from django_mq.supervisor.worker_figures import REPORT_SECONDS, ChangedTotals
 from django_mq.worker import Worker
 from django_mq.worker.orders import QUIET
-from django_mq.worker.recovery import DeadWorker
 
 logger = logging.getLogger("django_mq")
 
@@ -33,21 +40,6 @@ _sending = threading.Lock()
 
 #: Exit codes of a child, and of the command.
 DONE, BROKEN, OUT_OF_TIME = 0, 1, 5
-#: The final line from a child: everything finished, or something still runs. The exit code is not
-#: enough: a handler may cause the same one.
-FINISHED, UNFINISHED = b".", b"!"
-#: The first byte of the line in which a child names the error that ends it.
-FAILED = b"?"
-#: The first byte of a line with totals of a handler.
-FIGURES = b"#"
-#: The first byte of a line with a message that an operator stopped.
-STOP = b"x"
-#: The first byte of a line with an order of an operator that the child carried out.
-ORDER = b"="
-#: The line by which a child says that it drains because of a signal, whoever sent it.
-SIGNALLED = b"t"
-#: The line by which a child says that the schedules of its code are stored.
-DECLARED = b"+"
 #: The maximum number of ids in a log line.
 MAX_IDS = 20
 
@@ -139,7 +131,7 @@ def _listen(worker: Worker, link: socket.socket, signals: StopSignals) -> None:
 
 def _recover(worker: Worker, link: socket.socket, line: bytes) -> None:
     try:
-        dead = decode(line)
+        dead = decode_dead(line)
         worker.recover(dead, partial(_send, link, dead.worker.encode()))
     except Exception as error:  # the thread must also hear the next line, and the end
         text = "could not carry out a request: the messages of a dead worker wait for their leases"
@@ -163,23 +155,6 @@ def _send(link: socket.socket, word: bytes) -> None:
             link.sendall(word + b"\n")
     except OSError:
         logger.debug("the supervisor is gone")
-
-
-def encode(dead: DeadWorker) -> bytes:
-    """Return `dead` as one line for a child."""
-    return json.dumps(asdict(dead)).encode() + b"\n"
-
-
-def decode(line: bytes) -> DeadWorker:
-    """Return the DeadWorker that `encode()` turned into `line`."""
-    data: dict[str, Any] = json.loads(line)
-    del data["received_at"]  # the current process is told only now
-    for name in ("timed_out", "lost"):
-        data[name] = [Fence(*fence) for fence in data[name]]
-    for name in ("stopped", "ran", "stacks"):  # JSON has no integer keys
-        data[name] = {int(id): value for id, value in data[name].items()}
-    data["stacks"] = {id: readable(stack) for id, stack in data["stacks"].items()}
-    return DeadWorker(**data)
 
 
 def describe_exit(status: int) -> str:

@@ -16,7 +16,17 @@ from django_mq.executor.scoreboard import Entry, Scoreboard
 from django_mq.messages import Fence
 from django_mq.policy.outcomes import cut_short
 from django_mq.policy.stack import running_in
-from django_mq.supervisor import child
+from django_mq.supervisor.link_lines import (
+    DECLARED,
+    FAILED,
+    FIGURES,
+    FINISHED,
+    ORDER,
+    SIGNALLED,
+    STOP,
+    UNFINISHED,
+    encode_dead,
+)
 from django_mq.supervisor.memory import MEGABYTE, resident_bytes
 from django_mq.supervisor.send_buffer import SendBuffer
 from django_mq.supervisor.stack_file import StackFile
@@ -123,7 +133,7 @@ class ProcessSlot:
         if self.link is None or not self.to_send.accepts():
             return False
         self.recovering[dead.worker] = dead
-        self.to_send.add(child.encode(dead))
+        self.to_send.add(encode_dead(dead))
         self.to_send.send(self.link)
         return True
 
@@ -141,22 +151,22 @@ class ProcessSlot:
             self.close_link()
         *lines, self.received = (self.received + words).split(b"\n")
         for line in lines:
-            if line in (child.FINISHED, child.UNFINISHED):
+            if line in (FINISHED, UNFINISHED):
                 self.last_line = line
-            elif line == child.SIGNALLED:
+            elif line == SIGNALLED:
                 self.recycling = True
-            elif line == child.DECLARED:
+            elif line == DECLARED:
                 self.declared = True
-            elif line.startswith(child.FIGURES):
-                self.figures.take(line.removeprefix(child.FIGURES))
-            elif line.startswith(child.STOP):
-                fence, by, after = json.loads(line.removeprefix(child.STOP))
+            elif line.startswith(FIGURES):
+                self.figures.take(line.removeprefix(FIGURES))
+            elif line.startswith(STOP):
+                fence, by, after = json.loads(line.removeprefix(STOP))
                 self.stopped[Fence(*fence)] = (by, monotonic() + after)
-            elif line.startswith(child.ORDER):
-                order = line.removeprefix(child.ORDER).decode()
+            elif line.startswith(ORDER):
+                order = line.removeprefix(ORDER).decode()
                 self.leaving, self.quiet = order == LEAVE, order == QUIET
-            elif line.startswith(child.FAILED):
-                self.failure = line.removeprefix(child.FAILED).decode(errors="replace")
+            elif line.startswith(FAILED):
+                self.failure = line.removeprefix(FAILED).decode(errors="replace")
             else:
                 self.recovering.pop(line.decode(), None)
         return bool(words)

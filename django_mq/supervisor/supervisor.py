@@ -17,8 +17,9 @@ from django_mq.executor.deadline import Deadline
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.supervisor import child as child_process
 from django_mq.supervisor import output
-from django_mq.supervisor.child import BROKEN, DONE, FINISHED, OUT_OF_TIME, UNFINISHED
+from django_mq.supervisor.child import BROKEN, DONE, OUT_OF_TIME
 from django_mq.supervisor.fork_guard import ForkGuard
+from django_mq.supervisor.link_lines import FINISHED, UNFINISHED
 from django_mq.supervisor.process_slot import ProcessSlot
 from django_mq.supervisor.ready import wait_ready
 from django_mq.supervisor.reporter import Reporter

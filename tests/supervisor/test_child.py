@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from django_mq.supervisor import child
+from django_mq.supervisor import child, link_lines
 from django_mq.supervisor.stop_signals import StopSignals
 from django_mq.worker import Worker
 from tests.supervisor.links import dead
@@ -24,7 +24,7 @@ def test_a_child_outlives_a_line_that_it_cannot_read(caplog: pytest.LogCaptureFi
         try:
             for line in (b'{"worker": "w0", "lo{"worker": "w1"}', b"{}", b"7", b"\xff"):
                 ours.sendall(line + b"\n")
-            ours.sendall(child.encode(dead(2)))
+            ours.sendall(link_lines.encode_dead(dead(2)))
             until(lambda: worker.to_recover)
             assert [each.worker for each, _ in worker.to_recover] == ["w2"]
             assert not worker.stopping.is_set()

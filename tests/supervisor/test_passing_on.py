@@ -11,7 +11,8 @@ import pytest
 from django_mq.executor.deadline import Deadline
 from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
 from django_mq.messages import Fence
-from django_mq.supervisor.child import OUT_OF_TIME, STOP, UNFINISHED, report_failure
+from django_mq.supervisor.child import OUT_OF_TIME, report_failure
+from django_mq.supervisor.link_lines import STOP, UNFINISHED
 from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.supervisor import Supervisor
 from django_mq.worker import Worker

@@ -15,7 +15,8 @@ import pytest
 from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
 from django_mq.messages import Fence
 from django_mq.supervisor import process_slot
-from django_mq.supervisor.child import DECLARED, ORDER, report_failure
+from django_mq.supervisor.child import report_failure
+from django_mq.supervisor.link_lines import DECLARED, ORDER
 from django_mq.supervisor.process_slot import ProcessSlot
 from django_mq.supervisor.readiness import not_live, not_ready
 from django_mq.worker.orders import LEAVE, QUIET, RESUME

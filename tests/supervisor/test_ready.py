@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_mq.supervisor import child
+from django_mq.supervisor import child, link_lines
 from django_mq.supervisor.ready import wait_ready
 from django_mq.supervisor.stop_signals import StopSignals
 from django_mq.worker import Worker
@@ -43,9 +43,9 @@ def test_a_supervisor_of_more_processes_than_select_can_watch() -> None:
         supervisor._signals = signals
         assert slot.link is not None
         slot.link = moved(slot.link)
-        process.sendall(child.FINISHED + b"\n")
+        process.sendall(link_lines.FINISHED + b"\n")
         supervisor._wait()
-        assert slot.last_line == child.FINISHED
+        assert slot.last_line == link_lines.FINISHED
 
 
 def test_a_child_of_such_a_supervisor() -> None:
@@ -55,7 +55,7 @@ def test_a_child_of_such_a_supervisor() -> None:
         listening = threading.Thread(target=child._listen, args=(worker, link, signals))
         listening.start()
         try:
-            ours.sendall(child.encode(dead(2)))
+            ours.sendall(link_lines.encode_dead(dead(2)))
             until(lambda: worker.to_recover)
         finally:
             ours.close()

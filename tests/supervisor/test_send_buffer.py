@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django_mq.executor.scoreboard import Scoreboard
-from django_mq.supervisor.child import decode
+from django_mq.supervisor.link_lines import decode_dead
 from django_mq.supervisor.process_slot import ProcessSlot
 from tests.supervisor.links import dead, fill, linked
 
@@ -22,10 +22,10 @@ def test_a_child_that_does_not_read_costs_its_supervisor_no_time() -> None:
         while heard.count(b"\n") < len(accepted):
             heard += theirs.recv(65536)
             slot.to_send.send(slot.link)
-        assert [decode(line).worker for line in heard.splitlines()] == accepted
+        assert [decode_dead(line).worker for line in heard.splitlines()] == accepted
         assert not slot.to_send
         assert slot.send(dead(9999, running=1))
-        assert decode(theirs.recv(65536)).worker == "w9999"
+        assert decode_dead(theirs.recv(65536)).worker == "w9999"
 
 
 def test_a_new_process_gets_nothing_that_was_meant_for_the_last_one() -> None:
@@ -35,7 +35,7 @@ def test_a_new_process_gets_nothing_that_was_meant_for_the_last_one() -> None:
     with linked(slot) as theirs:
         assert not slot.to_send
         assert slot.send(dead(1, running=1))
-        assert decode(theirs.recv(65536)).worker == "w1"
+        assert decode_dead(theirs.recv(65536)).worker == "w1"
 
 
 def test_a_request_to_a_process_that_has_just_died_is_kept_for_another() -> None:
