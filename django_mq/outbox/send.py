@@ -52,18 +52,20 @@ def send_durably(
 
 def send_to(
     handler: Handler, message: Message, *, using: str | None = None, reserved: str = "{}"
-) -> Receipt:
+) -> tuple[Receipt, float | None]:
     """Store one message for one handler and keep its result; no pattern is matched.
 
     Writes in the open transaction, if there is one, else in a transaction of its own. `reserved` is
-    as in `send()`.
+    as in `send()`. Also returns when the message was stored, in seconds since 1970 by the
+    database's clock; None for a message with a unique id.
     """
     connection = queue_connection(using)
     builder = RowBuilder(connection.alias, wants_result=True, handler=handler, reserved=reserved)
     chunk = _checked([message], builder)
     block = nullcontext() if in_transaction(connection) else transaction.atomic(connection.alias)
     with block:
-        return chunk.store(connection)[0]
+        receipt = chunk.store(connection)[0]
+    return receipt, chunk.rows.stored_at
 
 
 def send_many(messages: Sequence[Message], *, using: str | None) -> list[Receipt]:

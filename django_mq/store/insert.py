@@ -70,14 +70,19 @@ def insert(
 
 def _insert_few(cursor: Cursor, rows: Rows, on_ids: Callable[[Sequence[int]], None]) -> list[int]:
     cursor.execute(*one_statement(rows))
+    found = cursor.fetchall()
+    rows.stored_at = found[0][1]
     # Ids are drawn in the order of the rows; RETURNING promises no order.
-    ids = sorted(id for (id,) in cursor.fetchall())
+    ids = sorted(id for id, _ in found)
     on_ids(ids)
     return ids
 
 
 def one_statement(rows: Rows) -> tuple[str, Sequence[object]]:
-    """Return the statement that inserts a few rows and returns their ids, and its parameters."""
+    """Return the statement that inserts a few rows, and its parameters.
+
+    The statement returns the id of each row, and when it was stored.
+    """
     used = _used_columns(rows)
     if used and len(rows) > MAX_VALUES_ROWS:
         return INSERT_FEW, (f"[{','.join(map(as_json, rows))}]",)
@@ -106,19 +111,22 @@ def _names(columns: Sequence[_Columns]) -> str:
     return "".join(f", {each.names}" for each in columns)
 
 
+# The default of `created_at`, as a value: a role that may only insert cannot read the column.
+_STORED = "returning id, extract(epoch from statement_timestamp())::float8"
+
 # The server fills in the columns that no row sets, in a third of the time it takes to send and read
 # them. VALUES are planned faster than a document: 5 rows with metadata take 0.13 ms less CPU in
 # client and server (PostgreSQL 18).
-INSERT_VALUES = """
-insert into django_mq_queuedmessage (queue, type, payload, max_attempts, handler{})
-values {}
-returning id
+INSERT_VALUES = f"""
+insert into django_mq_queuedmessage (queue, type, payload, max_attempts, handler{{}})
+values {{}}
+{_STORED}
 """
 
 
 # One document for all rows: 34 us per row, against 76 for VALUES of all columns (50 rows,
 # PostgreSQL 15).
-INSERT_FEW = """
+INSERT_FEW = f"""
 insert into django_mq_queuedmessage (
     queue, type, payload, max_attempts, handler, schema_version, metadata, priority, key, retry,
     wants_result, ordered, processable_after, expires_at
@@ -133,7 +141,7 @@ from jsonb_to_recordset(%s::jsonb) as row (
     wants_result boolean, ordered boolean, due timestamptz, delay float8, expires timestamptz,
     lifetime float8
 )
-returning id
+{_STORED}
 """
 _JSON_COLUMNS = ("payload", "metadata", "retry")
 

@@ -43,11 +43,13 @@ class Rows(Sequence[NewRow]):
     (['mail', 'stock'], '2', ['1'])
     """
 
-    __slots__ = ("payloads", "templates")
+    __slots__ = ("payloads", "stored_at", "templates")
 
     def __init__(self, rows: Iterable[NewRow] = ()) -> None:
         self.templates: list[NewRow] = []
         self.payloads: list[str] = []
+        #: When one statement stored the rows: their `created_at`, in seconds since 1970.
+        self.stored_at: float | None = None
         for row in rows:
             self.add(row._replace(payload=""), row.payload)
 

@@ -45,8 +45,9 @@ def test_it_shares_a_queue_with_whom_it_likes(named: handlers.Handler) -> None:
 def test_a_message_for_one_handler(named: handlers.Handler) -> None:
     """The message commits by itself, goes to the requested queue, and carries its options."""
     message = Message("tasks.named", {"args": []}, queue="anywhere")
-    receipt = send_to(named, message, reserved='{"mq.task": {"timeout": 5}}')
+    receipt, stored_at = send_to(named, message, reserved='{"mq.task": {"timeout": 5}}')
     [row] = QueuedMessage.objects.all()
     assert receipt.ids == (row.pk,)
+    assert stored_at == pytest.approx(row.created_at.timestamp(), abs=1e-5)
     assert (row.queue, row.handler, row.wants_result) == ("anywhere", "named", True)
     assert row.metadata == {"mq.task": {"timeout": 5}}

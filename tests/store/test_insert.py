@@ -55,7 +55,7 @@ def one_by_one(cursor: Any, rows: list[NewRow]) -> list[int]:
 def insert_few(cursor: Any, rows: Sequence[NewRow]) -> list[int]:
     """The path of `insert()` for more than MAX_VALUES_ROWS rows, including a single one."""
     cursor.execute(INSERT_FEW, (f"[{','.join(map(as_json, rows))}]",))
-    return sorted(id for (id,) in cursor.fetchall())
+    return sorted(id for id, _ in cursor.fetchall())
 
 
 def copy_rows(cursor: Any, rows: Sequence[NewRow]) -> list[int]:

@@ -92,7 +92,7 @@ class MessageQueueBackend(BaseTaskBackend):
         carried = None if policy == handler.retry else policy
         message = self._message(task, args, kwargs, retry=carried)
         reserved = self._carried(task, handler).encode()
-        receipt = send_to(handler, message, using=self.database, reserved=reserved)
+        receipt, stored_at = send_to(handler, message, using=self.database, reserved=reserved)
         [copy] = receipt.copies
         if copy.outcome in ("duplicate", "debounced"):
             return self._existing(task, message, copy.id)
@@ -100,7 +100,7 @@ class MessageQueueBackend(BaseTaskBackend):
         if copy.outcome == "updated":  # the stored task may have failed attempts
             result = self._stored(str(copy.id))
         else:
-            result = results.enqueued(task, copy.id, args, kwargs)
+            result = results.enqueued(task, copy.id, args, kwargs, at=stored_at)
         task_enqueued.send(type(self), task_result=result)
         return result
 
