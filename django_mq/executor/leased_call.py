@@ -156,9 +156,11 @@ class BatchDelivery(LeasedDelivery):
         self._note_answer = answer
         self._fences = fences
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: Exception | str) -> None:
+        if isinstance(error, str):
+            error = Exception(error)
         if not isinstance(error, Exception):
-            raise TypeError(f"fail({error!r}): give an exception, which operators see")
+            raise TypeError(f"fail({error!r}): give an exception or a text, which operators see")
         self._note_answer(self, error)
 
     def retry(self, after: When | None = None) -> None:

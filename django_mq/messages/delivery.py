@@ -170,8 +170,8 @@ class Delivery(Generic[Payload]):
         """
         raise self._atomic("afinish()")
 
-    def fail(self, error: Exception) -> None:
-        """Fail this message with `error`, as if its handler had raised it for this message alone.
+    def fail(self, error: Exception | str) -> None:
+        """Fail this message alone, as if its handler had raised `error`; text: `Exception(error)`.
 
         The answers `fail()`, `retry()`, `snooze()` and `reject()` are for lists of deliveries
         (`batch=True`) outside transactions. They take effect when the handler ends, however it

@@ -71,6 +71,18 @@ def test_each_is_settled_by_its_own_answer(nonatomic: NonAtomicBench) -> None:
     assert [stored(each).dead_reason for each in messages[1:5]] == ["", "", "", "no such mailbox"]
 
 
+def test_a_text_may_say_why_a_message_failed(nonatomic: NonAtomicBench) -> None:
+    @batch()
+    def h(deliveries: list[Delivery]) -> None:
+        deliveries[0].fail("mailbox full")
+
+    messages = add_many(2, handler="h")
+    run(nonatomic)
+    assert attempts_left(messages) == {0: 1}
+    assert stored(messages[0]).last_error == "Exception: mailbox full"
+    assert attempts_of(messages[0]) == ["Exception"]
+
+
 def test_the_last_answer_wins(nonatomic: NonAtomicBench) -> None:
     @batch()
     def h(deliveries: list[Delivery]) -> None:
@@ -217,7 +229,7 @@ def test_misuse_is_refused_where_it_happens(nonatomic: NonAtomicBench) -> None:
         with pytest.raises(TypeError, match="that get one delivery"):
             delivery.finish()
         with pytest.raises(TypeError, match="give an exception"):
-            delivery.fail("it failed")  # type: ignore[arg-type]
+            delivery.fail(KeyboardInterrupt())  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="zero or more"):
             delivery.snooze(-1)
 
