@@ -1,4 +1,4 @@
-"""Move time, for tests: make later messages due now."""
+"""Move time, for tests: make later messages due now, and end the waits of queues."""
 
 from __future__ import annotations
 
@@ -27,11 +27,23 @@ update django_mq_queuedmessage m
 returning m.id
 """
 
+# Its next message is the probe, as after the wait.
+END_WAITS = """
+update django_mq_queuestate s
+   set backoff_until = statement_timestamp()
+ where s.backoff_until > statement_timestamp()
+   and (%(queue)s::text is null or s.queue = %(queue)s)
+   and (%(until)s::timestamptz is null or s.backoff_until <= %(until)s::timestamptz)
+"""
+
 
 def make_due(cursor: Cursor, *, queue: str | None, until: datetime | None = None) -> int:
-    """Make delayed, retrying and held messages due now; return how many.
+    """Make delayed, retrying and held messages due now, and end backoff waits; return how many.
 
-    With `until`, only those that are due by then.
+    With `until`, only messages that are due by then, and waits that are over by then. The number is
+    that of the messages.
     """
-    cursor.execute(MAKE_DUE, {"queue": queue, "until": until})
+    chosen = {"queue": queue, "until": until}
+    cursor.execute(END_WAITS, chosen)
+    cursor.execute(MAKE_DUE, chosen)
     return len(cursor.fetchall())

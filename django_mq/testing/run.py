@@ -68,7 +68,8 @@ def drain(
 
     Handlers run here, on this connection, through the worker's own code: failed messages are
     retried or dead-lettered, and `FailedAttempt` rows are written. Delayed and retrying messages
-    stay: see `due()`. Timeouts are not enforced.
+    stay: see `due()`. A queue with `backoff` stops when a handler fails, until `due()` ends its
+    wait. Timeouts are not enforced.
 
     Returns the number of deliveries. If handlers failed, it raises the first error once nothing
     more is due, with a note that names the message, handler and attempt. With `errors="keep"` it
@@ -195,7 +196,8 @@ def due(
 ) -> int:
     """Make delayed, retrying and held messages due now, as if time had passed; return how many.
 
-    With `until` (seconds or a timedelta from now, or an aware datetime), only messages due by then.
+    Also ends the waits of queues that back off. With `until` (seconds or a timedelta from now, or
+    an aware datetime), only messages due by then, and waits that are over by then.
     Schedules move, too: declarations of `periodic()` are stored as a worker stores them, and each
     time up to `until` is broadcast, regardless of `queue`; those messages count. With `schedule`,
     the name of one, the others stay. Then call `drain()`.

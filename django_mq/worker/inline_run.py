@@ -41,6 +41,7 @@ from django_mq.store.claim import Lane
 from django_mq.worker.borrowed_connection import TransactionGuard
 from django_mq.worker.claims import ClaimRouter
 from django_mq.worker.ordered_queues import ADOPT_WINDOW
+from django_mq.worker.queue_backoff import BackoffLevels
 from django_mq.worker.queue_options import ClaimOptionsCache
 from django_mq.worker.resolver import Resolver, settle_held
 
@@ -84,8 +85,15 @@ class InlineRun:
             shortest_lease=0.0,
             on_settled=self._record,
         )
+        # One message runs at a time, so none is in hand when a queue stops.
+        self._backoffs = BackoffLevels(self._settings, stop_queue=lambda queue, before: None)
         self._owned: dict[str, LineMarks] = {}
-        self._claims = ClaimRouter(worker=NAME, owned=self._owned, stopped_queues=StoppedQueues())
+        self._claims = ClaimRouter(
+            worker=NAME,
+            owned=self._owned,
+            probing=self._backoffs.probe_started,
+            stopped_queues=StoppedQueues(),
+        )
 
     def run(self) -> int:
         """Run until nothing is due; return the number of deliveries.
@@ -110,6 +118,7 @@ class InlineRun:
                     self._run_slices(task)
                 else:
                     self._run_unbound(task)
+                self._backoffs.write(self._cursor())
                 if self.failed and _interrupts(self.failed[-1].error):
                     raise self.failed[-1].error
         return delivered
@@ -149,7 +158,8 @@ class InlineRun:
         )
 
     def _record(self, ended: Sequence[Ended]) -> None:
-        """Record failed deliveries; add a note that names the message to each error."""
+        """Record how deliveries ended; add a note that names the message to each error."""
+        self._backoffs.record(ended)
         for each in ended:
             error = each.error
             if each.settled is Settled.LOST:
