@@ -6,7 +6,7 @@ import json
 import logging
 from typing import NamedTuple
 
-from django.db import DatabaseError
+from django.db import DatabaseError, connections, transaction
 from django.db.backends.utils import CursorWrapper
 
 from django_mq.operations.changes import CHANGES, Done
@@ -70,6 +70,15 @@ def take_step(cursor: CursorWrapper) -> OperationStep | None:
     else:
         store.advance(cursor, row.id, after=found.after, done=changed, skipped=skipped)
     return OperationStep(changed, done.may_run)
+
+
+def carry_out_all(alias: str) -> bool:
+    """Carry out every open operation now, for tests; return whether a message may run since."""
+    may_run = False
+    with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+        while step := take_step(cursor):
+            may_run |= step.may_run
+    return may_run
 
 
 def fail_step(cursor: CursorWrapper, id: int, error: DatabaseError) -> None:

@@ -69,7 +69,7 @@ def drain(
     Handlers run here, on this connection, through the worker's own code: failed messages are
     retried or dead-lettered, and `FailedAttempt` rows are written. Delayed and retrying messages
     stay: see `due()`. A queue with `backoff` stops when a handler fails, until `due()` ends its
-    wait. Timeouts are not enforced.
+    wait. Timeouts are not enforced. Open operations (`queues.operate()`) are carried out first.
 
     Returns the number of deliveries. If handlers failed, it raises the first error once nothing
     more is due, with a note that names the message, handler and attempt. With `errors="keep"` it

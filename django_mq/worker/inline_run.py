@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +32,7 @@ from django_mq.executor.slices import SliceRunner
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Task
 from django_mq.messages import ClaimedRow, Delivery
+from django_mq.operations.steps import carry_out_all
 from django_mq.policy.line_marks import FRONT, LineMarks
 from django_mq.policy.missing_right import is_missing_right
 from django_mq.policy.outcomes import DeadLettered
@@ -101,27 +102,36 @@ class InlineRun:
         Raises KeyboardInterrupt, and the error of a handler that ended the test's transaction.
         """
         delivered = 0
-        while rows := self._claim():
-            for row in rows:
-                task = self._resolver.resolve(self._cursor(), Delivery(row))
-                if isinstance(task, Ended):
-                    settle_held(self._cursor(), [task])
-                if not isinstance(task, Task):
-                    continue
-                delivered += 1
-                if delivered > MAX_DELIVERIES:
-                    raise RuntimeError(
-                        f"more than {MAX_DELIVERIES:,} deliveries: do handlers broadcast to each"
-                        " other without end?"
-                    )
-                if task.handler.atomic:
-                    self._run_slices(task)
-                else:
-                    self._run_unbound(task)
-                self._backoffs.write(self._cursor())
-                if self.failed and _interrupts(self.failed[-1].error):
-                    raise self.failed[-1].error
+        for row in self._due():
+            task = self._resolver.resolve(self._cursor(), Delivery(row))
+            if isinstance(task, Ended):
+                settle_held(self._cursor(), [task])
+            if not isinstance(task, Task):
+                continue
+            delivered += 1
+            if delivered > MAX_DELIVERIES:
+                raise RuntimeError(
+                    f"more than {MAX_DELIVERIES:,} deliveries: do handlers broadcast to each"
+                    " other without end?"
+                )
+            if task.handler.atomic:
+                self._run_slices(task)
+            else:
+                self._run_unbound(task)
+            self._backoffs.write(self._cursor())
+            if self.failed and _interrupts(self.failed[-1].error):
+                raise self.failed[-1].error
         return delivered
+
+    def _due(self) -> Iterator[ClaimedRow]:
+        """Claim and yield messages until none is due, also those that operations make due."""
+        alias = self._connection.alias
+        carry_out_all(alias)
+        while True:
+            while rows := self._claim():
+                yield from rows
+            if not carry_out_all(alias):
+                return
 
     def _run_slices(self, task: Task) -> None:
         session = Session(self._connection, borrowed=True)
