@@ -90,3 +90,13 @@ def test_django_tasks_db() -> None:
     with story("coming-from/django-tasks-db.md") as page:
         backend = import_string(page.TASKS["default"]["BACKEND"])
         assert not list(backend("default", page.TASKS["default"]).check())
+
+
+def test_the_old_backend_takes_the_queues_of_its_waiting_tasks() -> None:
+    """It refuses a task whose queue it does not list, and its worker serves `default` alone."""
+    page = DOCS / "coming-from/django-tasks-db.md"
+    [moved] = [code for code in snippets(page, "py") if '"old"' in code and "TASKS" in code]
+    backends = ast.literal_eval(moved.removeprefix("TASKS = "))
+    assert backends["old"]["QUEUES"] == backends["default"]["QUEUES"]
+    [command] = snippets(page, "console")
+    assert "--backend old --queue-name '*'" in command
