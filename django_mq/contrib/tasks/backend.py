@@ -23,10 +23,10 @@ from django_mq.contrib.tasks.compat import (
     Task,
     TaskResult,
     TaskResultDoesNotExist,
-    normalize_json,
     task_backends,
     task_enqueued,
 )
+from django_mq.contrib.tasks.json_values import as_json
 from django_mq.contrib.tasks.message_task import MessageTask
 from django_mq.contrib.tasks.options import (
     StoredOptions,
@@ -87,7 +87,7 @@ class MessageQueueBackend(BaseTaskBackend):
         errors of `broadcast()`.
         """
         self.validate_task(task)
-        args, kwargs = normalize_json(args), normalize_json(kwargs)
+        args, kwargs = as_json(args, "args"), as_json(kwargs, "kwargs")
         handler, policy = self._handler_of(task), self._policy(task)
         carried = None if policy == handler.retry else policy
         message = self._message(task, args, kwargs, retry=carried)

@@ -22,12 +22,13 @@ from django_mq.contrib.tasks.compat import (
     DEFAULT_TASK_QUEUE_NAME,
     Task,
     TaskContext,
-    normalize_json,
     task_started,
 )
 from django_mq.contrib.tasks.errors import TaskInterrupted
+from django_mq.contrib.tasks.json_values import as_json
 from django_mq.contrib.tasks.options import option, stored_options
 from django_mq.exceptions import Reject
+from django_mq.executor.calls import check_result
 from django_mq.handlers import Handler
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.policy.backoff import RetryPolicy
@@ -44,7 +45,7 @@ class TaskRunner:
         """Run one attempt; return its value, which is valid JSON."""
         args, kwargs = self._start(delivery)
         try:
-            return normalize_json(self.task.func(*args, **kwargs))
+            return _result(self.task.func(*args, **kwargs), delivery)
         except KeyboardInterrupt as interrupt:
             raise TaskInterrupted from interrupt
 
@@ -52,7 +53,7 @@ class TaskRunner:
         """Run one attempt of a coroutine; return its value, which is valid JSON."""
         args, kwargs = await sync_to_async(self._start)(delivery)
         try:
-            return normalize_json(await self.task.func(*args, **kwargs))
+            return _result(await self.task.func(*args, **kwargs), delivery)
         except KeyboardInterrupt as interrupt:
             raise TaskInterrupted from interrupt
 
@@ -66,6 +67,15 @@ class TaskRunner:
         if self.task.takes_context:
             args.insert(0, TaskContext(task_result=found))
         return args, found.kwargs
+
+
+def _result(value: Any, delivery: Delivery) -> Any:
+    """Return a task's value as JSON; raises TypeError or ValueError if it is none."""
+    try:
+        return as_json(value, "result")
+    except TypeError:
+        check_result(value, delivery)  # names a mistake, such as a Retry that should be raised
+        raise
 
 
 def register(task: Task[..., Any], *, timeout: float | None, retry: RetryPolicy) -> Handler:

@@ -12,6 +12,7 @@ import django
 from asgiref.sync import sync_to_async
 from django.db import connection
 
+from django_mq import Retry
 from testproject.shop.models import Product
 
 if django.VERSION >= (6, 0):
@@ -87,7 +88,12 @@ async def coroutine_interrupts() -> None:
 
 @task
 def unstorable() -> Any:
-    return object()
+    return {"rows": [1, object()]}
+
+
+@task
+def return_a_retry() -> Any:
+    return Retry(after=1)
 
 
 @task(takes_context=True)

@@ -23,6 +23,7 @@ from django_mq.contrib.tasks.compat import (
 from django_mq.models import QueuedMessage
 from django_mq.testing import drain, due
 from django_mq.worker import Worker
+from testproject.shop.models import Product
 from tests.contrib.tasks import jobs
 from tests.contrib.tasks.conftest import BACKEND, TASKS
 from tests.database import second_connection
@@ -196,7 +197,34 @@ def test_a_value_that_is_not_json_is_told() -> None:
     work()
     assert status(result) == FAILED
     assert result._return_value is None
-    assert "Unsupported type" in result.errors[0].traceback
+    assert "TypeError: result['rows'][1]: Unsupported type: " in result.errors[0].traceback
+
+
+def test_a_retry_that_is_returned_is_told() -> None:
+    result = jobs.return_a_retry.enqueue()
+    work()
+    assert status(result) == FAILED
+    assert "the handler returned Retry(" in result.errors[0].traceback
+    assert "raise it instead" in result.errors[0].traceback
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "place"),
+    [
+        ((1, {2}), {}, "args[1]"),
+        (([0, {"at": datetime(2030, 1, 1)}],), {}, "args[0][1]['at']"),
+        ((), {"product": Product(pk=7)}, "kwargs['product']"),
+        ((b"\xff",), {}, "args[0]"),
+    ],
+)
+def test_an_argument_that_is_not_json_is_named(
+    args: tuple[object, ...], kwargs: dict[str, object], place: str
+) -> None:
+    with pytest.raises((TypeError, ValueError)) as refused:
+        jobs.note.enqueue(*args, **kwargs)
+    assert str(refused.value).startswith(f"{place}: Unsupported ")
+    assert "the pk of an object" in str(refused.value)
+    assert not QueuedMessage.objects.exists()
 
 
 # ---- another database
