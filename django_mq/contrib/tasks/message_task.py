@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Set
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from typing import (
     Any,
@@ -114,9 +114,10 @@ def task(
     given = {**_DEFAULTS, **_given(options, TaskOptions.__optional_keys__)}
 
     def wrapper(function: Callable[..., Any]) -> Any:
-        return task_backends[given["backend"]].task_class(
-            func=function, run_after=None, takes_context=takes_context, **given
-        )
+        alias = given["backend"]
+        task_class = task_backends[alias].task_class
+        _check_known(given.keys(), task_class, alias)
+        return task_class(func=function, run_after=None, takes_context=takes_context, **given)
 
     return wrapper if function is None else wrapper(function)
 
@@ -126,6 +127,17 @@ _DEFAULTS = {
     "queue_name": DEFAULT_TASK_QUEUE_NAME,
     "backend": DEFAULT_TASK_BACKEND_ALIAS,
 }
+
+
+def _check_known(options: Set[str], task_class: type[Any], alias: str) -> None:
+    """Raise TypeError if the tasks of a backend, perhaps another package's, lack an option."""
+    if missing := options - {each.name for each in fields(task_class)}:
+        backend = type(task_backends[alias])
+        raise TypeError(
+            f"the backend {alias!r} of TASKS is {backend.__module__}.{backend.__name__}, whose"
+            f" tasks have no option {', '.join(sorted(missing))}: the options of django_mq need"
+            " django_mq.contrib.tasks.MessageQueueBackend"
+        )
 
 
 def _given(options: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:

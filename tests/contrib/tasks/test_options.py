@@ -369,6 +369,20 @@ def test_an_option_that_a_task_does_not_have_is_refused(option: str) -> None:
         own_jobs.task(retries=3)  # type: ignore[call-overload]
 
 
+def test_an_option_names_the_backend_that_does_not_have_it(settings: Any) -> None:
+    """Many projects run tasks at once in development and in tests."""
+    package = "django.tasks" if django.VERSION >= (6, 0) else "django_tasks"
+    immediate = f"{package}.backends.immediate.ImmediateBackend"
+    settings.TASKS = {"default": {"BACKEND": immediate}}
+    with pytest.raises(TypeError) as refused:
+        own_jobs.task(timeout=7, atomic=False)(jobs.not_a_task)
+    assert str(refused.value) == (
+        f"the backend 'default' of TASKS is {immediate}, whose tasks have no option atomic,"
+        " timeout: the options of django_mq need django_mq.contrib.tasks.MessageQueueBackend"
+    )
+    assert own_jobs.task(priority=7)(jobs.not_a_task).priority == 7
+
+
 def test_djangos_decorator_takes_the_options_where_it_passes_them_on() -> None:
     if (6, 0) <= django.VERSION < (6, 1):
         pytest.skip("Django 6.0 takes no further keywords")
