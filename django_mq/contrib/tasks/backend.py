@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from datetime import datetime
 from importlib import import_module
 from typing import Any
 
@@ -45,6 +46,7 @@ from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.column_bounds import id_of
 from django_mq.policy.routing import TASKS
 from django_mq.store import kept_results
+from django_mq.values import short_repr
 
 
 class MessageQueueBackend(BaseTaskBackend):
@@ -70,6 +72,11 @@ class MessageQueueBackend(BaseTaskBackend):
 
         Raises InvalidHandler if a handler has the task's path as its name.
         """
+        if not isinstance(task.run_after, datetime | None):  # Django would call its utcoffset()
+            raise InvalidTask(
+                f"{task.module_path}: run_after must be an aware datetime, not"
+                f" {short_repr(task.run_after)}"
+            )
         super().validate_task(task)
         try:
             check_options(task, self._options.retry)

@@ -383,6 +383,12 @@ def test_an_option_names_the_backend_that_does_not_have_it(settings: Any) -> Non
     assert own_jobs.task(priority=7)(jobs.not_a_task).priority == 7
 
 
+@pytest.mark.parametrize("moment", [timedelta(hours=1), 60, "2030-01-01"])
+def test_a_run_after_that_is_no_moment_is_refused(moment: object) -> None:
+    with pytest.raises(InvalidTask, match="run_after must be an aware datetime, not"):
+        jobs.note.using(run_after=moment)
+
+
 def test_djangos_decorator_takes_the_options_where_it_passes_them_on() -> None:
     if (6, 0) <= django.VERSION < (6, 1):
         pytest.skip("Django 6.0 takes no further keywords")
