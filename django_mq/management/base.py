@@ -37,6 +37,9 @@ from django_mq.supervisor.output import discard
 #: The errors of a disk that takes nothing more.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
+#: A report lists the ids of at most so many messages.
+MAX_NAMED = 10
+
 
 class Declined(Exception):
     """The operator answered a question at the terminal with no."""
@@ -206,14 +209,19 @@ class OperatorCommand(BaseCommand):
     def report(
         self, verb: str, changed: Changed, *, json: bool, dry_run: bool, **options: Any
     ) -> None:
-        """Print how many messages were changed and skipped; in JSON, the ids as well."""
+        """Print how many messages were changed and skipped; in JSON, the ids as well.
+
+        A few that a `--limit` picked are named, so that the operator can ask `mq_why` about them.
+        """
         if json:
             answer = {"ids": changed.ids, "skipped": changed.skipped, "dry_run": dry_run}
             self.stdout.write(as_json(answer))
             return
         skipped = f", skipped {changed.skipped:,} ({self.skipped})" if changed.skipped else ""
         reason = self.none_found if dry_run and not changed else ""
-        self.stdout.write(f"{verb} {message_count(len(changed.ids))}{skipped}{reason}.")
+        is_sample = options.get("limit") is not None and 0 < len(changed.ids) <= MAX_NAMED
+        named = f" ({', '.join(map(str, changed.ids))})" if is_sample else ""
+        self.stdout.write(f"{verb} {message_count(len(changed.ids))}{named}{skipped}{reason}.")
 
     def change(
         self,

@@ -67,6 +67,19 @@ class TestRequeue:
         assert run("mq_requeue", *choice, "--yes") == "Requeued 1 message.\n"
         assert message.state == "processable"
 
+    def test_those_that_a_limit_picked_are_named(self):
+        """After an incident one is tried first, and `mq_why` wants to know which it was."""
+        later, first = add(dead=-1), add(dead=-2)
+        choice = ["--all", "--limit"]
+        assert (
+            run("mq_requeue", *choice, 1, "--dry-run") == f"Would requeue 1 message ({first.pk}).\n"
+        )
+        assert run("mq_requeue", *choice, 1, "--yes") == f"Requeued 1 message ({first.pk}).\n"
+        ids = [later.pk, *(add(dead=-1).pk for _ in range(10))]
+        ten = run("mq_requeue", *choice, 10, "--dry-run")
+        assert ten == f"Would requeue 10 messages ({', '.join(map(str, ids[:10]))}).\n"
+        assert run("mq_requeue", *choice, 11, "--dry-run") == "Would requeue 11 messages.\n"
+
     def test_only_those_chosen(self):
         chosen, *others = add(dead=-1, type="a"), add(dead=-1), add("other", dead=-1, type="a")
         run("mq_requeue", "--queue", "mail", "--type", "a", "--yes")
