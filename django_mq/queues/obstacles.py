@@ -166,11 +166,16 @@ def _metadata(message: QueuedMessage) -> dict[str, object]:
 
 def last_known(id: int, alias: str) -> tuple[str, str]:
     """Return what is known about message `id`, and separately its perhaps private error text."""
-    text = _acked(id, alias) or (
-        f"Message {id} is not stored: it was acked, cancelled or purged, or was never committed."
-    )
     columns = "handler", "error_class", "error_text", "created_at"
     reply = Result.objects.using(alias).only(*columns).filter(pk=id).first()
+    text = _acked(id, alias)
+    if not text and reply is not None and not reply.error_class:  # stored together with the ack
+        text = f"Message {id} was acked."
+    elif not text:
+        text = (
+            f"Message {id} is not stored: it was acked, cancelled or purged, or was never"
+            " committed."
+        )
     if reply is not None:
         text += f" Its reply was stored at {local_text(reply.created_at)}: {_outcome(reply)}."
     last = (
