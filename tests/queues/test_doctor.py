@@ -671,6 +671,15 @@ class TestQueuesAndTypes:
         add(key="k", handler="h", blocked_by=first.pk)
         (finding,) = [each for each in examine() if each.id == "D024"]
         assert finding.level == "warning"
+    def test_d015_names_first_the_handlers_whose_queue_it_is(self) -> None:
+        """Each task may run in each queue of TASKS, so others would come first."""
+        handler("a.b", queue="reports", name="z")(print)
+        for name in "abcd":
+            handler("c.d", queue="mail", queues=("reports",), name=name)(print)
+        beat(queues=["mail", "default"])
+        (text,) = found("D015")
+        assert "reports has handlers (z, a, b)" in text
+
         assert finding.text.startswith("1 message waits in the queue mail behind a dead letter of")
         assert f"mq_why {first.pk} explains" in finding.hint
         second = add(key="m", handler="h", dead=-5)

@@ -76,10 +76,10 @@ def unserved(alias: str) -> Iterator[Finding]:
     serving = [each for each in alive if each.claims]
     resting = [each for each in alive if each.quiet and not each.draining]
     settings = get_settings()
-    handled: dict[str, list[str]] = {}
+    handled: dict[str, list[tuple[bool, str]]] = {}  # those of another queue come last
     for each in handlers.all_handlers():
         for queue in handlers.allowed_queues(each, settings):
-            handled.setdefault(queue, []).append(each.name)
+            handled.setdefault(queue, []).append((queue != each.queue, each.name))
     for queue, found in counts(using=alias).items():
         if any(worker.serves(queue) for worker in serving):
             continue
@@ -98,13 +98,13 @@ def unserved(alias: str) -> Iterator[Finding]:
             yield Finding(
                 id="D015",
                 level="warning",
-                text=f"The queue {queue} has handlers ({', '.join(sorted(handled[queue])[:3])}),"
-                " and no live worker serves it.",
+                text=f"The queue {queue} has handlers ({first}), and no live worker serves it.",
                 hint=_start_one(alias, queue),
             )
 
 
 def _start_one(alias: str, queue: str) -> str:
+            first = ", ".join(name for _, name in sorted(handled[queue])[:3])
     return f"Start one: manage.py {command_on(alias, f'mq_worker --queue {queue}')}."
 
 
