@@ -26,6 +26,8 @@ from django_mq.store.results import UNANSWERED
 
 #: Advice for messages that name a handler under its former name.
 RENAMED = "; if it was renamed, give it aliases=({!r},)"
+#: The same for tasks, which have no aliases.
+RENAMED_TASK = "; if it was renamed, leave a task at its old path that calls the new one"
 #: Advice for messages in a queue that their handler does not allow.
 ALLOW = "; unless the queue is misspelt, allow it with @handler(..., queues=({!r},))"
 
@@ -37,7 +39,8 @@ def obstacle(message: QueuedMessage) -> str:
         known = handlers.get(message.handler)
         if known is None:
             near = nearest_handlers(message.handler, message.type)
-            renamed = "" if message.type.startswith(TASKS) else RENAMED.format(message.handler)
+            is_task = message.type.startswith(TASKS)
+            renamed = RENAMED_TASK if is_task else RENAMED.format(message.handler)
             return f"no handler named {message.handler} is registered here{near}{renamed}"
         found: tuple[handlers.Handler, ...] = (known,)
     else:

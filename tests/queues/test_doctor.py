@@ -628,6 +628,15 @@ class TestQueuesAndTypes:
         assert "is held: no worker has a handler that takes it, by name" in text
         assert "give a renamed one its former name in aliases=" in text
 
+    def test_d014_a_renamed_task(self) -> None:
+        """Tasks have no aliases: a task at the old path calls the new one."""
+        beat()
+        add(handler="shop.tasks.old", held=-9, type="tasks.shop.tasks.old")
+        (text,) = found("D014")
+        assert "if it was renamed, leave a task at its old path that calls the new one" in text
+        assert "aliases" not in text
+        assert "where" not in text
+
     def test_d014_counts_each_message_once_and_names_the_first(self) -> None:
         """Where few are due, the ones due for longest are also those due last."""
         beat()
@@ -662,15 +671,6 @@ class TestQueuesAndTypes:
         (text,) = found("D015")
         assert "reports has handlers (sums)" in text
 
-    def test_d024_messages_behind_a_dead_letter(self) -> None:
-        beat()
-        first = add(key="k", handler="h", dead=-5)
-        add(key="other", handler="h", dead=-5)  # nothing waits behind it
-        late = add(key="late", handler="h", after=60)
-        add(key="late", handler="h", blocked_by=late.pk)
-        add(key="k", handler="h", blocked_by=first.pk)
-        (finding,) = [each for each in examine() if each.id == "D024"]
-        assert finding.level == "warning"
     def test_d015_names_first_the_handlers_whose_queue_it_is(self) -> None:
         """Each task may run in each queue of TASKS, so others would come first."""
         handler("a.b", queue="reports", name="z")(print)
@@ -680,6 +680,15 @@ class TestQueuesAndTypes:
         (text,) = found("D015")
         assert "reports has handlers (z, a, b)" in text
 
+    def test_d024_messages_behind_a_dead_letter(self) -> None:
+        beat()
+        first = add(key="k", handler="h", dead=-5)
+        add(key="other", handler="h", dead=-5)  # nothing waits behind it
+        late = add(key="late", handler="h", after=60)
+        add(key="late", handler="h", blocked_by=late.pk)
+        add(key="k", handler="h", blocked_by=first.pk)
+        (finding,) = [each for each in examine() if each.id == "D024"]
+        assert finding.level == "warning"
         assert finding.text.startswith("1 message waits in the queue mail behind a dead letter of")
         assert f"mq_why {first.pk} explains" in finding.hint
         second = add(key="m", handler="h", dead=-5)

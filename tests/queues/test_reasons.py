@@ -205,6 +205,13 @@ class TestHeld:
         renamed = "if it was renamed, give it aliases=('shop.mail',)."
         self.why("no handler named shop.mail is registered here", renamed, handler="shop.mail")
 
+    def test_its_task_is_not_here(self):
+        """Tasks have no aliases."""
+        message = add(held=-60, handler="shop.tasks.old", type="tasks.shop.tasks.old")
+        text = queues.why(message.pk).text
+        assert "no handler named shop.tasks.old is registered here" in text
+        assert "; if it was renamed, leave a task at its old path that calls the new one." in text
+
     def test_no_handler_takes_it(self):
         self.why("no handler registered here takes shop.orders.placed")
 

@@ -11,6 +11,7 @@ from django_mq.conf import command_on, get_settings
 from django_mq.handlers.nearest import probable_types
 from django_mq.models import Operation, Schedule
 from django_mq.policy.rounding import counted
+from django_mq.policy.routing import TASKS
 from django_mq.queues.doctor.findings import Finding, short_cursor
 from django_mq.queues.fleet import workers
 from django_mq.queues.message_counts import counts
@@ -21,6 +22,15 @@ from django_mq.store.readers import prepare_to_read
 
 #: Stalled lines are counted up to this number.
 MAX_LINES = 1000
+#: What to do about held messages.
+DEPLOY_HANDLER = (
+    "deploy the handler, give a renamed one its former name in aliases=, or let a handler take what"
+    " the where= of others leaves"
+)
+#: A task has neither aliases nor where=.
+DEPLOY_TASK = (
+    "deploy the task; if it was renamed, leave a task at its old path that calls the new one"
+)
 
 
 def workerless(alias: str) -> Iterator[Finding]:
@@ -95,6 +105,7 @@ def unserved(alias: str) -> Iterator[Finding]:
                 else _start_one(alias, queue),
             )
         elif serving and queue in handled:
+            first = ", ".join(name for _, name in sorted(handled[queue])[:3])
             yield Finding(
                 id="D015",
                 level="warning",
@@ -104,7 +115,6 @@ def unserved(alias: str) -> Iterator[Finding]:
 
 
 def _start_one(alias: str, queue: str) -> str:
-            first = ", ".join(name for _, name in sorted(handled[queue])[:3])
     return f"Start one: manage.py {command_on(alias, f'mq_worker --queue {queue}')}."
 
 
@@ -125,9 +135,9 @@ def unheard(alias: str) -> Iterator[Finding]:
             counted(messages, 0, stopped=stopped),
             f"of type {type}",
             hint=(f"Did you mean {' or '.join(meant)}? " if meant else "")
-            + f"manage.py {command_on(alias, f'mq_why {first_id}')} gives the reason: deploy the"
-            " handler, give a renamed one its former name in aliases=, or let a handler take what"
-            " the where= of others leaves. To drop all waiting messages of the type, held or not:"
+            + f"manage.py {command_on(alias, f'mq_why {first_id}')} gives the reason:"
+            f" {DEPLOY_TASK if type.startswith(TASKS) else DEPLOY_HANDLER}."
+            " To drop all waiting messages of the type, held or not:"
             f" manage.py {command_on(alias, f'mq_purge --type {type} --waiting')}.",
         )
     if not types:  # the held messages are in the middle of a long backlog
