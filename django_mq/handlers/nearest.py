@@ -74,7 +74,9 @@ def nearest_handlers(name: str, type: str | None = None) -> str:
     it is None, tasks and other handlers are considered.
     """
     if type is None:
-        return _suggestion(name, (*_names(tasks=False), *_names(tasks=True)))
+        others, tasks = _names(tasks=False), _names(tasks=True)
+        searched = f"{IN_HANDLERS}; {IN_TASKS}" if tasks else IN_HANDLERS
+        return _suggestion(name, (*others, *tasks), searched)
     is_django_task = type.startswith(TASKS)
     return _suggestion(
         name, tuple(_names(tasks=is_django_task)), IN_TASKS if is_django_task else IN_HANDLERS

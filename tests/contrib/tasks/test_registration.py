@@ -24,6 +24,7 @@ from django_mq import (
 )
 from django_mq.contrib.tasks import MessageQueueBackend
 from django_mq.contrib.tasks.compat import InvalidTask, task_backends
+from django_mq.handlers import nearest
 from django_mq.models import QueuedMessage
 from django_mq.policy.routing import RoutingTable
 from django_mq.testing import drain
@@ -195,6 +196,13 @@ def test_a_held_task_names_the_places_of_tasks() -> None:
     for each in (typed, named):
         assert place in each.last_error
         assert place in str(queues.why(each.pk))
+
+
+def test_a_misspelt_name_names_the_places_of_tasks_too() -> None:
+    """`mq_requeue --handler NAME` knows no message that would show whether a task is meant."""
+    remark = nearest.nearest_handlers(f"{NOTE}s.x")
+    assert f"(did you mean {NOTE}" in remark
+    assert remark.endswith(f"? {nearest.IN_HANDLERS}; {nearest.IN_TASKS})")
 
 
 # ---- checks
