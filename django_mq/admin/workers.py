@@ -87,7 +87,7 @@ class WorkerRow:
 
     @property
     def uptime(self) -> str:
-        return span(self.worker.last_seen - self.worker.started_at)
+        return span(self.worker.uptime)
 
     @property
     def started(self) -> str:

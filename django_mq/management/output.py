@@ -156,6 +156,6 @@ def _worker(worker: WorkerProcess) -> tuple[object, ...]:
         len(worker.running),
         worker.shown_busy or "-",
         worker.wakeup,
-        span(worker.last_seen - worker.started_at),
+        span(worker.uptime),
         f"{span(worker.silent)} ago",
     )

@@ -61,6 +61,12 @@ class WorkerProcess:
     slots_used: float | None = None
 
     @property
+    def uptime(self) -> timedelta:
+        """How long it has run; if it is gone, until its last heartbeat."""
+        seen = self.last_seen - self.started_at
+        return seen + self.silent if self.alive else seen
+
+    @property
     def busy(self) -> float | None:
         """The share of its threads, or of its slots if that is more, that was in use; from 0 to 1.
 

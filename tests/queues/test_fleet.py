@@ -7,14 +7,26 @@ from datetime import timedelta
 
 import pytest
 from django.db import connection
+from django.db.models import F
 from psycopg.errors import QueryCanceled
 
 from django_mq import queues
+from django_mq.models import WorkerHeartbeat
 from tests.database import second_connection
 from tests.rows import add, beat, tally
 from tests.waiting import SOON, until
 
 pytestmark = pytest.mark.django_db
+
+
+def test_a_worker_that_is_alive_has_run_until_now():
+    """The second heartbeat comes after 10 s; until then the two times are the same."""
+    beat("new", seen=-9)
+    beat("gone", seen=-90)
+    WorkerHeartbeat.objects.update(started_at=F("last_seen"))
+    new, gone = queues.workers()
+    assert new.uptime == new.silent >= timedelta(seconds=9)
+    assert gone.uptime == timedelta(0)
 
 
 def test_workers_last_seen_first():
