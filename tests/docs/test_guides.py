@@ -307,12 +307,15 @@ def test_multi_tenant() -> None:
         with transaction.atomic(), page.acting_for("tiny"):
             page.tell("shop.orders.counted", {})
             page.want_report("tiny")
+        with transaction.atomic(), page.acting_for("late"):
+            page.tell("shop.orders.exported", {})
         drain()
         assert ("acme", 1) in page.seen
         assert ("reports.acme", {"for": "acme"}) in page.seen
         assert ("reports", {"for": "tiny"}) in page.seen
         assert "acme, public" in page.seen
         assert "tiny, public" in page.seen
+        assert "late, public" in page.seen
         written = QueuedMessage.objects.get(type="shop.invoices.written")
         assert written.metadata["tenant"] == "acme"
 
