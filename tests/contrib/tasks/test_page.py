@@ -16,6 +16,7 @@ from django.core.management import call_command
 
 from django_mq import DuplicateMessage, RetryPolicy, exponential, handlers
 from django_mq.checks import check_schedules
+from django_mq.contrib.tasks import TaskCancelled
 from django_mq.contrib.tasks.compat import task_backends
 from django_mq.models import QueuedMessage
 from django_mq.testing import drain, due
@@ -48,7 +49,7 @@ def test_the_test_of_the_page_passes(story: dict[str, Any]) -> None:
     suite = unittest.defaultTestLoader.loadTestsFromTestCase(story["PlaceOrderTest"])
     result = unittest.TestResult()
     suite.run(result)
-    assert result.testsRun == 1
+    assert result.testsRun == 2
     assert not result.failures, result.failures
     assert not result.errors, result.errors
 
@@ -72,6 +73,15 @@ def test_the_options_of_the_page(story: dict[str, Any]) -> None:
     assert (posted.key, posted.max_attempts) == ("account/a", 1)
     with pytest.raises(DuplicateMessage):
         story["send_receipt"].using(unique_id="receipt-7", on_duplicate="raise").enqueue(7)
+
+
+@pytest.mark.django_db
+def test_the_cancelled_task(story: dict[str, Any]) -> None:
+    result = story["write_invoice"].enqueue(7)
+    assert story["cancel_invoice"](result.id)
+    assert not story["cancel_invoice"](result.id)
+    result.refresh()
+    assert [each.exception_class for each in result.errors] == [TaskCancelled]
 
 
 @pytest.mark.django_db
