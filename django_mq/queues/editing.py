@@ -9,11 +9,12 @@ from typing import Any, Final
 
 from django_mq.conf import alias_of, get_settings
 from django_mq.conf.local_time import aware
-from django_mq.exceptions import InvalidOption, NotWaiting
+from django_mq.exceptions import InvalidOption, InvalidPayload, NotWaiting
 from django_mq.messages import Message
 from django_mq.messages.classes import class_of_type
 from django_mq.outbox.options import check_integer, moments
 from django_mq.policy.column_bounds import MAX_PRIORITY, MIN_PRIORITY
+from django_mq.policy.routing import TASKS
 from django_mq.queues.arguments import whole_number
 from django_mq.queues.transactions import wake, writing
 from django_mq.store import editing as store
@@ -36,9 +37,10 @@ def edit(
     """Change a message that waits: due, delayed, retrying, held or blocked.
 
     `payload` replaces the whole payload, and must fit the message class of its type, if there is
-    one. `due` is an aware datetime. None leaves due time or priority as it is. `digest` is the MD5
-    of the payload as the server writes it: the change is refused if the payload has changed since.
-    The order within a key and in an ordered queue stays the same.
+    one; the payload of a Django task is an object with args and kwargs. `due` is an aware datetime.
+    None leaves due time or priority as it is. `digest` is the MD5 of the payload as the server
+    writes it: the change is refused if the payload has changed since. The order within a key and
+    in an ordered queue stays the same.
 
     Raises NotWaiting, InvalidPayload or InvalidOption; OperationalError if another session has
     locked the message for more than a second.
@@ -60,7 +62,7 @@ def edit(
         if due is not None and row.expires_at is not None and due >= aware(row.expires_at):
             raise InvalidOption(f"due: message {id} expires before that time")
         if text is not None:
-            _check_class(row, text)
+            _check_payload(row, text)
         store.write(cursor, id, payload=text, due=due, priority=priority)
     logger.info("message %d edited", id, extra={"event": "message_edited", "message_ids": (id,)})
     wake(alias)
@@ -72,10 +74,21 @@ def _due(value: object, max_delay: float) -> datetime | None:
     return moments(Message("due", after=value), max_delay)[0]
 
 
-def _check_class(row: store.EditableRow, text: str) -> None:
+def _check_payload(row: store.EditableRow, text: str) -> None:
     """Check a payload as a handler will read it: the encoder writes, say, a datetime as text."""
+    if row.type.startswith(TASKS):
+        _check_arguments(json.loads(text))
     known = class_of_type(row.type)
     if known is None or row.schema_version > known.version:
         return
     if known.gap(row.schema_version) is None:
         known.load(json.loads(text), row.schema_version)
+
+
+def _check_arguments(payload: Any) -> None:
+    """Check the payload of a Django task, whose result cannot be read without its arguments."""
+    given = payload if isinstance(payload, dict) else {}
+    if not isinstance(given.get("args"), list) or not isinstance(given.get("kwargs"), dict):
+        raise InvalidPayload(
+            "the payload of a task is an object with args, a list, and kwargs, an object"
+        )

@@ -33,6 +33,20 @@ def test_nothing_else_of_a_waiting_message_changes(given, rings):
     assert len(rings) == 3
 
 
+@pytest.mark.parametrize(
+    "payload", [None, ["a"], {"n": 1}, {"args": ["a"]}, {"args": "a", "kwargs": {}}]
+)
+def test_the_payload_of_a_task_keeps_its_form(payload):
+    """Otherwise the task would be rejected, and its result could not be read."""
+    row = add(type="tasks.shop.tasks.write", payload={"args": [1], "kwargs": {}})
+    with pytest.raises(
+        InvalidPayload, match="of a task is an object with args, a list, and kwargs"
+    ):
+        queues.edit(row.pk, payload=payload)
+    queues.edit(row.pk, payload={"args": [], "kwargs": {"a": 2}})
+    assert stored(row).payload == {"args": [], "kwargs": {"a": 2}}
+
+
 @pytest.mark.parametrize("given", [{"leased": 60}, {"leased": -60}, {"dead": -1}])
 def test_no_other_message_is_edited(given):
     row = add(**given)
