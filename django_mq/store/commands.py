@@ -65,7 +65,7 @@ def order(
 
 #: The channel on which workers hear of commands.
 CHANNEL = "django_mq_commands"
-RING = f"select pg_notify('{CHANNEL}', '')"
+RING = f"select pg_notify('{CHANNEL}', '') where {notify.HAS_ROOM}"
 
 
 def ring(cursor: Cursor) -> None:

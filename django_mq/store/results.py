@@ -39,7 +39,7 @@ with stored as (
            created_at = statement_timestamp()
     returning message_id
 )
-select pg_notify('{CHANNEL}', '') from stored where %(ring)s limit 1
+select pg_notify('{CHANNEL}', '') from stored where %(ring)s and {notify.HAS_ROOM} limit 1
 """
 
 

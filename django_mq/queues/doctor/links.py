@@ -14,12 +14,19 @@ from django_mq.executor.outage import reason_of
 from django_mq.handlers import all_handlers, timeout_of
 from django_mq.queues.doctor.findings import Finding, session, short_cursor
 from django_mq.queues.fleet import workers
-from django_mq.store import server_facts, session_facts
+from django_mq.store import notify, server_facts, session_facts
 from django_mq.store.driver import may_prepare
 from django_mq.store.lost import LOST
 
 #: Seconds that a NOTIFY may take.
 RING_SECONDS = 3.0
+#: The share of the server's queue of notifications from which it is reported, as in its own log.
+HIGH_USAGE = 0.5
+FULL_HINT = (
+    "A session that listens has been in a transaction for long, in this or another database of the"
+    " server. Find it by its xact_start in pg_stat_activity, or in the server's log, which names it"
+    " where it says how full the NOTIFY queue is, and end it."
+)
 #: The difference between two clocks, in seconds, above which it is reported. Due times and expiries
 #: come from the clocks of producers, and are compared with the server's.
 SKEW = 1.0
@@ -55,10 +62,25 @@ def listening(alias: str) -> Iterator[Finding]:
         return  # E002 of the system checks reports it
     with short_cursor(alias) as cursor:
         is_standby, _ = server_facts.read_only(cursor)
+        usage = notify.queue_usage(cursor)
+    if usage >= HIGH_USAGE:
+        yield Finding(
+            id="D010",
+            level="warning",
+            text=f"The server's queue of notifications is {usage:.0%} full. From {notify.FULL:.0%}"
+            " on, nobody sends any, and workers find messages up to"
+            f" {get_settings().poll_interval:g} s late.",
+            hint=FULL_HINT,
+        )
     try:
         with session(listens_on) as listener, session(alias) as notifier:
-            reached = is_standby or session_facts.notify_arrives(  # D022 reports the standby
-                listener, notifier, seconds=RING_SECONDS
+            is_full = usage >= notify.FULL
+            reached = (
+                is_standby
+                or is_full
+                or session_facts.notify_arrives(  # D022 reports the standby
+                    listener, notifier, seconds=RING_SECONDS
+                )
             )
     except LOST as error:
         reached = False
