@@ -26,7 +26,13 @@ from django.utils import timezone
 
 from django_mq import handler, queues
 from django_mq.conf.local_time import local_text
-from django_mq.models import MinuteFigures, WorkerHeartbeat
+from django_mq.models import (
+    FailedAttempt,
+    HandledMessage,
+    MinuteFigures,
+    Result,
+    WorkerHeartbeat,
+)
 from django_mq.queues import doctor
 from django_mq.queues.doctor import Finding, examine, links, schedules, schema, upkeep
 from django_mq.queues.doctor.findings import own_tables
@@ -109,7 +115,7 @@ class TestTheCommand:
         assert run_doctor("--ignore", "d003", "--ignore", "D020")[0] == 0
 
     def test_an_id_that_no_finding_has_is_an_error(self) -> None:
-        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D028") as raised:
+        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D029") as raised:
             run_doctor("--ignore", "d099", "--ignore", "D013", "--ignore", "x")
         assert raised.value.returncode == 2
 
@@ -503,6 +509,50 @@ def test_d012_a_difference_that_the_way_to_the_server_may_explain(
     for ahead, is_found in ((1.4, False), (-1.4, False), (1.6, True), (-1.6, True)):
         monkeypatch.setattr(session_facts, "compare_clocks", lambda _, ahead=ahead: (ahead, 0.5))
         assert bool(found("D012")) == is_found
+
+
+def record_failure(message_id: int = 1) -> None:
+    """Insert a failed attempt of a message, with the next id."""
+    FailedAttempt.objects.create(
+        message_id=message_id, queue="q", type="t", handler="h", attempt=1, worker="w"
+    )
+
+
+class TestD029Sequences:
+    def test_a_sequence_behind_the_highest_id(self) -> None:
+        """What a switch to a logical replica leaves. The hint mends it."""
+        record_failure()
+        assert found("D029") == []
+        run("select setval(pg_get_serial_sequence('django_mq_failedattempt', 'id'), 1, false)")
+        FailedAttempt.objects.update(id=7)
+        (text,) = found("D029")
+        assert "next id of django_mq_failedattempt is 1, but ids up to 7 are in use" in text
+        [mend] = re.findall(r"select setval.*?\)(?=;)", text)
+        run(mend)
+        assert found("D029") == []
+        record_failure()
+        assert FailedAttempt.objects.filter(id=8).exists()
+
+    @pytest.mark.parametrize("table", ["queuedmessage", "result", "handledmessage", "attempt"])
+    def test_ids_of_messages_that_have_ended(self, table: str) -> None:
+        """No row is refused, but a new message has the id, and so the result, of an earlier one."""
+        last = add(after=60).id
+        ended = {
+            "queuedmessage": lambda: add(id=last + 1),
+            "result": lambda: Result.objects.create(message_id=last + 1, value={}),
+            "handledmessage": lambda: HandledMessage.objects.create(
+                id=last + 1, queue="q", type="t", keep_until=timezone.now()
+            ),
+            "attempt": lambda: record_failure(last + 1),
+        }
+        ended[table]()
+        (text,) = found("D029")
+        assert f"ids up to {last + 1:,} are in use" in text
+        assert "next id of django_mq_queuedmessage" in text
+
+    def test_a_sequence_that_gave_the_highest_id(self) -> None:
+        add(after=60)
+        assert found("D029") == []
 
 
 def test_d021_an_encoding_that_lacks_characters(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,19 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
-from django.db.models import Index, Model, UniqueConstraint
+from django.db.models import BigAutoField, Index, Model, UniqueConstraint
 
-from django_mq.models import FailedAttempt, HandledMessage, Operation, QueueState, Schedule
+from django_mq.models import (
+    FailedAttempt,
+    HandledMessage,
+    Operation,
+    QueuedMessage,
+    QueueState,
+    Result,
+    Schedule,
+)
 from django_mq.queues.doctor.findings import Finding, own_tables, short_cursor
+from django_mq.store import sequences as id_sequences
 from django_mq.store import server_facts
 
 ALL = ("select", "insert", "update", "delete")
@@ -30,6 +39,9 @@ NO_TABLES = (
     " allow_migrate() of each router accept django_mq there, then run manage.py migrate django_mq"
     " zero --fake --database {0} and manage.py migrate django_mq --database {0}."
 )
+
+#: Where ids of messages remain after the message, with an index on each.
+ENDED_MESSAGES = ((FailedAttempt, "message_id"), (HandledMessage, "id"), (Result, "message_id"))
 
 
 def unapplied_migrations(connection: BaseDatabaseWrapper) -> list[str]:
@@ -124,6 +136,30 @@ def rights(alias: str) -> Iterator[Finding]:
             text=f"This login lacks rights that a worker needs: {listed}.",
             hint="Grant them: see 'Database roles' in the documentation. Or run mq_doctor with the"
             " workers' login.",
+        )
+
+
+def sequences(alias: str) -> Iterator[Finding]:
+    """D029: a sequence gives ids that are in use, as after a switch to a logical replica."""
+    models = apps.get_app_config("django_mq").get_models()
+    tables = [each._meta.db_table for each in models if isinstance(each._meta.pk, BigAutoField)]
+    ids = {table: [(table, "id")] for table in tables}
+    ids[QueuedMessage._meta.db_table] += [
+        (model._meta.db_table, column) for model, column in ENDED_MESSAGES
+    ]
+    with short_cursor(alias) as cursor:
+        found = id_sequences.behind(cursor, ids)
+    for each in found:
+        yield Finding(
+            id="D029",
+            level="error",
+            text=f"The next id of {each.table} is {each.next:,}, but ids up to {each.highest:,} are"
+            " in use: rows with an id that is taken are refused, such as broadcasts and failed"
+            " attempts.",
+            hint="Logical replication and copies of rows leave sequences behind. Run select"
+            f" setval(pg_get_serial_sequence('{each.table}', 'id'), {each.highest}); if other"
+            " services have seen later message ids, add a gap: see 'Disaster recovery' in the"
+            " documentation.",
         )
 
 
