@@ -102,7 +102,7 @@ def create_day(cursor: Cursor, day: date, *, owner: str | None = None) -> bool:
     cursor.execute(HAS_STRAYS, {"start": start, "end": end})
     if cursor.fetchone()[0]:
         return False
-    name = _partition(day)
+    name = _partition(cursor, day)
     _run(cursor, CREATE_DAY.format(day=name))
     if owner is not None:
         _run(cursor, SET_DAY_OWNER.format(day=name, owner=Identifier(owner)))
@@ -137,7 +137,7 @@ def drop_day(cursor: Cursor, day: date) -> None:
 
     It stays for an hour after its end: a settle that began before midnight may still write to it.
     """
-    name, (_, end) = _partition(day), _bounds(day)
+    name, (_, end) = _partition(cursor, day), _bounds(day)
     _run(cursor, IS_KEPT.format(day=name, end=Literal(end)))
     if not cursor.fetchone()[0]:
         _run(cursor, DROP_DAY.format(day=name))
@@ -166,8 +166,22 @@ def prune(cursor: Cursor, *, limit: int, after: str = BEGINNING) -> str | None:
     return last if rows >= limit else None
 
 
-def _partition(day: date) -> Identifier:
-    return Identifier(f"{PREFIX}{day:%Y%m%d}")
+# The search path may begin with another schema than the table's.
+SCHEMA = """
+select n.nspname
+  from pg_class parent
+  left join (pg_inherits join pg_class part on part.oid = pg_inherits.inhrelid)
+    on pg_inherits.inhparent = parent.oid and part.relname = %(name)s
+  join pg_namespace n on n.oid = coalesce(part.relnamespace, parent.relnamespace)
+ where parent.oid = 'django_mq_handledmessage'::regclass
+"""
+
+
+def _partition(cursor: Cursor, day: date) -> Identifier:
+    """Return the name of the day's partition; one that does not exist gets the table's schema."""
+    name = f"{PREFIX}{day:%Y%m%d}"
+    cursor.execute(SCHEMA, {"name": name})
+    return Identifier(cursor.fetchone()[0], name)
 
 
 def _bounds(day: date) -> tuple[str, str]:

@@ -290,3 +290,28 @@ def test_a_member_of_the_owner_gives_days_to_the_owner(settings: Any) -> None:
             [f"{history_days.PREFIX}2%"],
         )
         assert cursor.fetchall() == [("mq_test_owner",)]
+
+
+def schema_of(day: date) -> str:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select relnamespace::regnamespace::text from pg_class where relname = %s",
+            [f"{history_days.PREFIX}{day:%Y%m%d}"],
+        )
+        return str(cursor.fetchone()[0])
+
+
+def test_a_day_is_in_the_schema_of_the_table() -> None:
+    """Also where the search path begins with another schema, such as that of a tenant.
+
+    Otherwise the day goes with the tenant, and sessions without it on their path do not find it.
+    """
+    day = date(2001, 1, 1)
+    with connection.cursor() as cursor:
+        cursor.execute("create schema tenant; set local search_path to tenant, public")
+        create(day)
+        assert schema_of(day) == "public"
+        cursor.execute(f"alter table {history_days.PREFIX}{day:%Y%m%d} set schema tenant")
+        cursor.execute("set local search_path to public")
+        history_days.drop_day(cursor, day)
+    assert day not in days()
