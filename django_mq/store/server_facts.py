@@ -113,6 +113,20 @@ def missing_rights(
     return dict(cursor.fetchall())
 
 
+SECURED = """
+select asked.name
+  from unnest(%(tables)s::text[]) as asked (name)
+ where row_security_active(to_regclass(asked.name))
+ order by 1
+"""
+
+
+def secured_tables(cursor: Cursor, *, tables: Sequence[str]) -> list[str]:
+    """Return the `tables` on which row-level security applies to this login."""
+    cursor.execute(SECURED, {"tables": list(tables)})
+    return [name for (name,) in cursor.fetchall()]
+
+
 AUTOVACUUM = """
 select current_setting('autovacuum')::bool and current_setting('track_counts')::bool,
        array(select c.relname::text

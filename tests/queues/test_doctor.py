@@ -115,7 +115,7 @@ class TestTheCommand:
         assert run_doctor("--ignore", "d003", "--ignore", "D020")[0] == 0
 
     def test_an_id_that_no_finding_has_is_an_error(self) -> None:
-        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D029") as raised:
+        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D030") as raised:
             run_doctor("--ignore", "d099", "--ignore", "D013", "--ignore", "x")
         assert raised.value.returncode == 2
 
@@ -509,6 +509,16 @@ def test_d012_a_difference_that_the_way_to_the_server_may_explain(
     for ahead, is_found in ((1.4, False), (-1.4, False), (1.6, True), (-1.6, True)):
         monkeypatch.setattr(session_facts, "compare_clocks", lambda _, ahead=ahead: (ahead, 0.5))
         assert bool(found("D012")) == is_found
+
+
+def test_d030_row_security_that_hides_messages() -> None:
+    """Without a policy for its login, a worker sees no message, and no statement fails."""
+    run("alter table django_mq_queuedmessage enable row level security")
+    assert found("D030") == []  # it does not apply to the owner
+    role = make_role("mq_test_worker", "grant select on all tables in schema public to {role}")
+    with acting_as(role):
+        (text,) = found("D030")
+    assert "Row-level security applies to this login on django_mq_queuedmessage:" in text
 
 
 def record_failure(message_id: int = 1) -> None:

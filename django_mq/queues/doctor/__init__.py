@@ -43,6 +43,7 @@ EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
     ("migrations", schema.migrations),
     ("indexes", schema.indexes),
     ("rights", schema.rights),
+    ("row-level security", schema.row_security),
     ("sequences", schema.sequences),
     ("the encoding", schema.encoding),
     ("read-only sessions", schema.read_only),

@@ -139,6 +139,22 @@ def rights(alias: str) -> Iterator[Finding]:
         )
 
 
+def row_security(alias: str) -> Iterator[Finding]:
+    """D030: policies may hide rows from a worker, without any error."""
+    with short_cursor(alias) as cursor:
+        found = server_facts.secured_tables(cursor, tables=own_tables())
+    if found:
+        yield Finding(
+            id="D030",
+            level="error",
+            text=f"Row-level security applies to this login on {', '.join(found)}: a worker with it"
+            " does not see the rows that no policy admits.",
+            hint="Let the workers' login own the tables, give it BYPASSRLS, or create a policy that"
+            " admits all rows for it and leave this finding out (--ignore D030). Or run mq_doctor"
+            " with the workers' login.",
+        )
+
+
 def sequences(alias: str) -> Iterator[Finding]:
     """D029: a sequence gives ids that are in use, as after a switch to a logical replica."""
     models = apps.get_app_config("django_mq").get_models()
