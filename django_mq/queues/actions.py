@@ -268,7 +268,9 @@ def _keep_selectable(alias: str, ids: Sequence[int], among: Among) -> list[int]:
 
 def checked_ids(ids: Ids) -> list[int]:
     """Return `ids` sorted and without duplicates; raises ValueError for an impossible id."""
-    every = list(ids) if isinstance(ids, Iterable) else [ids]
+    every: list[Any] = [ids]
+    if isinstance(ids, Iterable) and not isinstance(ids, str | bytes | bytearray):
+        every = list(ids)
     for each in every:
         if type(each) is not int or not 0 < each <= MAX_BIGINT:
             raise ValueError(f"{short_repr(each)} is not the id of a message")

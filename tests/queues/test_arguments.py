@@ -247,6 +247,15 @@ def test_figures_want_a_span(django_assert_num_queries, span):
         queues.figures(span)
 
 
+@pytest.mark.parametrize("ids", ["", "mail", b"12", bytearray(b"12")])
+@pytest.mark.parametrize("act", [queues.cancel, queues.discard, queues.requeue, queues.run_now])
+def test_a_text_is_no_list_of_ids(django_assert_num_queries, act, ids):
+    """Bytes are numbers: b"12" would have meant the messages 49 and 50."""
+    with django_assert_num_queries(0), pytest.raises(ValueError, match=r"is not the id") as raised:
+        act(ids)
+    assert str(raised.value).startswith(repr(ids))
+
+
 @pytest.mark.parametrize("ids", ["7", [None], [0], [1.5], 2**63])
 def test_running_wants_ids(django_assert_num_queries, ids):
     with django_assert_num_queries(0), pytest.raises(ValueError, match="is not the id"):
