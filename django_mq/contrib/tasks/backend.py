@@ -126,8 +126,15 @@ class MessageQueueBackend(BaseTaskBackend):
         connection = queue_connection(self.database)
         with connection.cursor() as cursor:
             found = None if id is None else kept_results.find(cursor, id)
-        if id is None or found is None:
-            raise TaskResultDoesNotExist(result_id)
+        if id is None:
+            raise TaskResultDoesNotExist(
+                f"{short_repr(result_id)} is not the id of a result, which is text such as '17'"
+            )
+        if found is None:
+            raise TaskResultDoesNotExist(
+                f"no task {result_id} is stored: it has ended, and result_retention is over, or its"
+                " transaction is open or was rolled back"
+            )
         task = task_of(handlers.get(found.handler))
         if task is None:
             raise TaskResultDoesNotExist(

@@ -181,6 +181,21 @@ def test_a_row_names_a_task_and_never_code() -> None:
 # ---- errors and values
 
 
+def test_a_result_that_is_not_stored_is_told() -> None:
+    """Mostly its transaction was rolled back, or its retention is over."""
+    with transaction.atomic():
+        result = jobs.note.enqueue()
+        transaction.set_rollback(True)
+    with pytest.raises(TaskResultDoesNotExist) as missing:
+        result.refresh()
+    assert str(missing.value) == (
+        f"no task {result.id} is stored: it has ended, and result_retention is over, or its"
+        " transaction is open or was rolled back"
+    )
+    with pytest.raises(TaskResultDoesNotExist, match="7 is not the id of a result, which is text"):
+        jobs.note.get_result(7)  # type: ignore[arg-type]
+
+
 def test_an_error_whose_arguments_are_objects() -> None:
     result = jobs.nest.enqueue()
     work()
