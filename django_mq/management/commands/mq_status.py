@@ -135,7 +135,12 @@ def _data(found: Status) -> dict[str, Any]:
     unserved = [_unserved(found.unserved)] if found.unserved else []
     return {
         "queues": [
-            {**asdict(each), "depth": each.depth, "in_flight": each.in_flight}
+            {
+                **asdict(each),
+                "state": _label(each),
+                "depth": each.depth,
+                "in_flight": each.in_flight,
+            }
             for each in found.counted
         ],
         "workers": found.workers,
