@@ -12,14 +12,13 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib import messages as notices
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, DELETION
-from django.core.exceptions import BadRequest, PermissionDenied
+from django.core.exceptions import PermissionDenied
 from django.db import connections
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 
-from django_mq.admin.base import ids_of
+from django_mq.admin import selected_ids
 from django_mq.admin.bounds import limited_statements, redirects_on_timeout, writing
 from django_mq.admin.everything import EverythingAdmin
 from django_mq.admin.message_actions import (
@@ -31,6 +30,13 @@ from django_mq.admin.message_actions import (
     MessageAction,
 )
 from django_mq.admin.own_pages import own_page
+from django_mq.admin.selected_ids import (
+    first_ids,
+    ids_of,
+    posted_ids,
+    ticked_ids,
+    too_many,
+)
 from django_mq.admin.texts import batch_note
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.operations.heads import heads_of
@@ -38,22 +44,8 @@ from django_mq.policy.rounding import message_count
 from django_mq.queues.stalled import line_positions
 from django_mq.states import MessageState
 
-#: The maximum number of messages in one action.
-MAX_MESSAGES = 1000
 #: The stock admin's parameter for the filters of the list from which a page was opened.
 FILTERS = "_changelist_filters"
-
-
-def _too_many() -> BadRequest:
-    return BadRequest(f"Select at most {MAX_MESSAGES:,} messages for one action.")
-
-
-def posted_ids(request: HttpRequest) -> list[int]:
-    """Return the posted `ids`; raises BadRequest for a text that is not an id, or for too many."""
-    ids = ids_of(request.POST.get("ids", "").split(","))
-    if len(ids) > MAX_MESSAGES:
-        raise _too_many()
-    return ids
 
 
 class MessageActionsAdmin(EverythingAdmin):
@@ -105,7 +97,7 @@ class MessageActionsAdmin(EverythingAdmin):
             action = MESSAGE_ACTIONS.get(name.removesuffix("_heads"))
             if action is not None and not self.may(request, action):
                 raise PermissionDenied
-        ids_of(request.POST.getlist(ACTION_CHECKBOX_NAME))
+        ticked_ids(request)
 
     @own_page(QueuedMessage, "action", "actions/<str:name>/")
     @redirects_on_timeout
@@ -150,14 +142,13 @@ class MessageActionsAdmin(EverythingAdmin):
         # Everything that matches: an operation has no maximum.
         across = request.POST.get("select_across") == "1"
         with limited_statements(self.alias):
-            ids = list(queryset.order_by("pk").values_list("pk", flat=True)[: MAX_MESSAGES + 1])
-        if len(ids) > MAX_MESSAGES:
+            ids = first_ids(queryset)
+        if len(ids) > selected_ids.MAX_MESSAGES:
             if not across:
-                raise _too_many()
+                raise too_many()
             return HttpResponseRedirect(self.everything_url(action, request.GET, heads=heads))
         # Selected, but no longer in the list: gone, or excluded by its filter.
-        chosen = () if across else request.POST.getlist(ACTION_CHECKBOX_NAME)
-        absent = len({*ids_of(chosen)}.difference(ids))
+        absent = 0 if across else len({*ticked_ids(request)}.difference(ids))
         if heads:
             with connections[self.alias].cursor() as cursor:
                 ids = heads_of(cursor, ids)
@@ -207,9 +198,9 @@ class MessageActionsAdmin(EverythingAdmin):
 
     def _behind(self, ids: Sequence[int]) -> str:
         """Return how many messages wait behind the heads among `ids`; empty if none do."""
-        found = line_positions(ids, maximum=MAX_MESSAGES, using=self.alias).values()
+        found = line_positions(ids, maximum=selected_ids.MAX_MESSAGES, using=self.alias).values()
         count = sum(each.behind for each in found if each.head is None)
-        more = any(each.behind == MAX_MESSAGES for each in found)
+        more = any(each.behind == selected_ids.MAX_MESSAGES for each in found)
         return f"{count:,}{'+' if more else ''}" if count else ""
 
     def _perform(

@@ -10,7 +10,6 @@ from django.contrib import admin, messages
 from django.contrib.admin import helpers
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.views.main import ChangeList
-from django.core.exceptions import BadRequest
 from django.db import DatabaseError
 from django.db.models import Model, QuerySet, TextField
 from django.db.models.functions import Cast, Now
@@ -35,16 +34,7 @@ from django_mq.admin.searching import ExactSearchMixin
 from django_mq.admin.texts import link
 from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage
-from django_mq.policy.column_bounds import MAX_NAME, id_of
-
-
-def ids_of(texts: Sequence[str]) -> list[int]:
-    """Return ids sorted and without duplicates; raises BadRequest for a text that is not an id."""
-    found = {id_of(text) for text in texts}
-    ids = sorted(id for id in found if id is not None)
-    if len(ids) < len(found):
-        raise BadRequest("A selected value is not the id of a message.")
-    return ids
+from django_mq.policy.column_bounds import MAX_NAME
 
 
 class ActionForm(helpers.ActionForm):

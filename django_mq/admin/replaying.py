@@ -8,18 +8,17 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib import messages as notices
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import PermissionDenied
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
 from django_mq import handlers, queues
-from django_mq.admin.actions import MAX_MESSAGES, posted_ids
-from django_mq.admin.base import ids_of
+from django_mq.admin import selected_ids
 from django_mq.admin.bounds import limited_statements, redirects_on_timeout, writing
 from django_mq.admin.chains import ChainsAdmin
 from django_mq.admin.own_pages import own_page
+from django_mq.admin.selected_ids import first_ids, posted_ids, ticked_ids
 from django_mq.admin.texts import batch_note
 from django_mq.conf import get_settings
 from django_mq.exceptions import MQError
@@ -37,10 +36,10 @@ class ReplayingAdmin(ChainsAdmin):
         if not self.may_replay(request):
             raise PermissionDenied
         with limited_statements(self.alias):
-            ids = list(queryset.order_by("pk").values_list("pk", flat=True)[: MAX_MESSAGES + 1])
-        if len(ids) > MAX_MESSAGES:
-            ids = ids[:MAX_MESSAGES]
-            text = f"More than {MAX_MESSAGES:,} messages were selected: these are the oldest."
+            ids = first_ids(queryset)
+        if len(ids) > (maximum := selected_ids.MAX_MESSAGES):
+            ids = ids[:maximum]
+            text = f"More than {maximum:,} messages were selected: these are the oldest."
             self.message_user(request, text, notices.WARNING)
         return self._confirm(request, ids)
 
@@ -60,7 +59,7 @@ class ReplayingAdmin(ChainsAdmin):
         if request.method == "POST":
             if "replay" in request.POST.getlist("action") and not self.may_replay(request):
                 raise PermissionDenied
-            ids_of(request.POST.getlist(ACTION_CHECKBOX_NAME))
+            ticked_ids(request)
         return super().changelist_view(request, extra_context)
 
     @own_page(HandledMessage, "replay", "replay/")

@@ -8,7 +8,7 @@ import pytest
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 
 from django_mq import queues
-from django_mq.admin import actions
+from django_mq.admin import selected_ids
 from django_mq.models import QueuedMessage, QueueState
 from tests.admin.pages import LIST, act, confirm, text, told, url
 from tests.rows import add, beat, decide
@@ -115,7 +115,7 @@ def test_the_way_back_leads_nowhere_else(boss):
 
 def test_more_than_a_page_can_hold_is_refused(boss, monkeypatch):
     """S11: selecting everything that matches starts an operation, which has no cap."""
-    monkeypatch.setattr(actions, "MAX_MESSAGES", 3)
+    monkeypatch.setattr(selected_ids, "MAX_MESSAGES", 3)
     ids = [add(dead=-1).pk for _ in range(5)]
     assert act(boss, "requeue_heads", ids).status_code == 400
     assert confirm(boss, "requeue", ids).status_code == 400
@@ -144,9 +144,9 @@ def test_rows_that_left_the_list_meanwhile_are_reported(boss, action):
 
 def test_a_list_of_the_largest_number_of_ids_can_be_confirmed(boss, settings):
     """A single field holds all ids: Django refuses a form of more than a thousand fields."""
-    ids = range(1, actions.MAX_MESSAGES + 1)
+    ids = range(1, selected_ids.MAX_MESSAGES + 1)
     page = boss.post(url("queuedmessage", "action", "discard"), {"ids": ",".join(map(str, ids))})
-    assert page.context["others"] == [("gone", actions.MAX_MESSAGES)]
+    assert page.context["others"] == [("gone", selected_ids.MAX_MESSAGES)]
     assert confirm(boss, "discard", ids).status_code == 302
 
 

@@ -12,7 +12,7 @@ from django.http import QueryDict
 from django.test import RequestFactory
 
 from django_mq import queues
-from django_mq.admin import OperationAdmin, QueuedMessageAdmin, actions
+from django_mq.admin import OperationAdmin, QueuedMessageAdmin, selected_ids
 from django_mq.admin.message_filters import MOMENTS, OPTIONAL, filter_of
 from django_mq.models import FailedAttempt, Operation, QueuedMessage
 from django_mq.operations.steps import take_step
@@ -37,7 +37,7 @@ def run_all():
 
 
 def test_all_that_were_selected_across_pages_become_an_operation(boss, monkeypatch):
-    monkeypatch.setattr(actions, "MAX_MESSAGES", 3)
+    monkeypatch.setattr(selected_ids, "MAX_MESSAGES", 3)
     ids = [add(dead=-1).pk for _ in range(5)]
     other = add("other", dead=-1)
     query = "queue=mail&state=dead"
@@ -229,7 +229,7 @@ def test_only_users_who_may_see_payloads_see_the_values_of_a_filter(login):
 
 def test_the_heads_of_all_that_wait_become_an_operation(boss, login, monkeypatch):
     """By selecting all matching messages, and by the link in the list of blocked messages."""
-    monkeypatch.setattr(actions, "MAX_MESSAGES", 3)
+    monkeypatch.setattr(selected_ids, "MAX_MESSAGES", 3)
     lines = [add(dead=-1, key=f"k{n}") for n in range(5)]
     behind = [add(key=head.key, blocked_by=head.pk).pk for head in lines]
     other = add("other", dead=-1, key="k")
