@@ -84,6 +84,11 @@ class ProcessSlot:
     stacks: StackFile = field(default_factory=StackFile)
     to_send: SendBuffer = field(default_factory=SendBuffer)
 
+    @property
+    def failure_class(self) -> str:
+        """The class of `failure`, without its text, which may name hosts or quote rows."""
+        return self.failure.partition(":")[0]
+
     def prepare(self) -> None:
         """Prepare for the next process, which has a new id."""
         self.scoreboard.wipe()

@@ -35,8 +35,8 @@ def _not_live(slot: ProcessSlot, *, draining: bool) -> list[str]:
     The parts of a draining process need not move.
     """
     if not slot.pid:
-        # Only the class: anyone may ask, and an error's text may name hosts or quote rows.
-        ended = slot.failure.partition(":")[0] or "ended"
+        # Only the class: anyone may ask.
+        ended = slot.failure_class or "ended"
         return [] if slot.finished else [f"a worker process is gone ({ended})"]
     if draining or slot.recycling or slot.leaving:
         return []

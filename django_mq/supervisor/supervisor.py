@@ -225,11 +225,10 @@ class Supervisor:
         elif slot.overran:
             self._on_died(slot, f"process {pid} was ended")
         elif slot.failure:
-            error_class = slot.failure.partition(":")[0]
             self._on_died(
                 slot,
                 f"process {pid} failed ({slot.failure})",
-                lost=f"process {pid} failed ({error_class})",
+                lost=f"process {pid} failed ({slot.failure_class})",
             )
         else:
             self._on_died(slot, f"process {pid} {child_process.describe_exit(status)}")
