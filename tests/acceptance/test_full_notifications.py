@@ -15,14 +15,13 @@ from django.conf import settings
 
 from testproject.embedded.server import Server
 from tests.acceptance.app.witness import Witness
-from tests.acceptance.private import directory, done, look, migrate, url_of
+from tests.acceptance.private import directory, done, look, migrate, send, url_of
 from tests.acceptance.processes import Worker
 
 #: The smallest queue that the server allows, in pages of 8 kB.
 PAGES = 64
 #: Takes a page.
 NOTIFY = "select pg_notify('other', repeat('x', 7900))"
-#: Stored without mq_broadcast(), which rings in the same transaction.
 INSERT = """
 insert into django_mq_queuedmessage (queue, type, handler, payload, wants_result, ordered, key)
 values (%s, %s, %s, %s, true, false, 'k') returning id
@@ -106,7 +105,8 @@ def test_a_full_queue_of_notifications(
         witness.open("open")
         answered = "select message_id from django_mq_result order by 1"
         worker.until(lambda: look(server, answered) == [(id,) for id in asked], "all are answered")
-        assert done(server) == ["atomic", "nonatomic"]
+        send(server, "write", "by-sql")
+        worker.until(lambda: done(server) == ["atomic", "by-sql", "nonatomic"], "it is found")
         assert look(server, "select count(*) from django_mq_failedattempt") == [(0,)]
         assert "database lost" not in worker.said()
         assert "D010 warning  The server's queue of notifications is" in manage(server, "mq_doctor")
