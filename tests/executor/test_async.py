@@ -144,7 +144,7 @@ def test_a_handler_that_catches_the_cancel_and_returns_has_run_past_its_timeout(
     assert start(until_empty=True).join()
     assert attempts_of(message) == ["django_mq.policy.outcomes.TimedOut"]
     text = FailedAttempt.objects.get().error_text
-    assert re.match(r"the handler ran for .+, past its timeout: @handler\(timeout=\)", text)
+    assert re.match(r"the handler ran for .+, past its timeout: the option timeout", text)
 
 
 def test_a_timeout_of_the_handlers_own_is_its_error(start: Start) -> None:

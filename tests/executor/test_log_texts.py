@@ -136,7 +136,7 @@ def test_the_log_says_which_field_has_wrong_content(
     ("error", "text"),
     [
         (WorkerLost("process 7 was killed by SIGKILL"), "process 7 was killed by SIGKILL"),
-        (cut_short(None, 2.0), "the handler ran for 2 s, past its timeout: @handler(timeout=)"),
+        (cut_short(None, 2.0), "the handler ran for 2 s, past its timeout: the option timeout"),
         (cut_short("ana\nforged line"), "stopped by ana forged line"),
     ],
 )
