@@ -124,7 +124,7 @@ def _prune_dead_of(cursor: Cursor, settings: Settings, name: str, after: str) ->
         return None
     operators.free_followers(cursor, removed)
     if any(settings.in_line(name, row.key) for row in removed):
-        notify.ring(cursor)
+        notify.ring_if_room(cursor)
     return name if resume is None else [name, resume]
 
 
@@ -135,7 +135,7 @@ def _free_stranded(cursor: Cursor, settings: Settings, at: Position) -> Position
         with within_transaction(cursor):
             freed = keys.free_stranded(cursor, skipping=skipping, limit=PIECE_ROWS, after=after)
             if freed.rows:
-                notify.ring(cursor)
+                notify.ring_if_room(cursor)
         return freed.resume
     except LOST:
         raise

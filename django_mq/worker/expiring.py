@@ -70,5 +70,5 @@ def _dead_letter(cursor: Cursor, expire: Callable[[], list[ClaimedRow]]) -> list
         settle_effects.write_skipping_refused(cursor, ended)
     reports.all_ended(ended)
     if any(each.delivery._row.ordered or each.delivery._row.key is not None for each in ended):
-        notify.ring(cursor)  # the thread that claims is another one
+        notify.ring_if_room(cursor)  # the thread that claims is another one
     return ended

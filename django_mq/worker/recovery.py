@@ -145,7 +145,7 @@ class Recovery:
                 charged = [fence.id for fence in dead.charged]
                 if release_all_except(cursor, worker=dead.worker, running=charged):
                     self._on_freed()
-                    notify.ring(cursor)
+                    notify.ring_if_room(cursor)
         except Exception:  # the next look tries again
             self._statements.close()
 
@@ -178,7 +178,7 @@ class Recovery:
         ordered_queues.disown(cursor, worker=dead.worker)
         if freed or ended or probed:
             self._on_freed()
-            notify.ring(cursor)  # this process may be full; others may not
+            notify.ring_if_room(cursor)  # this process may be full; others may not
         left = recover.anything_left(cursor, worker=dead.worker)
         if left and monotonic() - dead.received_at < GIVE_UP_SECONDS:
             return False

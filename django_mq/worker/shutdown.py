@@ -152,6 +152,6 @@ class Shutdown:
         if not statements.is_alive():
             return  # there may be no new connection
         try:
-            notify.ring(statements.cursor())
+            notify.ring_if_room(statements.cursor())
         except LOST:
             statements.close()

@@ -79,7 +79,7 @@ class Unstarted:
         parts.prefetch.reset()
         disowned = self.disown_unused(cursor, parts.ordered_queues.owned)
         if released or disowned:
-            notify.ring(cursor)
+            notify.ring_if_room(cursor)
         if parts.backoffs.has_pending():
             parts.backoffs.write(cursor)
         parts.ordered_queues.maintain(cursor)
@@ -94,7 +94,7 @@ class Unstarted:
         if tasks:
             self._release(tasks)
             self.disown_unused(cursor, {task.delivery.queue for task in tasks})
-            notify.ring(cursor)
+            notify.ring_if_room(cursor)
 
     def take_back(self) -> list[Task]:
         """Remove and return the coroutines that have not begun, and those that wait behind them."""
@@ -109,7 +109,7 @@ class Unstarted:
         """Leave ordered queues to siblings if their due messages cannot start here."""
         parts = self._parts
         if self.disown_unused(cursor, parts.ordered_queues.stuck(parts.fetcher.due_queues)):
-            notify.ring(cursor)
+            notify.ring_if_room(cursor)
 
     def disown_unused(self, cursor: Cursor, queues: Collection[str]) -> bool:
         """Disown the `queues` without an unsettled message here; return whether there was one."""

@@ -233,7 +233,7 @@ def test_what_is_held_for_too_long_goes_to_siblings(
 
     monkeypatch.setattr(run.unstarted, "disown_unused", disown_unused)
     monkeypatch.setattr(parts.prefetch, "holds_too_much", lambda waiting, taken: too_long)
-    monkeypatch.setattr(unstarted.notify, "ring", rung.append)
+    monkeypatch.setattr(unstarted.notify, "ring_if_room", rung.append)
     cursor = parts.statements.cursor()
     run.unstarted.start_or_release(cursor)
     assert (stored(message).leased_until is None) == too_long
@@ -265,7 +265,7 @@ def test_a_drain_rings_for_the_ordered_queues_that_it_leaves(
 ) -> None:
     """A sibling takes the line at once, although no message was released."""
     rung: list[Any] = []
-    monkeypatch.setattr(unstarted.notify, "ring", rung.append)
+    monkeypatch.setattr(unstarted.notify, "ring_if_room", rung.append)
     monkeypatch.setattr(run.unstarted, "disown_unused", lambda cursor, queues: owned)
     cursor = parts.statements.cursor()
     run.unstarted.release_all(cursor)

@@ -132,7 +132,7 @@ def threads() -> set[threading.Thread]:
         (Dispatch, "release"),
         (AsyncRunner, "end"),
         (Recovery, "finish"),
-        (notify, "ring"),
+        (notify, "ring_if_room"),
         (Maintenance, "end"),
         (Scheduler, "end"),
         (OperationRunner, "end"),
