@@ -521,7 +521,7 @@ def test_d030_row_security_that_hides_messages() -> None:
     assert "Row-level security applies to this login on django_mq_queuedmessage:" in text
 
 
-def record_failure(message_id: int = 1) -> None:
+def record_failure(message_id: int) -> None:
     """Insert a failed attempt of a message, with the next id."""
     FailedAttempt.objects.create(
         message_id=message_id, queue="q", type="t", handler="h", attempt=1, worker="w"
@@ -531,7 +531,8 @@ def record_failure(message_id: int = 1) -> None:
 class TestD029Sequences:
     def test_a_sequence_behind_the_highest_id(self) -> None:
         """What a switch to a logical replica leaves. The hint mends it."""
-        record_failure()
+        message = add(after=60).id
+        record_failure(message)
         assert found("D029") == []
         run("select setval(pg_get_serial_sequence('django_mq_failedattempt', 'id'), 1, false)")
         FailedAttempt.objects.update(id=7)
@@ -540,7 +541,7 @@ class TestD029Sequences:
         [mend] = re.findall(r"select setval.*?\)(?=;)", text)
         run(mend)
         assert found("D029") == []
-        record_failure()
+        record_failure(message)
         assert FailedAttempt.objects.filter(id=8).exists()
 
     @pytest.mark.parametrize("table", ["queuedmessage", "result", "handledmessage", "attempt"])
