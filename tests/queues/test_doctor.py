@@ -561,6 +561,14 @@ class TestD029Sequences:
         assert f"ids up to {last + 1:,} are in use" in text
         assert "next id of django_mq_queuedmessage" in text
 
+    def test_a_sequence_that_was_moved_and_has_given_no_id_since(self) -> None:
+        """The statement of the hint would move it back."""
+        add(after=60)
+        run("alter table django_mq_queuedmessage alter column id restart with 1000000")
+        assert found("D029") == []
+        assert add(after=60).id == 1000000
+        assert found("D029") == []
+
     def test_a_sequence_that_gave_the_highest_id(self) -> None:
         add(after=60)
         assert found("D029") == []
