@@ -27,6 +27,9 @@ FULL_HINT = (
     " server. Find it by its xact_start in pg_stat_activity, or in the server's log, which names it"
     " where it says how full the NOTIFY queue is, and end it."
 )
+WAKEUP_HINT = (
+    "Set WAKEUP to an alias that connects to the same database without a pooler, or to 'poll'."
+)
 #: The difference between two clocks, in seconds, above which it is reported. Due times and expiries
 #: come from the clocks of producers, and are compared with the server's.
 SKEW = 1.0
@@ -51,36 +54,21 @@ def clock(alias: str) -> Iterator[Finding]:
 
 
 def listening(alias: str) -> Iterator[Finding]:
-    """D010: a NOTIFY does not reach a listener, so workers poll."""
+    """D010: a NOTIFY does not reach a listener, or soon nobody may send one, so workers poll."""
     listens_on = get_settings().listen_alias(alias)
-    if listens_on is None:
+    if listens_on is None or not is_postgresql(listens_on):  # E002 of the system checks reports it
         return
-    hint = (
-        "Set WAKEUP to an alias that connects to the same database without a pooler, or to 'poll'."
-    )
-    if not is_postgresql(listens_on):
-        return  # E002 of the system checks reports it
     with short_cursor(alias) as cursor:
         is_standby, _ = server_facts.read_only(cursor)
         usage = notify.queue_usage(cursor)
     if usage >= HIGH_USAGE:
-        yield Finding(
-            id="D010",
-            level="warning",
-            text=f"The server's queue of notifications is {usage:.0%} full. From {notify.FULL:.0%}"
-            " on, nobody sends any, and workers find messages up to"
-            f" {get_settings().poll_interval:g} s late.",
-            hint=FULL_HINT,
-        )
+        yield _filling(usage)
+    reached: bool | None = is_standby or usage >= notify.FULL  # D022 reports the standby
+    hint = WAKEUP_HINT
     try:
         with session(listens_on) as listener, session(alias) as notifier:
-            is_full = usage >= notify.FULL
-            reached = (
-                is_standby
-                or is_full
-                or session_facts.notify_arrives(  # D022 reports the standby
-                    listener, notifier, seconds=RING_SECONDS
-                )
+            reached = reached or session_facts.notify_arrives(
+                listener, notifier, seconds=RING_SECONDS
             )
     except LOST as error:
         reached = False
@@ -102,6 +90,18 @@ def listening(alias: str) -> Iterator[Finding]:
             + ".",
             hint=hint,
         )
+
+
+def _filling(usage: float) -> Finding:
+    """Return the finding of a server whose queue of notifications is full to the share `usage`."""
+    return Finding(
+        id="D010",
+        level="warning",
+        text=f"The server's queue of notifications is {usage:.0%} full. From {notify.FULL:.0%} on,"
+        " nobody sends any, and workers find messages up to"
+        f" {get_settings().poll_interval:g} s late.",
+        hint=FULL_HINT,
+    )
 
 
 def pooler(alias: str) -> Iterator[Finding]:
