@@ -5,12 +5,24 @@ Otherwise the caller's transaction would fail at its COMMIT.
 
 from django.db import migrations
 
+# In the schema of the function that is replaced: the search path may begin with another one.
+# Replacing a function resets its settings.
 REPLACE_BROADCAST = """
-create or replace function mq_broadcast(
+do $do$
+declare
+    home text := coalesce(
+        (select pronamespace::regnamespace::text
+           from pg_proc
+          where oid = to_regprocedure('mq_broadcast(text, text, jsonb, jsonb, timestamptz)')),
+        quote_ident(current_schema()));
+begin
+    execute format($create$
+create or replace function %1$s.mq_broadcast(
     queue text, type text, payload jsonb default '{}', metadata jsonb default '{}',
     processable_after timestamptz default null
 ) returns bigint
 language plpgsql volatile
+set search_path to %1$s, pg_temp
 as $$
 declare
     new_id bigint;
@@ -28,16 +40,9 @@ begin
     return new_id;
 end
 $$
-"""
-# Replacing a function resets its settings.
-PIN_SEARCH_PATH = """
-do $$
-begin
-    execute format(
-        'alter function mq_broadcast(text, text, jsonb, jsonb, timestamptz)'
-        ' set search_path to %I, pg_temp', current_schema());
+    $create$, home);
 end
-$$
+$do$
 """
 
 
@@ -48,5 +53,4 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.RunSQL(REPLACE_BROADCAST, migrations.RunSQL.noop),
-        migrations.RunSQL(PIN_SEARCH_PATH, migrations.RunSQL.noop),
     ]

@@ -1,6 +1,7 @@
 """mq_broadcast: triggers and other services broadcast with it."""
 
 from datetime import UTC, datetime
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -150,3 +151,18 @@ def test_a_temporary_table_of_the_caller_catches_nothing() -> None:
 def test_it_runs_with_the_callers_rights() -> None:
     """S21: not SECURITY DEFINER."""
     assert call("select prosecdef from pg_proc where proname = 'mq_broadcast'") is False
+
+
+@pytest.mark.django_db
+def test_a_migration_replaces_it_where_it_is() -> None:
+    """Also where the search path begins with another schema, where it would find no table."""
+    migration = import_module("django_mq.migrations.0013_full_notifications").Migration
+    with connection.cursor() as cursor:
+        cursor.execute("create schema tenant; set local search_path to tenant, public")
+        for each in migration.operations:
+            cursor.execute(each.sql)
+        cursor.execute(
+            "select pronamespace::regnamespace::text, proconfig from pg_proc"
+            " where proname = 'mq_broadcast'"
+        )
+        assert cursor.fetchall() == [("public", ["search_path=public, pg_temp"])]
