@@ -31,7 +31,7 @@ def ticked_ids(request: HttpRequest) -> list[int]:
 
 
 def first_ids(rows: QuerySet[Any]) -> list[int]:
-    """Return the ids of the first rows: one more than an action takes, if there are so many."""
+    """Return the ids of the first rows, up to one more than the maximum of an action."""
     return list(rows.order_by("pk").values_list("pk", flat=True)[: MAX_MESSAGES + 1])
 
 

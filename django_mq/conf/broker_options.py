@@ -129,7 +129,7 @@ def read_all(
     for name, options in raw.items():
         where = f"DJANGO_MQ[{setting!r}][{name!r}]"
         before = len(errors)
-        # An entry that is no dict may be a URL with a password.
+        # An entry that is not a dict may be a URL with a password.
         given = readers.read_entry(name, options, where, errors, is_secret=True)
         kind = None if given is None else _kind(kinds, given, where, errors)
         if given is None or kind is None:

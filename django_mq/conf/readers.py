@@ -166,7 +166,7 @@ def read_entry(
     *,
     is_secret: bool = False,
 ) -> Mapping[str, Any] | None:
-    """Return the options of an entry of a setting, None if they are no dict; `entry` is its name.
+    """Return the options of a setting's entry, None if they are not a dict; `entry` is its name.
 
     Errors are appended to `errors`; with `is_secret`, they show no options.
     """

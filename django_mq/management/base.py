@@ -37,7 +37,7 @@ from django_mq.supervisor.output import discard
 #: The errors of a disk that takes nothing more.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-#: A report lists the ids of at most so many messages.
+#: The maximum number of messages whose ids a report lists.
 MAX_NAMED = 10
 
 

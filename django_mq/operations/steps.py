@@ -73,7 +73,7 @@ def take_step(cursor: CursorWrapper) -> OperationStep | None:
 
 
 def carry_out_all(alias: str) -> bool:
-    """Carry out every open operation now, for tests; return whether a message may run since."""
+    """Carry out all open operations now, for tests; return whether that may have made one due."""
     may_run = False
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
         while step := take_step(cursor):

@@ -1,7 +1,7 @@
-"""Marks of an ordered queue: where its line begins, and when the leases in flight end at the least.
+"""Marks of an ordered queue: where its line begins, and the earliest end of a lease in flight.
 
-A claim that begins there does not walk over what was handled before. While a session holds an old
-snapshot, that are dead versions of all rows since the snapshot.
+A claim that begins there skips the messages handled before. While a session holds an old snapshot,
+dead versions of all rows that were handled since the snapshot remain in the index.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ INSERT_SECONDS = 1.0
 
 
 class Snapshot(NamedTuple):
-    """What a statement saw `at` a time, in seconds since 1970: which transactions had ended.
+    """The transactions whose changes a statement saw; it ran `at`, in seconds since 1970.
 
     `xmin` is the oldest transaction id in progress, `xmax` the next one to be assigned.
     """

@@ -70,7 +70,7 @@ class TaskRunner:
 
 
 def _result(value: Any, delivery: Delivery) -> Any:
-    """Return a task's value as JSON; raises TypeError or ValueError if it is none."""
+    """Return a task's value as JSON; raises TypeError or ValueError if it is not JSON."""
     try:
         return as_json(value, "result")
     except TypeError:

@@ -23,9 +23,9 @@ RING_SECONDS = 3.0
 #: The share of the server's queue of notifications from which it is reported, as in its own log.
 HIGH_USAGE = 0.5
 FULL_HINT = (
-    "A session that listens has been in a transaction for long, in this or another database of the"
-    " server. Find it by its xact_start in pg_stat_activity, or in the server's log, which names it"
-    " where it says how full the NOTIFY queue is, and end it."
+    "A session that listens, in this or another database of the server, has had a transaction open"
+    " for a long time. Find it by its xact_start in pg_stat_activity, or in the server's log, which"
+    " names it where it says how full the NOTIFY queue is, and end it."
 )
 WAKEUP_HINT = (
     "Set WAKEUP to an alias that connects to the same database without a pooler, or to 'poll'."
