@@ -740,14 +740,19 @@ class TestQueuesAndTypes:
         (text,) = found("D015")
         assert "reports has handlers (sums)" in text
 
-    def test_d015_names_first_the_handlers_whose_queue_it_is(self) -> None:
+    @pytest.mark.parametrize(
+        ("queue", "given"), [("reports", {"queue": "reports"}), ("default", {})]
+    )
+    def test_d015_names_first_the_handlers_whose_queue_it_is(
+        self, queue: str, given: dict[str, str]
+    ) -> None:
         """Each task may run in each queue of TASKS, so others would come first."""
-        handler("a.b", queue="reports", name="z")(print)
+        handler("a.b", name="z", **given)(print)  # type: ignore[call-overload]
         for name in "abcd":
-            handler("c.d", queue="mail", queues=("reports",), name=name)(print)
-        beat(queues=["mail", "default"])
-        (text,) = found("D015")
-        assert "reports has handlers (z, a, b)" in text
+            handler("c.d", queue="mail", queues=(queue,), name=name)(print)
+        beat(queues=["mail"])
+        [text] = [each for each in found("D015") if f"queue {queue} " in each]
+        assert f"{queue} has handlers (z, a, b)" in text
 
     def test_d024_messages_behind_a_dead_letter(self) -> None:
         beat()

@@ -88,8 +88,10 @@ def unserved(alias: str) -> Iterator[Finding]:
     settings = get_settings()
     handled: dict[str, list[tuple[bool, str]]] = {}  # those of another queue come last
     for each in handlers.all_handlers():
-        for queue in handlers.allowed_queues(each, settings):
-            handled.setdefault(queue, []).append((queue != each.queue, each.name))
+        own, *others = handlers.allowed_queues(each, settings)
+        handled.setdefault(own, []).append((False, each.name))
+        for queue in others:
+            handled.setdefault(queue, []).append((True, each.name))
     for queue, found in counts(using=alias).items():
         if any(worker.serves(queue) for worker in serving):
             continue
