@@ -125,7 +125,7 @@ class Dispatch:
                     sorted_rows.settled.append(delivery.fence)
                 else:
                     held.append(found)
-                self._cancel_probes(cursor, [delivery.fence])
+                self._backoffs.cancel_probes(cursor, [delivery._row.claimed_by])
                 if line is not None:
                     self._halted_lines.add(line)
             if held:
@@ -194,7 +194,7 @@ class Dispatch:
         try:
             while fences and tries:
                 cursor = self._statements.cursor()
-                self._cancel_probes(cursor, fences)
+                self._backoffs.cancel_probes(cursor, {each.claimed_by for each in fences})
                 if trusted:
                     skip_refused_rows(partial(forget_lapse, cursor), trusted)
                 released = skip_refused_rows(partial(settle.release, cursor), fences)
@@ -227,11 +227,6 @@ class Dispatch:
                 self._release([task.delivery for task in coroutines])
             raise
         self._runner.submit(coroutines)
-
-    def _cancel_probes(self, cursor: Cursor, fences: list[Fence]) -> None:
-        for queue, claimer in self._backoffs.probes():
-            if any(fence.claimed_by == claimer for fence in fences):
-                self._backoffs.cancel_probe(cursor, queue, claimer)
 
 
 def log_unreleased(count: int) -> None:

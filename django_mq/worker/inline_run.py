@@ -104,9 +104,10 @@ class InlineRun:
         delivered = 0
         for row in self._due():
             task = self._resolver.resolve(self._cursor(), Delivery(row))
-            if isinstance(task, Ended):
-                settle_held(self._cursor(), [task])
             if not isinstance(task, Task):
+                if task is not None:
+                    settle_held(self._cursor(), [task])
+                self._backoffs.cancel_probes(self._cursor(), [row.claimed_by])
                 continue
             delivered += 1
             if delivered > MAX_DELIVERIES:
@@ -125,12 +126,11 @@ class InlineRun:
 
     def _due(self) -> Iterator[ClaimedRow]:
         """Claim and yield messages until none is due, also those that operations make due."""
-        alias = self._connection.alias
-        carry_out_all(alias)
+        carry_out_all(self._connection.alias)
         while True:
             while rows := self._claim():
                 yield from rows
-            if not carry_out_all(alias):
+            if not carry_out_all(self._connection.alias):
                 return
 
     def _run_slices(self, task: Task) -> None:

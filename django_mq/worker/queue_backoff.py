@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -156,6 +156,12 @@ class BackoffLevels:
             if self._probes.get(queue) == claimer:
                 del self._probes[queue]
         queue_backoff.cancel_probe(cursor, queue=queue, claimer=claimer)
+
+    def cancel_probes(self, cursor: Cursor, claimers: Collection[str]) -> None:
+        """Give up those of the claims that are probes: their messages do not run."""
+        for queue, claimer in self.probes():
+            if claimer in claimers:
+                self.cancel_probe(cursor, queue, claimer)
 
     def probes(self) -> list[tuple[str, str]]:
         """Return queue and claimer of the probes that run here; from any thread."""

@@ -65,6 +65,18 @@ class Promises:
             assert level() == 0
             assert not QueuedMessage.objects.exists()
 
+    def test_a_probe_that_is_held_leaves_the_queue_to_the_next_message(self) -> None:
+        self.ends[:] = [ValueError("no")]
+        send("test.bound")
+        drain(errors="keep")
+        self.ends.clear()
+        QueuedMessage.objects.create(
+            queue="eases", type="test.gone", handler="gone", payload={}, priority=9
+        )
+        due()
+        assert drain() == 1
+        assert level() == 0
+
     def test_retry_and_snooze_stop_it_if_they_say_so(self) -> None:
         for end, expected in (
             (Retry(9), 0),
