@@ -75,9 +75,15 @@ def take_step(cursor: CursorWrapper) -> OperationStep | None:
 def carry_out_all(alias: str) -> bool:
     """Carry out all open operations now, for tests; return whether that may have made one due."""
     may_run = False
+    step: OperationStep | None = OperationStep(0, may_run=False)
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
-        while step := take_step(cursor):
+        while step is not None:
             may_run |= step.may_run
+            try:
+                with transaction.atomic(using=alias):
+                    step = take_step(cursor)
+            except StepRefused as refused:
+                fail_step(cursor, refused.id, refused.error)
     return may_run
 
 

@@ -65,7 +65,7 @@ def ring_at_commit(cursor: Cursor) -> None:
 
 
 def queue_usage(cursor: Cursor) -> float:
-    """Return which share of the server's queue of notifications is in use; no worker rings at FULL."""
+    """Return which share of the server's queue of notifications is in use."""
     cursor.execute(f"select {USAGE}")
     (usage,) = cursor.fetchone()
     return float(usage)

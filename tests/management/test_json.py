@@ -25,11 +25,11 @@ def test_status_has_the_sums():
     assert (mail["depth"], mail["in_flight"]) == (2, 1)
 
 
-def test_status_has_the_state_of_a_queue():
+def test_status_has_the_label_of_a_queue():
     add("line", ordered=True, after=60)
     [line] = [each for each in run_json("mq_status")["queues"] if each["queue"] == "line"]
-    assert line["state"] in run("mq_status")
-    assert line["state"].endswith("waiting")
+    assert line["label"] in run("mq_status")
+    assert line["label"].endswith("waiting")
 
 
 def test_status_says_that_there_are_more_heads(monkeypatch):

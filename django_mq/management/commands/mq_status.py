@@ -137,7 +137,7 @@ def _data(found: Status) -> dict[str, Any]:
         "queues": [
             {
                 **asdict(each),
-                "state": _label(each),
+                "label": _label(each),
                 "depth": each.depth,
                 "in_flight": each.in_flight,
             }

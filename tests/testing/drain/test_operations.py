@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db import connection
 from django.test import TestCase, TransactionTestCase
 
 from django_mq import RetryPolicy, handler, queues
@@ -11,6 +12,17 @@ from django_mq.handlers import isolated
 from django_mq.models import Operation, QueuedMessage
 from django_mq.testing import drain
 from tests.testing.drain.conftest import send
+
+#: A trigger that lets nobody cancel.
+REFUSE = """
+create function refuse() returns trigger language plpgsql as $$
+begin
+    if old.leased_until is null then raise exception 'not today'; end if;
+    return old;
+end $$;
+create trigger refuse before delete on django_mq_queuedmessage
+   for each row execute function refuse()
+"""
 
 
 class Promises:
@@ -49,6 +61,25 @@ class Promises:
         queues.operate("cancel", queue="default")
         assert drain() == 0
         assert not QueuedMessage.objects.exists()
+
+    def test_one_that_the_database_refuses_has_failed(self) -> None:
+        @handler("test.noted", name="noted")
+        def noted(delivery: Any) -> None: ...
+
+        send("test.noted")
+        operation = queues.operate("cancel", queue="default")
+        with connection.cursor() as cursor:
+            cursor.execute(REFUSE)
+            self.addCleanup(self.allow)  # type: ignore[attr-defined]
+            assert drain() == 1
+        operation.refresh_from_db()
+        assert operation.state == "failed"
+        assert "not today" in operation.error
+
+    @staticmethod
+    def allow() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("drop function if exists refuse cascade")
 
     def test_a_handler_may_ask_for_one(self) -> None:
         @handler("test.asks", name="asks")
