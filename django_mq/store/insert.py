@@ -153,14 +153,17 @@ def as_json(row: NewRow, **more: object) -> str:
     return f"{{{','.join(texts)},{json.dumps(values, default=datetime.isoformat)[1:]}"
 
 
-# The sequence is looked up once, not per id. A timestamp without time zone is read the same way
-# whatever USE_TZ says. COPY refuses a table whose row-level security applies to the login.
+# The rows come later, so the transaction gets its own id first: the marks of ordered queues wait
+# for it. The sequence is looked up once, not per id. A timestamp without time zone is read the same
+# way whatever USE_TZ says. COPY refuses a table whose row-level security applies to the login.
 DRAW = """
 with ids as materialized (
-    select pg_get_serial_sequence('django_mq_queuedmessage', 'id')::regclass as sequence
+    select pg_current_xact_id() as transaction,
+           pg_get_serial_sequence('django_mq_queuedmessage', 'id')::regclass as sequence
 )
 select statement_timestamp() at time zone 'UTC',
-    array(select nextval(ids.sequence) from ids, generate_series(1, %s)),
+    array(select nextval(ids.sequence) from ids, generate_series(1, %s)
+           where ids.transaction is not null),
     row_security_active('django_mq_queuedmessage')
 """
 

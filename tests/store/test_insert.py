@@ -20,6 +20,7 @@ from django_mq.store.insert import (
     MAX_VALUES_ROWS,
     as_json,
     copy_many,
+    draw,
     insert,
 )
 from django_mq.store.rows import NewRow, Rows
@@ -208,6 +209,15 @@ def test_ids_that_copy_drew_are_not_drawn_again() -> None:
     with connection.cursor() as cursor:
         copied = copy_rows(cursor, [PLAIN] * 3)
         assert insert(cursor, Rows([PLAIN]))[0] > copied[-1]
+
+
+def test_ids_are_drawn_in_a_transaction_that_has_an_id() -> None:
+    """Else the row gets its transaction later, when others have handled what lies behind it."""
+    for _ in range(2):  # each 32nd id is drawn so in any case
+        with second_connection() as other, other.transaction(), other.cursor() as cursor:
+            draw(cursor, 1)
+            cursor.execute("select pg_current_xact_id_if_assigned() is not null")
+            assert cursor.fetchone() == (True,)
 
 
 def test_the_store_names_columns_that_the_model_has() -> None:
