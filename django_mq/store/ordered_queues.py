@@ -92,7 +92,7 @@ def disown(cursor: Cursor, *, worker: str, queues: Sequence[str] | None = None) 
 HOLD_LINE = """
 select date_part('epoch', statement_timestamp()),
        pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
-       pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+       pg_current_xact_id()::text::bigint
   from django_mq_queuestate
  where queue = %(queue)s and owner = %(worker)s and owned_until > statement_timestamp()
    for no key update skip locked

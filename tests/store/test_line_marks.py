@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import psycopg
 import pytest
 
 from django_mq.models import QueuedMessage
@@ -117,6 +119,33 @@ def test_an_insert_that_has_its_id_but_no_transaction_id_yet_has_a_second(
         row()
         assert line.next()
     assert line.marks.first == 0
+
+
+def test_a_transaction_that_got_its_id_after_the_claim_counts(line: Line) -> None:
+    """It is the last one to get an id, and the first one to draw from the sequence."""
+    with second_connection() as other, other.transaction():
+        late = drawn_without_transaction_id(other)
+        ids = [row().pk for _ in range(6)]
+        assert line.next() == ids[:1]
+        other.execute(
+            "insert into django_mq_queuedmessage (id, queue, type, payload, ordered)"
+            " values (%s, 'line', 'a', '{}', true)",
+            [late],
+        )
+        assert [line.next() for _ in ids[1:]] == [[id] for id in ids[1:]]
+        assert line.marks.first <= late
+
+
+def drawn_without_transaction_id(other: psycopg.Connection[Any]) -> int:
+    """Draw an id as an INSERT does just before its transaction is assigned one of its own."""
+    while True:
+        (id,) = other.execute(
+            "select nextval(pg_get_serial_sequence('django_mq_queuedmessage', 'id'))"
+        ).fetchone() or (0,)
+        (assigned,) = other.execute("select pg_current_xact_id_if_assigned()").fetchone() or (0,)
+        if assigned is None:
+            return id
+        other.execute("rollback; begin")  # each 32nd id writes to the log
 
 
 def test_what_is_in_flight_stops_the_line_however_short_its_lease(line: Line) -> None:
