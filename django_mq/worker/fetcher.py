@@ -160,7 +160,7 @@ class Fetcher:
         if claimed.full_in is not None:
             self._may_be_due = True
             self._marks.request_full()
-            return min(claimed.full_in, self._poll_interval)
+            return min(claimed.full_in, self._sleep(cursor))
         return self._sleep(cursor)
 
     def _claim_round(self, cursor: Cursor) -> ClaimRound:

@@ -11,6 +11,7 @@ from django_mq.policy.line_marks import FRONT
 from django_mq.store import ordered_queues
 from django_mq.worker.queue_options import ClaimOptions
 from tests.rows import add
+from tests.waiting import until
 from tests.worker.fetcher.conftest import Rig
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -37,6 +38,20 @@ def take_all(rig: Rig) -> list[int]:
         QueuedMessage.objects.filter(leased_until__isnull=False).delete()
         ids += rig.ids()
     return ids
+
+
+def id_before_the_mark(rig: Rig) -> int:
+    """Claim from `line` until its mark has moved: transactions of other databases hold it up."""
+    reserved = add("line", ordered=True).pk
+
+    def moves() -> bool:
+        add("line", ordered=True)
+        rig.fetcher.on_freed()
+        take_all(rig)
+        return rig.owned["line"].first > reserved
+
+    until(moves, "the mark moves")
+    return reserved
 
 
 def let_full_scans_rest(rig: Rig, queue: str) -> None:
@@ -69,6 +84,29 @@ def test_what_appears_before_a_mark_is_found_when_full_scans_have_rested(
     alone.settle()
     assert alone.ids() == [early.pk]
     assert alone.fetcher.empty
+
+
+def test_while_full_scans_of_a_queue_rest_other_queues_go_on(alone: Rig) -> None:
+    """Those that are still unknown, and those with something that falls due."""
+    reserved = id_before_the_mark(alone)
+    let_full_scans_rest(alone, "line")
+    add("line", ordered=True, id=reserved, after=-60)
+    fresh, _ = add("fresh"), add("later", after=REST / 2)
+    alone.fetcher.on_ring()
+    assert 1.0 < alone.settle(maximum=1.0) <= REST / 2
+    assert alone.ids() == [fresh.pk]
+
+
+def test_a_worker_with_a_message_before_a_mark_is_not_done(alone: Rig) -> None:
+    """A poll found it, for nobody rang."""
+    reserved = id_before_the_mark(alone)
+    alone.settle()
+    assert alone.fetcher.empty
+    let_full_scans_rest(alone, "line")
+    add("line", ordered=True, id=reserved, after=-60)
+    alone.fetcher._poll_at = alone.clock.now
+    alone.settle(maximum=1.0)
+    assert not alone.fetcher.empty
 
 
 def test_with_keys_a_limited_queue_is_scanned_from_the_front(alone: Rig) -> None:
