@@ -63,6 +63,8 @@ class LineMarks(NamedTuple):
         >>> marks.claimed(5, Snapshot(at=101.1, xmin=56, own=60)).first
         5
         """
+        if head < self.first:  # others may have come back with it
+            return LineMarks(head=head, since=before.at)
         lease = max(self.lease, before.at)
         if not self.head:
             return LineMarks(lease, self.first, head, before.at)

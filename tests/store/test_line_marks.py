@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
+from django.db.models.functions import Now
 
 from django_mq.models import QueuedMessage
 from django_mq.policy import line_marks
@@ -146,6 +148,27 @@ def drawn_without_transaction_id(other: psycopg.Connection[Any]) -> int:
         if assigned is None:
             return id
         other.execute("rollback; begin")  # each 32nd id writes to the log
+
+
+@pytest.mark.parametrize("retried", [True, False])
+def test_what_comes_back_before_the_mark_blocks_the_line_again(line: Line, retried: bool) -> None:
+    """An operator requeued some, whose first claim began at the front."""
+    ids = [row().pk for _ in range(2)]
+    QueuedMessage.objects.all().delete()
+    moved(line, beyond=ids[-1])
+    for id in ids:
+        row(id=id)
+    behind = row().pk
+    found = claim(line.cursor, limit=1, marks=line.marks)
+    assert [each.id for each in found.rows] == ids[:1]
+    line.marks = found.marks
+    if retried:
+        QueuedMessage.objects.filter(pk=ids[0]).update(
+            leased_until=None, claimed_by=None, processable_after=Now() + timedelta(hours=1)
+        )
+        assert line.next() == []
+    QueuedMessage.objects.filter(pk=ids[0]).delete()
+    assert [line.next(), line.next()] == [ids[1:], [behind]]
 
 
 def test_what_is_in_flight_stops_the_line_however_short_its_lease(line: Line) -> None:
