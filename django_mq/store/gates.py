@@ -86,5 +86,13 @@ def enter(
     cursor.execute(ENTER, {"queue": queue})
     if not cursor.fetchone()[0]:
         return None
+    gate = _read(cursor, queue, limit, lease_mark)
+    if gate.lease_mark is not None and gate.lease_mark < lease_mark:
+        # The server's clock was set back, and leases end before the mark.
+        gate = _read(cursor, queue, limit, float("-inf"))
+    return gate
+
+
+def _read(cursor: Cursor, queue: str, limit: int | None, lease_mark: float) -> Gate:
     cursor.execute(READ, {"queue": queue, "limit": limit, "lease_mark": lease_mark})
     return Gate._make(cursor.fetchone())

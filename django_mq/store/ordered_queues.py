@@ -182,6 +182,9 @@ def claim(
     cursor.execute(HOLD_LINE, {"queue": queue, "worker": worker})
     if (held := cursor.fetchone()) is None:
         return ClaimedLine([], marks)
+    before = Snapshot._make(held)
+    if before.at < marks.lease:  # the server's clock was set back, and leases end before the mark
+        marks = FRONT
     begin = FRONT if from_front else marks
     cursor.execute(
         excluding(CLAIM_LINE, excluded),
@@ -200,4 +203,4 @@ def claim(
         },
     )
     rows = [ClaimedRow._make(row) for row in sorted(cursor.fetchall())]
-    return ClaimedLine(rows, marks.claimed(rows[0].id, Snapshot._make(held)) if rows else marks)
+    return ClaimedLine(rows, marks.claimed(rows[0].id, before) if rows else marks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import time
 from typing import Any
 
 import psycopg
@@ -207,6 +208,15 @@ def test_a_count_of_nothing_lets_the_next_begin_at_its_time(cursor: Cursor) -> N
     assert gate.lease_mark is not None
     add(leased=0)  # lapses at once
     assert entered(cursor, gate.lease_mark).in_flight == 1
+
+
+def test_after_the_servers_clock_was_set_back_everything_is_counted(cursor: Cursor) -> None:
+    """Leases end before the mark now."""
+    add(leased=-1), add(leased=30)
+    gate = entered(cursor, time() + 3600)
+    assert gate.in_flight == 2
+    assert gate.lease_mark is not None
+    assert gate.lease_mark < time()
 
 
 @pytest.mark.parametrize("limit", [None, 0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from time import time
 from typing import Any
 
 import psycopg
@@ -169,6 +170,20 @@ def test_what_comes_back_before_the_mark_blocks_the_line_again(line: Line, retri
         assert line.next() == []
     QueuedMessage.objects.filter(pk=ids[0]).delete()
     assert [line.next(), line.next()] == [ids[1:], [behind]]
+
+
+def test_after_the_servers_clock_was_set_back_the_line_begins_at_the_front(line: Line) -> None:
+    """Leases end before the mark now."""
+    id = row().pk
+    QueuedMessage.objects.all().delete()
+    moved(line, beyond=id)
+    line.marks = line.marks._replace(lease=time() + 3600)
+    flying = row(id=id, leased=30, attempts=1)
+    waiting = row()
+    assert line.next() == []
+    flying.delete()
+    assert line.next() == [waiting.pk]
+    assert line.marks.lease < time() + 1800
 
 
 def test_what_is_in_flight_stops_the_line_however_short_its_lease(line: Line) -> None:
