@@ -99,6 +99,10 @@ class OrderedQueues:
             cursor, queues=queues, skipping=list(filter(skipping, queues)), soon=LEASE_SECONDS
         )
 
+    def forget_marks(self) -> None:
+        """Let the next claim of each line begin at the front."""
+        self.owned.update(dict.fromkeys(self.owned, FRONT))
+
     def next_turn_in(self) -> float:
         """Return the seconds until `maintain()` has something to do."""
         return max(0.0, self._turn_at - monotonic()) if self._queues else float("inf")

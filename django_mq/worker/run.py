@@ -133,6 +133,9 @@ class Run:
         statements = self.parts.statements
         if not (was_refused(error) and statements.is_idle()):
             statements.close()
+            # The next connection may lead to another server, with lower ids and another clock.
+            self.parts.ordered_queues.forget_marks()
+            self.parts.claims.facts.lease_marks.clear()
             self.unstarted.add_unconfirmed(self.parts.claims.of_round)
         self.parts.fetcher.on_freed()  # the messages that it was about to claim are still due
         self.parts.outage.wait(error, logged=not lost)

@@ -16,7 +16,9 @@ from django_mq import RetryPolicy, fixed, handler
 from django_mq.executor.outage import Outage
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
+from django_mq.policy.line_marks import LineMarks
 from django_mq.store import poll as store_poll
+from django_mq.worker.watermarks import Watermarks
 from tests.database import second_connection
 from tests.rows import add
 from tests.waiting import until
@@ -63,6 +65,30 @@ def test_a_restart_of_the_server_is_survived(
     assert len(ids) == len(set(ids))
     lines = [r for r in caplog.records if getattr(r, "event", "") == "database_lost"]
     assert len(lines) <= 20
+
+
+def test_claims_of_a_line_begin_at_the_front_after_an_outage(
+    start: Start, settings: Any, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database may be another one: ids that were not replicated are drawn again."""
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"line": {"ordered": True}}}
+    monkeypatch.setattr(
+        Watermarks, "full_in", lambda own: 0.0 if own._last_full == float("-inf") else 60.0
+    )
+
+    @handler("#", queue="line", name="h")
+    def h(delivery: Delivery) -> None:
+        """Acked."""
+
+    add("line", handler="h", ordered=True)
+    running = start()
+    said.wait("message_acked")
+    assert running.worker._run is not None
+    running.worker._run.parts.ordered_queues.owned["line"] = LineMarks(first=1 << 40)
+    terminate_all()
+    connection.close()
+    add("line", handler="h", ordered=True)
+    said.wait("message_acked", 2)
 
 
 def test_a_server_that_stays_away_is_waited_for_quietly(
