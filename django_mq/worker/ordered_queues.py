@@ -79,7 +79,10 @@ class OrderedQueues:
             if ours is None:
                 if queue in self.owned:
                     self._remove([queue])
-            elif queue not in self.owned:
+                continue
+            if queue in self.owned and ours.previous_owner != self._worker:
+                self._remove([queue])  # another worker had it meanwhile
+            if queue not in self.owned:
                 self._add(queue, previous_owner=ours.previous_owner)
         for queue in self.owned:
             self._adopt(cursor, queue)

@@ -13,6 +13,7 @@ from django_mq import handler
 from django_mq.executor.simple_protocol import simple_query
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
+from django_mq.policy.line_marks import FRONT, LineMarks
 from django_mq.store import frozen_owner
 from django_mq.store import ordered_queues as lines
 from django_mq.worker import DeadWorker, queue_options
@@ -108,6 +109,23 @@ def test_a_line_of_a_host_that_is_gone_is_taken_when_its_lease_lapses(
     log.wait(3)
     assert log.order == pks(*messages)
     assert [a.message_id for a in FailedAttempt.objects.all()] == [messages[0].pk]
+
+
+def test_a_line_that_another_worker_had_meanwhile_is_assigned_anew(said: Said) -> None:
+    """It froze too, after it had adopted messages that belong before the mark."""
+    queues = OrderedQueues("me", ["line"], on_owned=lambda: None, busy=lambda queue: False)
+    with second_connection() as other, other.cursor() as cursor:
+        queues.maintain(cursor)
+        queues.owned["line"] = LineMarks(first=1 << 40)
+        queues._turn_at = 0.0
+        queues.maintain(cursor)
+        assert queues.owned["line"].first
+        QueueState.objects.update(owner="gone", owned_until=Now())
+        queues._turn_at = 0.0
+        queues.maintain(cursor)
+    assert queues.owned["line"] == FRONT
+    assert said.count("queue_unassigned") == 1
+    assert said.count("queue_assigned") == 2
 
 
 def test_a_line_of_a_dead_sibling_is_free_at_once(start: Start, said: Said, log: Log) -> None:
