@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 
 from django_mq.models import QueuedMessage
 from django_mq.policy import line_marks
-from django_mq.policy.line_marks import FRONT, LineMarks
+from django_mq.policy.line_marks import FRONT, LineMarks, Snapshot
 from django_mq.store import ordered_queues
 from django_mq.store.claim import excluding
 from django_mq.store.ordered_queues import CLAIM_LINE, ClaimedLine
@@ -122,6 +122,16 @@ def test_an_insert_that_has_its_id_but_no_transaction_id_yet_has_a_second(
         row()
         assert line.next()
     assert line.marks.first == 0
+
+
+def test_transactions_are_compared_with_a_snapshot_from_after_that_second() -> None:
+    """An insert drew an id below 7 at 100.0 and got transaction id 60 at 100.5; it stays open."""
+    marks = FRONT.claimed(7, Snapshot(at=100.0, xmin=50, own=52))
+    marks = marks.claimed(8, Snapshot(at=100.1, xmin=53, own=55))
+    for at in (101.2, 102.4, 109.0):
+        marks = marks.claimed(9, Snapshot(at=at, xmin=60, own=70))
+    assert marks.first == 0
+    assert marks.claimed(9, Snapshot(at=110.0, xmin=71, own=80)).first == 7
 
 
 def test_a_transaction_that_got_its_id_after_the_claim_counts(line: Line) -> None:
