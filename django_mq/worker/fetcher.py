@@ -213,8 +213,8 @@ class Fetcher:
         result = self._claims.claim(cursor, marked, options, limit=room, from_marks=not full)
         has_marks = any(lane.at != LANE_START[0] for lane in marked)
         if result.scanned and (has_marks or full or group != KEYED):
-            seconds = self._clock() - began
-            own.record_scan(result.claim.marks, seconds, full=full, group=options)
+            seconds, counted = self._clock() - began, result.at_limit and not result.claim.rows
+            own.record_scan(result.claim.marks, seconds, full=full, group=(options, counted))
         else:  # neither a full scan that was due, nor a regular one
             own.advance(result.claim.marks)
         if group == KEYED and has_marks and len(result.claim.rows) < room // 2:

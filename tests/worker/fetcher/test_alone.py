@@ -9,6 +9,7 @@ import pytest
 from django_mq.models import QueuedMessage
 from django_mq.policy.line_marks import FRONT
 from django_mq.store import ordered_queues
+from django_mq.worker import fetcher as fetcher_module
 from django_mq.worker.queue_options import ClaimOptions
 from tests.rows import add
 from tests.waiting import until
@@ -133,6 +134,26 @@ def test_what_was_not_scanned_lets_no_full_scan_rest(
     assert alone.ids() == []
     marks.record_scan({}, 1.0, full=True, group=alone.options["line"])
     assert marks.full_in() > REST
+
+
+def test_counts_at_the_limit_do_not_pass_for_quick_scans(
+    alone: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two expensive scans of the lanes, the queue is at its limit."""
+    alone.options["mail"] = alone.options["mail"]._replace(max_in_flight=1)
+    monkeypatch.setattr(fetcher_module, "perf_counter", lambda: alone.cursor.asked.count("claim"))
+    marks = alone.fetcher._marks["alone mail"]
+    for _ in range(2):
+        message = add()
+        alone.fetcher.on_ring()
+        alone.settle()
+        assert alone.ids() == [message.pk]
+        add(after=-1)
+        alone.fetcher.on_ring()
+        alone.settle()
+        assert alone.ids() == []
+        QueuedMessage.objects.all().delete()
+    assert marks.full_in() > 0
 
 
 def test_marks_of_queues_that_are_gone_are_forgotten(
