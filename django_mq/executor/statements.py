@@ -84,7 +84,8 @@ class Statements:
     def allow(self, seconds: float) -> None:
         """Allow each later statement on this connection `seconds`.
 
-        Behind a transaction pooler, statements outside a transaction have the role's limits.
+        Behind a transaction pooler, this changes nothing: each statement has the limits of this
+        object, except VACUUM, which no transaction can limit.
         """
         self.link.seconds = seconds + STALL_MARGIN
         if self._direct:

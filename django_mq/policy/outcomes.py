@@ -51,12 +51,12 @@ def cut_short(by: str | None, ran: float = 0.0) -> AttemptEnded:
     >>> str(cut_short("ana")), str(cut_short(""))
     ('stopped by ana', 'stopped by an operator')
     >>> str(cut_short(None, 2.004))
-    'the handler ran for 2 s, past its timeout: the option timeout sets it, else TIMEOUT'
+    'the handler ran for 2 s, past its timeout: the option timeout, or the setting TIMEOUT'
     """
     if by is None:
         seconds = f" for {precise_span(ran)}," if ran else ""
         return TimedOut(
-            f"the handler ran{seconds} past its timeout: the option timeout sets it, else TIMEOUT"
+            f"the handler ran{seconds} past its timeout: the option timeout, or the setting TIMEOUT"
         )
     return Stopped(f"stopped by {by or 'an operator'}")
 

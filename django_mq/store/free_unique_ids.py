@@ -180,7 +180,9 @@ with aside as materialized (
       from next join taken using (message_id)
     returning id
 )
-select id, case when %(ring)s and {notify.HAS_ROOM} then pg_notify('{notify.CHANNEL}', '') end
+select id,
+       case when %(ring)s and (select {notify.HAS_ROOM})
+            then pg_notify('{notify.CHANNEL}', '') end
   from added
 """
 

@@ -42,7 +42,7 @@ def test_its_process_is_ended(
     (_, _, ended), (_, _, again) = witness.started("slow")
     assert not is_running(ended)
     assert is_running(again)
-    limit = r"the handler ran for .+, past its timeout: the option timeout sets it, else TIMEOUT"
+    limit = r"the handler ran for .+, past its timeout: the option timeout, or the setting TIMEOUT"
     assert re.fullmatch(limit, failed.error_text)
     assert re.search(f"message {slow}, attempt 1: {limit}: ending process {ended}", worker.said())
 
