@@ -1,4 +1,4 @@
-"""What executors and calls write to the scoreboard: the entries of the messages that they run."""
+"""Entries of the scoreboard: executors and calls write one for each message that they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the annotation of a handler's argument names: deliveries, or message classes."""
+"""Read the annotation of a handler's argument: deliveries, or message classes."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ class Fetcher:
         if group in (PLAIN, KEYED):
             return self._marks[group].full_is_due()
         # What an operator requeues comes first in its line, so only rests keep it from the front.
-        # With keys, most of what is freed lies there.
+        # With keys, most freed messages lie there.
         keyed = self._claims.facts.has_keys(queue) and not options.ordered
         return keyed or not self._marks[group].full_in()
 

@@ -530,7 +530,7 @@ def record_failure(message_id: int) -> None:
 
 class TestD029Sequences:
     def test_a_sequence_behind_the_highest_id(self) -> None:
-        """What a switch to a logical replica leaves. The hint mends it."""
+        """A switch to a logical replica leaves this, and the hint mends it."""
         message = add(after=60).id
         record_failure(message)
         assert found("D029") == []

@@ -186,7 +186,7 @@ def test_a_look_tells_the_special_ones(cursor: Cursor) -> None:
 
 
 def test_a_count_begins_at_the_first_lease_of_the_one_before(cursor: Cursor) -> None:
-    """Dead versions of what was handled lie before it while a snapshot is held."""
+    """Dead row versions of handled messages lie before it while a snapshot is held."""
     lapsed, renewed, flying = add(leased=-20), add(leased=-10), add(leased=30)
     first = entered(cursor)
     assert first.lease_mark == stored(lapsed).leased_until.timestamp()
