@@ -35,6 +35,10 @@ from django_mq.worker.orders import QUIET
 
 logger = logging.getLogger("django_mq")
 
+#: Seconds for the thread that asks to end this process to wait again. Then the supervisor asks for
+#: a dump of the stacks; that of a running thread can crash the process before it wrote the others.
+SENDER_SECONDS = 0.2
+
 #: Several threads write to the link; a line must stay whole.
 _sending = threading.Lock()
 
@@ -140,7 +144,7 @@ def _recover(worker: Worker, link: socket.socket, line: bytes) -> None:
 
 def _ask_to_end(link: socket.socket, fence: Fence, by: str, after: float) -> None:
     """Ask the supervisor to end this process if `fence` still runs `after` seconds from now."""
-    _send(link, STOP + json.dumps([fence, by, after]).encode())
+    _send(link, STOP + json.dumps([fence, by, max(after, SENDER_SECONDS)]).encode())
 
 
 def report_failure(link: socket.socket, error: BaseException) -> None:
