@@ -98,7 +98,7 @@ def _filling(usage: float) -> Finding:
         id="D010",
         level="warning",
         text=f"The server's queue of notifications is {usage:.0%} full. From {notify.FULL:.0%} on,"
-        " nobody sends any, and workers find messages up to"
+        " workers send none, and messages are found up to"
         f" {get_settings().poll_interval:g} s late.",
         hint=FULL_HINT,
     )
