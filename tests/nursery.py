@@ -8,6 +8,7 @@ thread, no connection, and its own session.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -160,6 +161,9 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for module in MODULES:
         importlib.import_module(module)
+    # Else each garbage collection in a fork would copy the memory that it shares with this process.
+    gc.collect()
+    gc.freeze()
     if command := serve(int(sys.argv[1])):
         sys.argv = command
         import manage

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import logging
 import os
@@ -27,6 +26,7 @@ from django_mq.supervisor.link_lines import (
     UNFINISHED,
     decode_dead,
 )
+from django_mq.supervisor.memory import frozen_heap
 from django_mq.supervisor.ready import wait_ready
 from django_mq.supervisor.stop_signals import StopSignals
 from django_mq.supervisor.worker_figures import REPORT_SECONDS, ChangedTotals
@@ -73,10 +73,6 @@ def run(
     )
     if quiet:
         worker.orders.record(QUIET)
-    # All objects loaded so far stay. Without a freeze the collector walks over them again and
-    # again, which takes two of the thirteen microseconds of a no-op message.
-    gc.collect()
-    gc.freeze()
     if last:
         worker.ask_to_stop()
         for line in iter(link.makefile("rb").readline, b""):
@@ -85,7 +81,7 @@ def run(
         threading.Thread(
             target=_listen, args=(worker, link, signals), name="mq-control", daemon=True
         ).start()
-    with _reporting(worker, link) if counts else contextlib.nullcontext():
+    with frozen_heap(), _reporting(worker, link) if counts else contextlib.nullcontext():
         done = worker.run(until_empty)
     _send(link, FINISHED if done else UNFINISHED)
     return DONE if done else OUT_OF_TIME

@@ -183,6 +183,20 @@ def test_nothing_is_named_where_nothing_is_open(
     assert "would inherit" not in worker.said()
 
 
+def test_children_share_the_memory_of_the_supervisor(
+    start: Callable[..., Worker], queue: Queue
+) -> None:
+    """A garbage collection in a child writes to no object that it got from the supervisor."""
+    worker = start("--processes", 2)
+    worker.has_started(2)
+    queue.send("write", "one")
+    queue.wait_empty(worker)
+    for pid in worker.alive():
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+        kilobytes = {line.split()[0]: int(line.split()[1]) for line in lines}
+        assert kilobytes["Private_Dirty:"] < 0.4 * kilobytes["Rss:"], kilobytes
+
+
 @pytest.mark.parametrize("among", ["forks", "calls", "acalls", "finishes", "blocking", "threads"])
 def test_a_process_that_a_handler_forks_ends_with_the_handler(
     start: Callable[..., Worker], queue: Queue, witness: Witness, among: str

@@ -40,6 +40,7 @@ from django_mq.policy.plain_text import one_line
 from django_mq.store.driver import may_prepare
 from django_mq.store.session_facts import is_pooled
 from django_mq.supervisor import output
+from django_mq.supervisor.memory import frozen_heap
 from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.service import Service
 from django_mq.supervisor.supervisor import Supervisor
@@ -121,7 +122,8 @@ class Command(BaseCommand):
             return
         supervisor = self._supervisor(options, settings, worker, processes, max_rss)
         _warn_of_surroundings()
-        code = supervisor.run()
+        with frozen_heap():
+            code = supervisor.run()
         output.flush(last=True)
         if code:
             raise SystemExit(code)
