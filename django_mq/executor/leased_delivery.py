@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
@@ -16,7 +15,7 @@ from django.utils.asyncio import async_unsafe
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost
 from django_mq.executor import forks, history_rules, replies, settle_effects
 from django_mq.executor.call_timeout import Timeout
-from django_mq.messages import Delivery, Fence
+from django_mq.messages import Delivery, Fence, is_on_loop
 from django_mq.policy.backoff import MAX_WAIT
 from django_mq.store import Cursor, history, leases, notify, open_transaction, results, settle
 from django_mq.store.lost import is_lost
@@ -51,7 +50,7 @@ class LeasedDelivery(Delivery):
                 f"extend({short_repr(seconds)}): give seconds or a timedelta, more than zero and"
                 " at most 366 days"
             )
-        if not _on_a_loop():  # a query on the loop would hold up all coroutines
+        if not is_on_loop():  # a query on the loop would hold up all coroutines
             self._extend_lease(max(wanted, self._lease))
         self._timeout.extend(wanted)
 
@@ -151,11 +150,3 @@ def leased_at(delivery: Delivery) -> float:
     """
     claimed = delivery._claimed if isinstance(delivery, LeasedDelivery) else delivery
     return claimed._leased_at
-
-
-def _on_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -2,7 +2,7 @@
 
 from django_mq.messages.adapters import MessageInstance
 from django_mq.messages.claimed_row import ClaimedRow, Fence, PlainFence, fence_of, worker_of
-from django_mq.messages.current import current_delivery, foreign_alias, set_current
+from django_mq.messages.current import current_delivery, foreign_alias, is_on_loop, set_current
 from django_mq.messages.delivery import LONG_AGO, Delivery
 from django_mq.messages.message import Message
 from django_mq.messages.receipts import BulkReceipt, Cancelled, CopyReceipt, Receipt
@@ -25,6 +25,7 @@ __all__ = [
     "current_delivery",
     "fence_of",
     "foreign_alias",
+    "is_on_loop",
     "set_current",
     "worker_of",
 ]

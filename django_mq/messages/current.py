@@ -1,7 +1,8 @@
-"""The delivery whose handler runs in this context, and the database that its message is in."""
+"""The delivery whose handler runs in this context, the database of its message, and the loop."""
 
 from __future__ import annotations
 
+import asyncio
 from contextvars import ContextVar
 
 from django.db import connections
@@ -25,6 +26,15 @@ def foreign_alias(alias: str) -> str | None:
     if here is None or here == alias or _address(here) == _address(alias):
         return None
     return here
+
+
+def is_on_loop() -> bool:
+    """Return whether an event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _address(alias: str) -> tuple[str, ...]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from django.db import connections
 
 from django_mq.exceptions import NotInTransaction
-from django_mq.messages import current_delivery, foreign_alias
+from django_mq.messages import current_delivery, foreign_alias, is_on_loop
 from django_mq.outbox.blocks import in_own_atomic
 
 _ANYWHERE = """\
@@ -68,7 +66,7 @@ def _open_blocks() -> list[str]:
 
 def _advice(block: str, *, finishes: bool) -> str:
     """Return what a handler outside transactions can do; `finishes`: it may call `finish()`."""
-    if _is_on_loop():
+    if is_on_loop():
         advice = "`await abroadcast()`, which commits by itself"
         if finishes:
             return (
@@ -82,11 +80,3 @@ def _advice(block: str, *, finishes: bool) -> str:
             f" {block}"
         )
     return f"call it inside {block}"
-
-
-def _is_on_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
