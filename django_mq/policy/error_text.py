@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
+from traceback import walk_tb
 
 from django_mq.policy.error_place import error_place
 from django_mq.policy.error_str import ErrorTexts, class_name
 from django_mq.policy.plain_text import clean, cut, cut_middle, one_line
-from django_mq.policy.stack import Frame, shown
+from django_mq.policy.stack import Frame, frames_of, shown
 
 #: The largest failure, and the largest text and place in it, in bytes of UTF-8.
 MAX_FAILURE = 16 * 1024
@@ -101,7 +101,8 @@ def _lines(error: BaseException, texts: ErrorTexts, stack: Iterable[Frame]) -> I
     for heading, each in _related(error):
         yield heading
         found = _get_traceback(each)
-        frames = list(_frames(stack if found is None and each is error else _walk(found)))
+        calls = stack if found is None and each is error else frames_of(walk_tb(found))
+        frames = list(_frames(calls))
         if frames:
             yield "Traceback (most recent call last):\n"
             yield from frames
@@ -168,10 +169,3 @@ def _frames(calls: Iterable[Frame]) -> Iterator[str]:
     if left_out > 0:
         yield f"  ... {left_out} frames left out ...\n"
     yield from map(shown, tail)
-
-
-def _walk(traceback: TracebackType | None) -> Iterator[Frame]:
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        yield code.co_filename, traceback.tb_lineno or 0, code.co_name
-        traceback = traceback.tb_next
