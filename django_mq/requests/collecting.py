@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 from django.utils.asyncio import async_unsafe
@@ -16,35 +16,16 @@ from django_mq.executor.deadline import Deadline
 from django_mq.values import as_seconds
 
 if TYPE_CHECKING:
-    from django_mq.exceptions import ReplyTimeout
+    from django_mq.requests.pending import PendingReply
     from django_mq.store.results import ReplyState
 
 #: The default number of seconds to wait for a reply.
 TIMEOUT = 10.0
 
 
-class AwaitedReply(Protocol):
-    """The part of PendingReply that waiting uses."""
-
-    id: int
-    _alias: str
-
-    def _refuse(self) -> None: ...
-
-    def _is_answered_here(self) -> bool: ...
-
-    def _was_born_in_test(self) -> bool: ...
-
-    def _query_here(self) -> ReplyState: ...
-
-    def _read(self, found: ReplyState) -> Any: ...
-
-    def _late(self, seconds: float | None) -> ReplyTimeout: ...
-
-
 @async_unsafe("this would block the event loop: await aresult(), aask() or agather() instead")
 def collect(
-    pendings: Sequence[AwaitedReply],
+    pendings: Sequence[PendingReply],
     timeout: float | timedelta | None,
     *,
     return_exceptions: bool = False,
@@ -65,7 +46,7 @@ def collect(
 
 
 async def acollect(
-    pendings: Sequence[AwaitedReply],
+    pendings: Sequence[PendingReply],
     timeout: float | timedelta | None,
     *,
     return_exceptions: bool = False,
@@ -96,7 +77,7 @@ def seconds_of(timeout: float | timedelta | None) -> float | None:
 
 @contextmanager
 def _futures(
-    pendings: Sequence[AwaitedReply], is_here: Callable[[AwaitedReply], bool]
+    pendings: Sequence[PendingReply], is_here: Callable[[PendingReply], bool]
 ) -> Iterator[list[Future[ReplyState] | None]]:
     """Yield a future for each reply, or None for a reply that this thread queries itself.
 
@@ -132,7 +113,7 @@ async def _aresult(future: Future[ReplyState], seconds: float | None) -> ReplySt
 
 
 def _reply(
-    pending: AwaitedReply,
+    pending: PendingReply,
     found: ReplyState | None,
     deadline: Deadline,
     *,
