@@ -62,6 +62,17 @@ def fence_columns(fences: Iterable[PlainFence]) -> dict[str, object]:
     return {"ids": array(ids), "attempts": array(attempts), "claimers": array(claimers)}
 
 
+def arrays_of(kind: Any, rows: Iterable[Any]) -> dict[str, Any]:
+    """Return the fields of `rows`, NamedTuples of `kind`, as arrays for unnest().
+
+    >>> from django_mq.store.results import Reply
+    >>> arrays_of(Reply, [Reply(1, "h", "{}"), Reply(2, "h", None)])["value"]
+    ['{}', None]
+    """
+    rows = list(rows)
+    return {name: [getattr(row, name) for row in rows] for name in kind._fields}
+
+
 def fenced(columns: str = "m.id", *, last: str = "offset 0") -> str:
     """Return the FROM item `m`: `columns` of the messages that match `fence_columns()`.
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from django_mq.messages import ClaimedRow
 from django_mq.policy.column_bounds import MAX_SPAN_SECONDS
 from django_mq.policy.routing import TASKS
-from django_mq.store import Cursor
+from django_mq.store import Cursor, arrays_of
 from django_mq.store.results import UNANSWERED, Reply
 
 #: The metadata in which a task carries its options.
@@ -72,10 +72,10 @@ select k.id, k.handler, k.value::jsonb, k.error_class, k.error_text,
                'worker', split_part(k.claimer, ':', 1),
                'started', extract(epoch from statement_timestamp()) - k.seconds)) end,
        {_keep_until("k.metadata::jsonb")}
-  from unnest(%(ids)s::bigint[], %(handlers)s::text[], %(values)s::text[],
-              %(error_classes)s::text[], %(error_texts)s::text[],
-              %(queues)s::text[], %(priorities)s::int[], %(payloads)s::text[],
-              %(metadatas)s::text[], %(created)s::float8[], %(claimers)s::text[],
+  from unnest(%(id)s::bigint[], %(handler)s::text[], %(value)s::text[],
+              %(error_class)s::text[], %(error_text)s::text[],
+              %(queue)s::text[], %(priority)s::int[], %(payload)s::text[],
+              %(metadata)s::text[], %(created)s::float8[], %(claimed_by)s::text[],
               %(seconds)s::float8[])
        as k (id, handler, value, error_class, error_text, queue, priority, payload, metadata,
              created, claimer, seconds)
@@ -85,25 +85,9 @@ select k.id, k.handler, k.value::jsonb, k.error_class, k.error_text,
 
 def keep(cursor: Cursor, results: Sequence[KeptResult]) -> None:
     """Store the results of tasks; their failed attempts are already recorded."""
-    replies = [each.reply for each in results]
-    rows = [each.row for each in results]
-    cursor.execute(
-        KEEP,
-        {
-            "ids": [reply.id for reply in replies],
-            "handlers": [reply.handler for reply in replies],
-            "values": [reply.value for reply in replies],
-            "error_classes": [reply.error_class for reply in replies],
-            "error_texts": [reply.error_text for reply in replies],
-            "queues": [row.queue for row in rows],
-            "priorities": [row.priority for row in rows],
-            "payloads": [row.payload for row in rows],
-            "metadatas": [row.metadata for row in rows],
-            "created": [row.created for row in rows],
-            "claimers": [row.claimed_by for row in rows],
-            "seconds": [each.seconds for each in results],
-        },
-    )
+    fields = arrays_of(KeptResult, results)
+    rows, replies = arrays_of(ClaimedRow, fields["row"]), arrays_of(Reply, fields["reply"])
+    cursor.execute(KEEP, {**fields, **rows, **replies})
 
 
 # Cancelling requires the right to read payloads only if there are tasks to cancel, so a separate

@@ -105,5 +105,4 @@ update django_mq_failedattempt a
 
 def backdate(cursor: Cursor, fences: Sequence[Fence], *, seconds: float) -> None:
     """Backdate the failed attempts that this transaction recorded: they ended `seconds` ago."""
-    params = {"ids": [each.id for each in fences], "attempts": [each.attempt for each in fences]}
-    cursor.execute(BACKDATE, {**params, "seconds": max(0.0, seconds)})
+    cursor.execute(BACKDATE, {**fence_columns(fences), "seconds": max(0.0, seconds)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from django_mq.store import Cursor, notify
+from django_mq.store import Cursor, arrays_of, notify
 
 #: The error class of a request that gets no answer; a handler's own classes include their module.
 UNANSWERED = "Unanswered"
@@ -30,8 +30,8 @@ STORE = f"""
 with stored as (
     insert into django_mq_result (message_id, handler, value, error_class, error_text)
     select id, handler, value::jsonb, error_class, error_text
-      from unnest(%(ids)s::bigint[], %(handlers)s::text[], %(values)s::text[],
-                  %(error_classes)s::text[], %(error_texts)s::text[])
+      from unnest(%(id)s::bigint[], %(handler)s::text[], %(value)s::text[],
+                  %(error_class)s::text[], %(error_text)s::text[])
            as answer (id, handler, value, error_class, error_text)
         on conflict (message_id) do update
        set handler = excluded.handler, value = excluded.value,
@@ -45,17 +45,7 @@ select pg_notify('{CHANNEL}', '') from stored where %(ring)s and {notify.HAS_ROO
 
 def store(cursor: Cursor, answers: Sequence[Reply]) -> None:
     """Store the replies; notify waiting requests at the commit."""
-    cursor.execute(
-        STORE,
-        {
-            "ids": [answer.id for answer in answers],
-            "handlers": [answer.handler for answer in answers],
-            "values": [answer.value for answer in answers],
-            "error_classes": [answer.error_class for answer in answers],
-            "error_texts": [answer.error_text for answer in answers],
-            "ring": notify.is_enabled(),
-        },
-    )
+    cursor.execute(STORE, {**arrays_of(Reply, answers), "ring": notify.is_enabled()})
 
 
 # One statement, so one snapshot: the transaction that removes a message stores its result. A dead

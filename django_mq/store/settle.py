@@ -11,7 +11,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import Fence, PlainFence
-from django_mq.store import LOCK_SKIPPING, array, fence_columns, fence_values, fenced, literals
+from django_mq.store import (
+    LOCK_SKIPPING,
+    array,
+    arrays_of,
+    fence_columns,
+    fence_values,
+    fenced,
+    literals,
+)
 from django_mq.store.limits import Limits, set_local
 from django_mq.store.row_locks import LOCK_WAIT_SECONDS
 
@@ -104,10 +112,10 @@ FAIL = """
 with failed as materialized (
     select *
       from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[],
-                  %(ats)s::timestamptz[], %(delays)s::float8[], %(dead_reasons)s::text[],
-                  %(error_classes)s::text[], %(error_texts)s::text[], %(tracebacks)s::text[],
-                  %(last_errors)s::text[], %(seconds)s::float8[], %(suspects)s::bool[],
-                  %(places)s::text[])
+                  %(at)s::timestamptz[], %(delay)s::float8[], %(dead_reason)s::text[],
+                  %(error_class)s::text[], %(error_text)s::text[], %(traceback)s::text[],
+                  %(last_error)s::text[], %(seconds)s::float8[], %(suspect)s::bool[],
+                  %(place)s::text[])
            as failed (id, attempt, claimer, at, delay, dead_reason,
                       error_class, error_text, traceback, last_error, seconds, suspect, place)
 ), changed as (
@@ -141,18 +149,8 @@ returning message_id
 
 def fail(cursor: Cursor, failures: Sequence[FailedDelivery]) -> set[int]:
     """Retry or dead-letter messages and record their failed attempts; return the ids changed."""
-    params = fence_columns([failure.fence for failure in failures])
-    params["ats"] = [failure.at for failure in failures]
-    params["delays"] = [failure.delay for failure in failures]
-    params["dead_reasons"] = [failure.dead_reason for failure in failures]
-    params["error_classes"] = [failure.error_class for failure in failures]
-    params["error_texts"] = [failure.error_text for failure in failures]
-    params["tracebacks"] = [failure.traceback for failure in failures]
-    params["last_errors"] = [failure.last_error for failure in failures]
-    params["seconds"] = [failure.seconds for failure in failures]
-    params["suspects"] = [failure.suspect for failure in failures]
-    params["places"] = [failure.place for failure in failures]
-    cursor.execute(FAIL, params)
+    fields = arrays_of(FailedDelivery, failures)
+    cursor.execute(FAIL, {**fields, **fence_columns(fields["fence"])})
     return _ids(cursor)
 
 
@@ -178,7 +176,7 @@ update django_mq_queuedmessage m
                  statement_timestamp() + interval '366 days'),
            statement_timestamp() + interval '0.1 s')
   from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[],
-              %(ats)s::timestamptz[], %(delays)s::float8[], %(reasons)s::text[])
+              %(at)s::timestamptz[], %(delay)s::float8[], %(reason)s::text[])
        as snoozed (id, attempt, claimer, at, delay, reason)
  where m.id = any(%(ids)s::bigint[])
    and m.id = snoozed.id and m.attempts = snoozed.attempt and m.claimed_by = snoozed.claimer
@@ -192,11 +190,8 @@ def snooze(cursor: Cursor, snoozes: Sequence[SnoozedDelivery]) -> set[int]:
     The minimum delay is 0.1 s: nothing else slows down a handler that always snoozes. Without a
     reason, the last error stays, unless it says why the message was held.
     """
-    params = fence_columns([each.fence for each in snoozes])
-    params["ats"] = [each.at for each in snoozes]
-    params["delays"] = [each.delay for each in snoozes]
-    params["reasons"] = [each.reason for each in snoozes]
-    cursor.execute(SNOOZE, params)
+    fields = arrays_of(SnoozedDelivery, snoozes)
+    cursor.execute(SNOOZE, {**fields, **fence_columns(fields["fence"])})
     return _ids(cursor)
 
 
@@ -216,7 +211,7 @@ update django_mq_queuedmessage m
        last_error = held.reason,
        processable_after = statement_timestamp() + make_interval(secs => held.delay)
   from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[],
-              %(reasons)s::text[], %(delays)s::float8[])
+              %(reason)s::text[], %(delay)s::float8[])
        as held (id, attempt, claimer, reason, delay)
  where m.id = any(%(ids)s::bigint[])
    and m.id = held.id and m.attempts = held.attempt and m.claimed_by = held.claimer
@@ -226,10 +221,8 @@ returning m.id
 
 def hold(cursor: Cursor, holds: Sequence[Hold]) -> set[int]:
     """Hold messages and refund their attempts; return the ids changed."""
-    params = fence_columns([each.fence for each in holds])
-    params["reasons"] = [each.reason for each in holds]
-    params["delays"] = [each.delay for each in holds]
-    cursor.execute(HOLD, params)
+    fields = arrays_of(Hold, holds)
+    cursor.execute(HOLD, {**fields, **fence_columns(fields["fence"])})
     return _ids(cursor)
 
 
@@ -251,8 +244,7 @@ def dead_letter_unstarted(cursor: Cursor, reasons: Mapping[Fence, str]) -> set[i
 
     They expired, or were held too long.
     """
-    params = fence_columns(list(reasons))
-    params["reasons"] = list(reasons.values())
+    params = {**fence_columns(reasons), "reasons": list(reasons.values())}
     cursor.execute(DEAD_LETTER_UNSTARTED, params)
     return _ids(cursor)
 
