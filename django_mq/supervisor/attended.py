@@ -12,9 +12,8 @@ from typing import Protocol
 
 from django_mq.supervisor import output
 from django_mq.supervisor.child import OUT_OF_TIME
-from django_mq.supervisor.health import Endpoint, verdict
 from django_mq.supervisor.ready import wait_ready
-from django_mq.supervisor.service import Service
+from django_mq.supervisor.reporter import Condition, Reporter
 from django_mq.supervisor.stop_signals import StopSignals
 
 logger = logging.getLogger("django_mq")
@@ -23,7 +22,7 @@ logger = logging.getLogger("django_mq")
 REPORT_SECONDS = 1.0
 
 
-class Work(Protocol):
+class Work(Condition, Protocol):
     """The work of the main thread. Its methods are called from another one."""
 
     @property
@@ -33,17 +32,9 @@ class Work(Protocol):
     def stop(self) -> None:
         """Ask it to end soon."""
 
-    def not_live(self) -> Sequence[str]:
-        """Return what is stalled, so that a restart may help."""
-
-    def not_ready(self) -> Sequence[str]:
-        """Return why it takes no messages."""
-
 
 @contextmanager
-def attended(
-    work: Work, *, seconds: float, health: Endpoint | None = None, service: Service | None = None
-) -> Iterator[None]:
+def attended(work: Work, reporter: Reporter, *, seconds: float) -> Iterator[None]:
     """Within the block, stop signals stop `work`, and probes and systemd hear how it is.
 
     A second signal, or `seconds` without an end, ends the process: a broker or a database that
@@ -51,7 +42,7 @@ def attended(
     """
     reader, writer = os.pipe()
     with StopSignals() as signals:
-        attendant = _Attendant(work, signals, reader, seconds, health, service)
+        attendant = _Attendant(work, signals, reader, seconds, reporter)
         attendant.start()
         try:
             yield
@@ -59,63 +50,45 @@ def attended(
             os.close(writer)
             attendant.join()
             os.close(reader)
-            if health is not None:
-                health.close()
+            reporter.close()
 
 
 class _Attendant(threading.Thread):
     """Waits for signals and clients until the other side of the pipe `end` is closed."""
 
     def __init__(
-        self,
-        work: Work,
-        signals: StopSignals,
-        end: int,
-        seconds: float,
-        health: Endpoint | None,
-        service: Service | None,
+        self, work: Work, signals: StopSignals, end: int, seconds: float, reporter: Reporter
     ) -> None:
         super().__init__(name="mq-attendant", daemon=True)
         self._work = work
         self._signals = signals
         self._end = end
         self._seconds = seconds
-        self._health = health
-        self._service = service
+        self._reporter = reporter
         self._until: float | None = None
 
     def run(self) -> None:
         while True:
-            ready, _ = wait_ready(self._descriptors(), seconds=self._wait())
+            descriptors = [self._signals.fileno(), self._end, *self._reporter.descriptors()]
+            ready, _ = wait_ready(descriptors, seconds=self._wait())
             if self._end in ready:
-                if self._service is not None and self._until is None:
-                    self._service.stopping()
+                if self._until is None:
+                    self._reporter.stopping()
                 return
             self._obey(self._signals.read())
-            if self._health is not None and self._health.fileno() in ready:
-                self._health.answer(
-                    {
-                        "/livez": lambda: verdict(self._work.not_live()),
-                        "/readyz": lambda: verdict(self._not_ready()),
-                    }
-                )
-            if self._service is not None:
-                self._service.report(self._work.not_live(), self._not_ready())
+            self._reporter.answer(ready, self)
+            self._reporter.report(self)
 
-    def _descriptors(self) -> list[int]:
-        descriptors = [self._signals.fileno(), self._end]
-        if self._health is not None and not self._health.rests():
-            descriptors.append(self._health.fileno())
-        return descriptors
-
-    def _wait(self) -> float | None:
+    def _wait(self) -> float:
         """Return the seconds until there is something to do without a signal or a client."""
-        left = None if self._until is None else max(0.0, self._until - monotonic())
-        if self._service is None and self._health is None:
-            return left
-        return REPORT_SECONDS if left is None else min(left, REPORT_SECONDS)
+        if self._until is None:
+            return REPORT_SECONDS
+        return min(max(0.0, self._until - monotonic()), REPORT_SECONDS)
 
-    def _not_ready(self) -> list[str]:
+    def not_live(self) -> Sequence[str]:
+        return self._work.not_live()
+
+    def not_ready(self) -> list[str]:
         if self._until is not None:
             return ["draining"]
         return [*self._work.not_live(), *self._work.not_ready()]
@@ -124,8 +97,7 @@ class _Attendant(threading.Thread):
         if received and self._until is None:
             self._work.stop()
             self._until = monotonic() + self._seconds
-            if self._service is not None:
-                self._service.stopping()
+            self._reporter.stopping()
             received.pop(0)
         if received:
             _leave(128 + received[0])

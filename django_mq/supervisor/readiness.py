@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from django_mq.executor.scoreboard import MonitoredPart
 from django_mq.supervisor.process_slot import ProcessSlot
@@ -15,18 +16,25 @@ PART_NAMES = {
 }
 
 
-def not_live(slots: Iterable[ProcessSlot], *, draining: bool) -> list[str]:
-    """Return the parts that are stalled or gone; an empty list if the worker is live."""
-    return [each for slot in slots for each in _not_live(slot, draining=draining)]
+class Readiness(NamedTuple):
+    """Whether the worker of `slots` works; the parts of a draining one need not move."""
 
+    slots: Sequence[ProcessSlot]
+    draining: bool = False
 
-def not_ready(slots: Iterable[ProcessSlot], *, draining: bool) -> list[str]:
-    """Return why the worker takes no messages; an empty list if it is ready."""
-    if draining:
-        return ["draining"]
-    return [
-        each for slot in slots for each in (*_not_live(slot, draining=False), *_not_ready(slot))
-    ]
+    def not_live(self) -> list[str]:
+        """Return the parts that are stalled or gone; an empty list if the worker is live."""
+        return [each for slot in self.slots for each in _not_live(slot, draining=self.draining)]
+
+    def not_ready(self) -> list[str]:
+        """Return why the worker takes no messages; an empty list if it is ready."""
+        if self.draining:
+            return ["draining"]
+        return [
+            each
+            for slot in self.slots
+            for each in (*_not_live(slot, draining=False), *_not_ready(slot))
+        ]
 
 
 def _not_live(slot: ProcessSlot, *, draining: bool) -> list[str]:

@@ -8,17 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import partial
+from typing import Protocol
 
 from django_mq.policy.exposition import CONTENT_TYPE
 from django_mq.supervisor.health import Endpoint, HealthResponse, verdict
 from django_mq.supervisor.process_slot import ProcessSlot
-from django_mq.supervisor.readiness import not_live, not_ready
 from django_mq.supervisor.service import Service
 from django_mq.supervisor.worker_figures import exposed, summed
 
 
+class Condition(Protocol):
+    """Whether the process works, for probes and systemd; both lists are empty if it does."""
+
+    def not_live(self) -> Sequence[str]:
+        """Return what is stalled or gone, so that a restart may help."""
+
+    def not_ready(self) -> Sequence[str]:
+        """Return why it takes no messages."""
+
+
 class Reporter:
-    """The endpoints of a supervisor, and its systemd unit; each may be None."""
+    """The endpoints of a command, and its systemd unit; each may be None."""
 
     def __init__(
         self,
@@ -42,25 +52,23 @@ class Reporter:
         return [each.fileno() for each in self._endpoints if not each.rests()]
 
     def answer(
-        self, readable: Collection[int], slots: Sequence[ProcessSlot], *, draining: bool
+        self, readable: Collection[int], condition: Condition, slots: Sequence[ProcessSlot] = ()
     ) -> None:
         """Answer the clients that wait at the `readable` descriptors."""
         if self._health is not None and self._health.fileno() in readable:
             self._health.answer(
                 {
-                    "/livez": lambda: verdict(not_live(slots, draining=draining)),
-                    "/readyz": lambda: verdict(not_ready(slots, draining=draining)),
+                    "/livez": lambda: verdict(condition.not_live()),
+                    "/readyz": lambda: verdict(condition.not_ready()),
                 }
             )
         if self._metrics is not None and self._metrics.fileno() in readable:
             self._metrics.answer({"/metrics": partial(_figures, slots)})
 
-    def report(self, slots: Sequence[ProcessSlot], *, draining: bool) -> None:
-        """Report the worker's condition to systemd."""
+    def report(self, condition: Condition) -> None:
+        """Report `condition` to systemd."""
         if self._service is not None:
-            self._service.report(
-                not_live(slots, draining=draining), not_ready(slots, draining=draining)
-            )
+            self._service.report(condition.not_live(), condition.not_ready())
 
     def stopping(self) -> None:
         """Tell systemd that the worker drains, or has ended by itself."""

@@ -21,6 +21,7 @@ from django_mq.supervisor.child import BROKEN, DONE, OUT_OF_TIME
 from django_mq.supervisor.fork_guard import ForkGuard
 from django_mq.supervisor.link_lines import FINISHED, UNFINISHED
 from django_mq.supervisor.process_slot import ProcessSlot
+from django_mq.supervisor.readiness import Readiness
 from django_mq.supervisor.ready import wait_ready
 from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.stop_signals import STOP_SIGNALS, StopSignals, leave_by, signals_held
@@ -80,21 +81,22 @@ class Supervisor:
                 while not all(slot.finished for slot in self._slots):
                     self._wait()
                     self._step()
-                    self._reporter.report(self._slots, draining=self._deadline is not None)
+                    self._reporter.report(Readiness(self._slots, self._deadline is not None))
                 if self._deadline is None:
                     self._reporter.stopping()
-                self._settle_the_rest()
+                if self._orphaned:
+                    self._settle_the_rest()
             finally:
                 self._kill_all()
         return self._code
 
     def _wait(self) -> None:
-        readers = [self._signals.fileno()]
+        readers = [self._signals.fileno(), *self._reporter.descriptors()]
         readers += [slot.link.fileno() for slot in self._slots if slot.link is not None]
-        readers += self._reporter.descriptors()
         writers = [slot.link.fileno() for slot in self._slots if slot.link and slot.to_send]
         readable, writable = wait_ready(readers, writers, seconds=TICK)
-        self._reporter.answer(readable, self._slots, draining=self._deadline is not None)
+        readiness = Readiness(self._slots, self._deadline is not None)
+        self._reporter.answer(readable, readiness, self._slots)
         for slot in self._slots:
             if slot.link is not None and slot.link.fileno() in writable:
                 slot.to_send.send(slot.link)
@@ -282,8 +284,6 @@ class Supervisor:
 
     def _settle_the_rest(self) -> None:
         """Start one more process, only to settle the messages of the last dead ones."""
-        if not self._orphaned:
-            return
         slot = self._slots[0]
         slot.finished = True
         self._start(slot, last=True)

@@ -13,6 +13,7 @@ import pytest
 
 from django_mq.supervisor.attended import attended
 from django_mq.supervisor.health import Endpoint
+from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.service import Service
 from tests.supervisor.test_service import heard, unit
 from tests.waiting import until
@@ -36,6 +37,10 @@ class Work:
         return self.waits
 
 
+def reporter_of(health: Endpoint | None = None, service: Service | None = None) -> Reporter:
+    return Reporter(health=health, metrics=None, service=service)
+
+
 def ask(endpoint: Endpoint, path: str) -> tuple[int, str]:
     port = endpoint._socket.getsockname()[1]
     try:
@@ -47,7 +52,7 @@ def ask(endpoint: Endpoint, path: str) -> tuple[int, str]:
 
 def test_probes_hear_what_is_stalled_and_what_it_waits_for() -> None:
     work, health = Work(), Endpoint(0, "127.0.0.1")
-    with attended(work, seconds=60, health=health):
+    with attended(work, reporter_of(health=health), seconds=60):
         assert ask(health, "/livez") == ask(health, "/readyz") == (200, "ok\n")
         assert ask(health, "/other")[0] == 404
         work.waits = ["it waits for the broker"]
@@ -70,7 +75,7 @@ def test_a_unit_is_told_without_a_client(tmp_path: Path) -> None:
     with unit(address) as link:
         service = Service.of_environment({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "2"})
         work.waits = ["it has not looked yet"]
-        with attended(work, seconds=60, service=service):
+        with attended(work, reporter_of(service=service), seconds=60):
             assert link.recv(100) == b"WATCHDOG=1"
             work.waits = []
             until(lambda: link.recv(100) == b"READY=1")
@@ -83,13 +88,13 @@ def test_a_unit_is_told_of_work_that_ends_by_itself(tmp_path: Path) -> None:
     """As with `--until-empty`, or after an error."""
     address = str(tmp_path / "notify")
     with unit(address) as link:
-        with attended(Work(), seconds=60, service=Service(address)):
+        with attended(Work(), reporter_of(service=Service(address)), seconds=60):
             assert link.recv(100) == b"READY=1"
         assert heard(link) == [b"STOPPING=1"]
 
 
 def test_without_probes_and_signals_it_only_ends() -> None:
     work = Work()
-    with attended(work, seconds=0):
+    with attended(work, reporter_of(), seconds=0):
         pass
     assert not work.stopped.is_set()

@@ -9,6 +9,7 @@ import socket
 import pytest
 
 from django_mq.supervisor import health
+from django_mq.supervisor.readiness import Readiness
 from django_mq.supervisor.ready import wait_ready
 from django_mq.supervisor.reporter import Reporter
 from tests.waiting import SOON
@@ -51,7 +52,7 @@ def test_without_descriptors_a_waiting_client_does_not_make_the_supervisor_spin(
         with socket.create_connection(endpoint._socket.getsockname()):
             assert wait_ready(reporter.descriptors(), seconds=SOON)[0] == {endpoint.fileno()}
             resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
-            reporter.answer({endpoint.fileno()}, [], draining=False)
+            reporter.answer({endpoint.fileno()}, Readiness([]))
             resource.setrlimit(resource.RLIMIT_NOFILE, limit)
             assert reporter.descriptors() == []
             now += health.REST_SECONDS

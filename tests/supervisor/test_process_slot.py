@@ -18,7 +18,7 @@ from django_mq.supervisor import process_slot
 from django_mq.supervisor.child import report_failure
 from django_mq.supervisor.link_lines import DECLARED, ORDER
 from django_mq.supervisor.process_slot import ProcessSlot
-from django_mq.supervisor.readiness import not_live, not_ready
+from django_mq.supervisor.readiness import Readiness
 from django_mq.worker.orders import LEAVE, QUIET, RESUME
 
 
@@ -63,7 +63,7 @@ def test_the_orders_that_its_process_carried_out() -> None:
         assert not slot.recycling
         slot.scoreboard.record_progress(MonitoredPart.LOOP, -1)
         assert slot.scoreboard.stalled()
-        assert not_live([slot], draining=False) == not_ready([slot], draining=False) == []
+        assert Readiness([slot]).not_live() == Readiness([slot]).not_ready() == []
         slot.close_link()
 
 
@@ -89,9 +89,9 @@ def test_a_stalled_loop_is_not_reported_as_a_database_that_does_not_answer() -> 
     for part in (MonitoredPart.LOOP, MonitoredPart.DATABASE):
         slot.scoreboard.record_progress(part, -1)
     stalled = ["worker process 4711: the loop is stalled"]
-    assert not_live([slot], draining=False) == not_ready([slot], draining=False) == stalled
+    assert Readiness([slot]).not_live() == Readiness([slot]).not_ready() == stalled
     slot.scoreboard.record_progress(MonitoredPart.LOOP, 60)
-    assert not_ready([slot], draining=False) == [
+    assert Readiness([slot]).not_ready() == [
         "worker process 4711: the database does not answer, or refuses statements"
     ]
 
@@ -99,7 +99,7 @@ def test_a_stalled_loop_is_not_reported_as_a_database_that_does_not_answer() -> 
 def test_the_health_endpoint_names_the_class_of_an_error_without_its_text() -> None:
     """A text may name hosts and quote rows, and anybody may ask."""
     slot = ProcessSlot(Scoreboard(1))
-    assert not_live([slot], draining=False) == ["a worker process is gone (ended)"]
+    assert Readiness([slot]).not_live() == ["a worker process is gone (ended)"]
     ours, theirs = socket.socketpair()
     with theirs:
         slot.assign(os.getpid(), ours)
@@ -107,7 +107,7 @@ def test_the_health_endpoint_names_the_class_of_an_error_without_its_text() -> N
         assert slot.read_link()
         slot.close_link()
     slot.pid = 0
-    assert not_live([slot], draining=False) == ["a worker process is gone (ValueError)"]
+    assert Readiness([slot]).not_live() == ["a worker process is gone (ValueError)"]
 
 
 @pytest.mark.parametrize(

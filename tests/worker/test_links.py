@@ -19,7 +19,7 @@ from django_mq.executor.watchdog import TICK, Link
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, WorkerHeartbeat
 from django_mq.supervisor.process_slot import ProcessSlot
-from django_mq.supervisor.readiness import not_live, not_ready
+from django_mq.supervisor.readiness import Readiness
 from django_mq.worker import liveness
 from django_mq.worker.parts import Parts
 from tests.database import second_connection
@@ -284,8 +284,8 @@ def test_a_loop_that_stands_still_is_seen(
     until(lambda: board.progresses(MonitoredPart.DATABASE))
     slot = ProcessSlot(board, pid=1)
     # On a busy machine the renewals may be late, too, but not for good.
-    until(lambda: not_live([slot], draining=False) == ["worker process 1: the loop is stalled"])
-    assert not_live([slot], draining=True) == []
+    until(lambda: Readiness([slot]).not_live() == ["worker process 1: the loop is stalled"])
+    assert Readiness([slot], draining=True).not_live() == []
     gate.set()
     until(lambda: MonitoredPart.LOOP not in board.stalled())
     assert running.stop()
@@ -301,12 +301,12 @@ def test_a_worker_whose_heartbeats_are_refused_is_alive_and_not_ready(
     slot = ProcessSlot(board, pid=1)
     running = start(scoreboard=board)
     until(lambda: WorkerHeartbeat.objects.exists())
-    until(lambda: not_ready([slot], draining=False) == [])
+    until(lambda: Readiness([slot]).not_ready() == [])
     with refused_heartbeats():
         refused = ["worker process 1: the database refuses its heartbeats"]
-        until(lambda: not_ready([slot], draining=False) == refused)
-        until(lambda: not_live([slot], draining=False) == [])
-    until(lambda: not_ready([slot], draining=False) == [])
+        until(lambda: Readiness([slot]).not_ready() == refused)
+        until(lambda: Readiness([slot]).not_live() == [])
+    until(lambda: Readiness([slot]).not_ready() == [])
     assert running.stop()
 
 

@@ -19,6 +19,7 @@ from django_mq.management.logs import configure_logging
 from django_mq.management.ports import endpoint
 from django_mq.supervisor import output
 from django_mq.supervisor.attended import attended
+from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.service import Service
 
 #: Seconds within which an idle consumer ends, unless something hangs: it finishes its read.
@@ -72,8 +73,8 @@ class Command(BaseCommand):
             return self._broadcast_again(consumer)
         seconds = max(settings.drain_seconds, IDLE_STOP_SECONDS)
         health = endpoint("health", options["health_port"])
-        service = Service.of_environment()
-        with attended(consumer, seconds=seconds, health=health, service=service):
+        reporter = Reporter(health=health, metrics=None, service=Service.of_environment())
+        with attended(consumer, reporter, seconds=seconds):
             try:
                 consumer.run(until_empty=options["until_empty"])
             except ImproperlyConfigured as error:
