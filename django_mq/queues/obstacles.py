@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from django.db import ProgrammingError
+from django.db import DatabaseError, OperationalError, ProgrammingError
 from django.db.models.functions import Now
 
 from django_mq import handlers
@@ -14,14 +14,16 @@ from django_mq.conf.local_time import local_text
 from django_mq.handlers.nearest import nearest_handlers, nearest_types
 from django_mq.messages import worker_of
 from django_mq.models import FailedAttempt, HandledMessage, QueuedMessage, QueueState, Result
+from django_mq.policy.error_text import Failure, describe
 from django_mq.policy.routing import TASKS
 from django_mq.queues.busy import busy
 from django_mq.queues.decisions import effective_limit
 from django_mq.queues.fleet import WorkerProcess
 from django_mq.queues.stalled import MAX_COUNT, shown_count
-from django_mq.queues.transactions import reading
+from django_mq.queues.transactions import reading, writing
 from django_mq.store import row_holder
 from django_mq.store.ahead import ahead
+from django_mq.store.refused_rows import try_claim
 from django_mq.store.results import UNANSWERED
 
 #: Advice for messages that name a handler under its former name.
@@ -121,6 +123,26 @@ def locked(message: QueuedMessage, alias: str) -> str:
         f"session {found.pid} of the server{name} has its row locked, so no worker claims it until"
         " the transaction of that session ends"
     )
+
+
+def claim_refusal(id: int, alias: str) -> Failure | None:
+    """Return the error with which a trigger, a policy or a constraint refuses the claim of `id`.
+
+    None if the claim would succeed, or if this login may not change messages. The claim is undone.
+    """
+    error = _claim_error([id], alias)
+    if error is None or isinstance(error, OperationalError) or _claim_error([], alias) is not None:
+        return None
+    return describe(error.__cause__ or error)
+
+
+def _claim_error(ids: list[int], alias: str) -> DatabaseError | None:
+    try:
+        with writing(alias, dry_run=True) as cursor:
+            try_claim(cursor, ids, records=False)
+    except DatabaseError as error:
+        return error
+    return None
 
 
 def _backing_off(queue: QueueState) -> str:
