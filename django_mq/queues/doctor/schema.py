@@ -21,7 +21,6 @@ from django_mq.models import (
     Schedule,
 )
 from django_mq.queues.doctor.findings import Finding, own_tables, short_cursor
-from django_mq.store import sequences as id_sequences
 from django_mq.store import server_facts
 
 ALL = ("select", "insert", "update", "delete")
@@ -164,7 +163,7 @@ def sequences(alias: str) -> Iterator[Finding]:
         (model._meta.db_table, column) for model, column in ENDED_MESSAGES
     ]
     with short_cursor(alias) as cursor:
-        found = id_sequences.behind(cursor, ids)
+        found = server_facts.sequences_behind(cursor, ids)
     for each in found:
         yield Finding(
             id="D029",
