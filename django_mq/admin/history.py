@@ -27,6 +27,7 @@ from django_mq.admin.texts import (
     when,
 )
 from django_mq.models import FailedAttempt, HandledMessage
+from django_mq.policy.column_bounds import id_of
 from django_mq.queues.history import CONTENT
 
 
@@ -66,11 +67,8 @@ class HandledMessageAdmin(ExportAdmin, ReplayingAdmin):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         """Return the message that ended last: after a reset of the sequence, two share an id."""
-        try:
-            id = int(object_id) if len(object_id) <= 20 else 0
-        except ValueError:
-            return None
-        return self.get_queryset(request).filter(pk=id).order_by("-ended_at").first()
+        found = self.get_queryset(request).filter(pk=id_of(object_id) or 0)
+        return found.order_by("-ended_at").first()
 
     def page_extras(self, request: HttpRequest, message: Any) -> dict[str, Any]:
         """Return the chain of a message, and the URL of the button that replays it."""
