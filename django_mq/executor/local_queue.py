@@ -175,7 +175,7 @@ class LocalQueue:
         Its waiting tasks are marked for release. The next call for the queue replaces this one.
         """
         with self._lock:
-            self.stopped_queues.stop(queue, before)
+            self.stopped_queues[queue] = before
             self._waiting.drop(lambda task: self.stopped_queues.has(task.delivery))
 
     def drop(self, queues: Collection[str], *, keeping: Collection[str]) -> None:

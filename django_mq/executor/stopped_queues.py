@@ -15,10 +15,6 @@ class StoppedQueues(dict[str, datetime | None]):
     that change, or None if no message of the queue may start at all.
     """
 
-    def stop(self, name: str, before: datetime | None = None) -> None:
-        """Start nothing of queue `name` that was claimed before `before` (None: nothing at all)."""
-        self[name] = before
-
     def is_all_stopped(self, name: str) -> bool:
         """Return whether nothing at all of queue `name` may start."""
         return name in self and self[name] is None

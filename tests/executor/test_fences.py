@@ -318,7 +318,7 @@ def test_a_shut_queue_and_a_locked_row_give_back_one_task(bench: Bench) -> None:
 
     add(handler="h")
     tasks = bench.claim()
-    bench.stopped_queues.stop("mail")
+    bench.stopped_queues["mail"] = None
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage for update")
         remainder = bench.run(tasks)

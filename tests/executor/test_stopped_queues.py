@@ -58,13 +58,13 @@ def test_all_of_a_queue_or_what_was_claimed_before() -> None:
     stopped = StoppedQueues()
     assert not stopped
     assert not stopped.has(delivery())
-    stopped.stop("mail")
+    stopped["mail"] = None
     assert stopped
     assert stopped.has(delivery(at=LATER))
     assert not stopped.has(delivery(queue="other"))
     assert stopped.is_all_stopped("mail")
     assert not stopped.is_all_stopped("other")
-    stopped.stop("mail", LATER)
+    stopped["mail"] = LATER
     assert not stopped.is_all_stopped("mail")
     assert stopped.has(delivery(at=NOON))
     assert not stopped.has(delivery(at=LATER))

@@ -82,6 +82,6 @@ def test_a_batch_of_a_stopped_queue_does_not_start(bench: Bench) -> None:
     for _ in range(3):
         add(handler="h")
     tasks = bench.claim()
-    bench.stopped_queues.stop("mail")
+    bench.stopped_queues["mail"] = None
     assert bench.run(tasks).not_started == tasks
     assert ran == []
