@@ -98,8 +98,7 @@ def run_now(
     names = {"queue": queue, "type": type, "handler": handler, "key": key}
     wanted = _named(alias, "later", ids, limit=limit, fingerprint=fingerprint, **names)
     if dry_run:
-        found = _keep_selectable(alias, wanted, "later")
-        return Changed(tuple(found), len(wanted) - len(found))
+        return _selectable(alias, wanted, "later")
     return _change("messages_run_now", CHANGES["run_now"], wanted, alias)
 
 
@@ -126,20 +125,10 @@ def requeue(
     """
     whole_number(attempts, "attempts", maximum=MAX_ADDED_ATTEMPTS)
     alias = alias_of(using)
-    wanted = _selected(
-        alias,
-        "dead",
-        ids,
-        queue=queue,
-        type=type,
-        handler=handler,
-        key=key,
-        fingerprint=fingerprint,
-        limit=limit,
-    )
+    names = {"queue": queue, "type": type, "handler": handler, "key": key}
+    wanted = _selected(alias, "dead", ids, limit=limit, fingerprint=fingerprint, **names)
     if dry_run:
-        dead = _keep_selectable(alias, wanted, "dead")
-        return Changed(tuple(dead), len(wanted) - len(dead))
+        return _selectable(alias, wanted, "dead")
     if len(wanted) > CHUNK:  # the last of several with one unique id gets it: it goes first
         with reading(alias) as cursor:
             late = selection.with_successor(cursor, ids=wanted)
@@ -172,21 +161,13 @@ def purge(
     """
     alias = alias_of(using)
     among: Among = "all" if flag(waiting, "waiting") else "dead"
+    names = {"queue": queue, "type": type, "handler": handler, "key": key}
+    age = None if older_than is None else seconds(older_than, "older_than")
     wanted = _selected(
-        alias,
-        among,
-        ids,
-        queue=queue,
-        type=type,
-        handler=handler,
-        key=key,
-        fingerprint=fingerprint,
-        older_than=None if older_than is None else seconds(older_than, "older_than"),
-        limit=limit,
+        alias, among, ids, limit=limit, fingerprint=fingerprint, older_than=age, **names
     )
     if dry_run:
-        found = wanted if ids is None else _keep_selectable(alias, wanted, among)
-        return Changed(tuple(found), len(wanted) - len(found))
+        return Changed(tuple(wanted)) if ids is None else _selectable(alias, wanted, among)
     remove = partial(changes.remove, waiting=waiting, dead=True, reason="purged")
     return _change("messages_purged", remove, wanted, alias)
 
@@ -261,9 +242,11 @@ def _named(
     return _selected(alias, among, ids, limit=limit, **filters)
 
 
-def _keep_selectable(alias: str, ids: Sequence[int], among: Among) -> list[int]:
+def _selectable(alias: str, ids: Sequence[int], among: Among) -> Changed:
+    """Return what an action on `ids` would try."""
     with reading(alias) as cursor:
-        return selection.keep_selectable(cursor, ids=ids, among=among)
+        found = selection.keep_selectable(cursor, ids=ids, among=among)
+    return Changed(tuple(found), len(ids) - len(found))
 
 
 def checked_ids(ids: Ids) -> list[int]:
