@@ -14,6 +14,29 @@ from django_mq.store.conditions import WAITS
 from django_mq.store.gates import IS_PAUSED
 from django_mq.store.queue_names import LANES
 
+# The messages of `named` that wait, due before (<=) or after (>) now.
+_WAITING = f"""select count(*) as n,
+           count(*) filter (where m.held_since is not null) as held,
+           count(*) filter (where m.held_since is null
+                              and m.expires_at <= statement_timestamp()) as expired,
+           count(*) filter (where m.held_since is null
+                              and (m.expires_at <= statement_timestamp()) is not true
+                              and m.attempts > 0) as retrying
+      from (
+        select found.*
+          from unnest(named.priorities) as lane (priority)
+         cross join lateral (
+            select m.held_since, m.expires_at, m.attempts
+              from django_mq_queuedmessage m
+             where m.queue = named.queue and m.priority = lane.priority
+               and {WAITS}
+               and m.processable_after {{when}} statement_timestamp()
+             order by m.processable_after
+             limit %(limit)s
+         ) found
+         limit %(limit)s
+      ) m"""
+
 # Every subquery stops at the limit and reads in the order of its index, so that no plan scans the
 # table. No index finds blocked rows by queue, so the scan covers the keyed rows. Each queue carries
 # its priorities in an array: looking them up in `lane` for each queue would be quadratic.
@@ -49,47 +72,10 @@ select named.queue,
        case when s.owned_until > statement_timestamp() then s.owned_until end
   from named
  cross join lateral (
-    select count(*) as n,
-           count(*) filter (where m.held_since is not null) as held,
-           count(*) filter (where m.held_since is null
-                              and m.expires_at <= statement_timestamp()) as expired
-      from (
-        select found.*
-          from unnest(named.priorities) as lane (priority)
-         cross join lateral (
-            select m.held_since, m.expires_at
-              from django_mq_queuedmessage m
-             where m.queue = named.queue and m.priority = lane.priority
-               and {WAITS}
-               and m.processable_after <= statement_timestamp()
-             order by m.processable_after
-             limit %(limit)s
-         ) found
-         limit %(limit)s
-      ) m
+    {_WAITING.format(when="<=")}
  ) due
  cross join lateral (
-    select count(*) as n,
-           count(*) filter (where m.held_since is not null) as held,
-           count(*) filter (where m.held_since is null
-                              and m.expires_at <= statement_timestamp()) as expired,
-           count(*) filter (where m.held_since is null
-                              and (m.expires_at <= statement_timestamp()) is not true
-                              and m.attempts > 0) as retrying
-      from (
-        select found.*
-          from unnest(named.priorities) as lane (priority)
-         cross join lateral (
-            select m.held_since, m.expires_at, m.attempts
-              from django_mq_queuedmessage m
-             where m.queue = named.queue and m.priority = lane.priority
-               and {WAITS}
-               and m.processable_after > statement_timestamp()
-             order by m.processable_after
-             limit %(limit)s
-         ) found
-         limit %(limit)s
-      ) m
+    {_WAITING.format(when=">")}
  ) later
  cross join lateral (
     select count(*) as n,
