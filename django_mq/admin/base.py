@@ -78,11 +78,14 @@ class ReadOnlyAdmin(QueueScopeMixin, OwnPagesAdmin):
         rows = super().get_queryset(request).using(self.alias)
         return self.scoped(request, rows.annotate(now=Now()))
 
-    def stored_json(self, row: Model, column: str) -> str:
-        """Return a JSON column as text, since the driver cannot decode every stored document."""
-        rows = type(row)._default_manager.using(self.alias).filter(pk=row.pk)
+    def stored_json(self, row: Model, column: str, **others: Any) -> str | None:
+        """Return a JSON column as text, since the driver cannot decode every stored document.
+
+        `others` are columns that identify a row whose primary key is not unique.
+        """
+        rows = type(row)._default_manager.using(self.alias).filter(pk=row.pk, **others)
         text: str | None = rows.values_list(Cast(column, TextField()), flat=True).first()
-        return text or "null"
+        return text
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         """Return the row; an impossible key is not looked up."""

@@ -124,7 +124,7 @@ class EditingAdmin(ReadOnlyAdmin):
         if not self.may_see_payloads(request):
             hint = "The payload needs the permission “Can see payloads and error texts”."
         else:
-            text = self.stored_json(row, "payload")
+            text = self.stored_json(row, "payload") or "null"
             digest = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
             text, hint = _editable(text)
         at: datetime = row.processable_after.replace(microsecond=0)

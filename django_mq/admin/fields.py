@@ -6,8 +6,6 @@ from datetime import datetime
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import TextField
-from django.db.models.functions import Cast
 from django.http import HttpRequest
 from django.utils.html import format_html
 
@@ -131,8 +129,7 @@ class MessageFieldsAdmin(HeadsAdmin):
         if hasattr(message, "retry_text"):
             text = message.retry_text
         else:
-            rows = QueuedMessage.objects.using(self.alias).filter(pk=message.pk)
-            text = rows.values_list(Cast("retry", TextField()), flat=True).first()
+            text = self.stored_json(message, "retry")
         return "the handler's" if text is None else format_html("<code>{}</code>", excerpt(text))
 
     @admin.display(description="waits behind")

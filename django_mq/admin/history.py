@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import QuerySet, TextField
-from django.db.models.functions import Cast
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.defaultfilters import filesizeformat
 from django.utils.html import format_html
@@ -133,9 +132,7 @@ class HandledMessageAdmin(ExportAdmin, ReplayingAdmin):
 
     def _document(self, message: HandledMessage, column: str) -> Any:
         """Show a document with secrets hidden, or a note that it was not kept."""
-        rows = HandledMessage.objects.using(self.alias)
-        rows = rows.filter(pk=message.pk, ended_at=message.ended_at)  # two may share an id
-        text = rows.values_list(Cast(column, TextField()), flat=True).first()
+        text = self.stored_json(message, column, ended_at=message.ended_at)  # two may share an id
         if text is None:
             return "Not kept: set history_payload for the queue or the handler."
         return block(pretty(text))

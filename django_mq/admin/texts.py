@@ -46,8 +46,8 @@ def excerpt(text: str) -> str:
     return one_line(text, EXCERPT)
 
 
-def pretty(text: str, *, times: Collection[str] = ()) -> str:
-    """Return stored JSON indented, with the values of secret keys hidden; never raises.
+def pretty(text: str | None, *, times: Collection[str] = ()) -> str:
+    """Return stored JSON (None: null) indented, with values of secret keys hidden; never raises.
 
     In an object, numbers under the key `times` (seconds since 1970) are shown as date and time.
 
@@ -59,6 +59,7 @@ def pretty(text: str, *, times: Collection[str] = ()) -> str:
       }
     }
     """
+    text = text or "null"
     if len(text) > MAX_JSON:
         return "(too large to show)"
     try:
