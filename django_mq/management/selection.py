@@ -1,4 +1,4 @@
-"""The options that select messages, and remarks on the given ids."""
+"""Commands with options that select messages, and remarks on the given ids."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from django.core.management.base import CommandParser
 
 from django_mq.conf import alias_of, command_on
 from django_mq.management.arguments import message_id, wrong_arguments
+from django_mq.management.base import OperatorCommand
 from django_mq.models import QueuedMessage
 from django_mq.queues import Changed
 from django_mq.states import MessageState
 
 #: The maximum number of ids whose state is reported.
 NOTED = 10
-#: The options of `add_selection` that select messages by a shared property.
-SELECTION = ("queue", "type", "handler", "key", "fingerprint")
+#: The options that select messages.
+SELECTION = ("ids", "queue", "type", "handler", "key", "fingerprint")
 
 
 def add_common_selection(parser: CommandParser) -> None:
@@ -37,41 +38,60 @@ def add_common_selection(parser: CommandParser) -> None:
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
 
 
-def add_selection(parser: CommandParser, *, order: str = "longest dead first") -> None:
-    """Add the options that select messages; `order` says which come first."""
-    add_common_selection(parser)
-    parser.add_argument("--key", metavar="KEY", help="messages with this order key")
-    parser.add_argument(
-        "--fingerprint",
-        metavar="HASH",
-        help="messages whose last attempt has this fingerprint (see mq_errors)",
-    )
-    parser.add_argument("--limit", type=int, metavar="N", help=f"at most N, {order}")
+class SelectionCommand(OperatorCommand):
+    """A command that changes the messages that its options select."""
 
+    #: The messages that `--limit` selects first.
+    order = "longest dead first"
+    #: Whether there is an option for the messages of every queue and type.
+    selects_all = True
+    #: The states in which messages are changed.
+    wanted: Sequence[MessageState] = (MessageState.DEAD,)
 
-def add_all(parser: CommandParser) -> None:
-    """Add the option that selects all dead letters."""
-    parser.add_argument("--all", action="store_true", help="messages of every queue and type")
-
-
-def check_selection(options: Mapping[str, Any]) -> None:
-    """Raise CommandError unless the options select messages in exactly one way."""
-    everything = options.get("all", False)
-    some = any(options[name] is not None for name in ("ids", *SELECTION))
-    if not some and not everything:
-        last = "--fingerprint, or --all" if "all" in options else "or --fingerprint"
-        raise wrong_arguments(
-            f"select messages: by --id, --queue, --type, --handler, --key, {last}"
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        add_common_selection(parser)
+        parser.add_argument("--key", metavar="KEY", help="messages with this order key")
+        parser.add_argument(
+            "--fingerprint",
+            metavar="HASH",
+            help="messages whose last attempt has this fingerprint (see mq_errors)",
         )
-    if some and everything:
-        raise wrong_arguments("--all cannot be combined with another selection")
+        parser.add_argument("--limit", type=int, metavar="N", help=f"at most N, {self.order}")
+        if self.selects_all:
+            parser.add_argument(
+                "--all", action="store_true", help="messages of every queue and type"
+            )
+
+    def selection(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that select; raise CommandError unless it is in exactly one way."""
+        some = any(options[name] is not None for name in SELECTION)
+        everything = options.get("all", False)
+        if not some and not everything:
+            last = "--fingerprint, or --all" if "all" in options else "or --fingerprint"
+            raise wrong_arguments(
+                f"select messages: by --id, --queue, --type, --handler, --key, {last}"
+            )
+        if some and everything:
+            raise wrong_arguments("--all cannot be combined with another selection")
+        return {name: options[name] for name in (*SELECTION, "limit")}
+
+    def remark(
+        self, found: Changed, none_found: str, *, database: str | None, **options: Any
+    ) -> None:
+        """Note why messages are not `found`; if none is, the answer ends with `none_found`."""
+        if options["ids"] is not None:
+            self.note(notes_on_others(options["ids"], found, database, self.wanted))
+        elif not found:
+            self.none_found = none_found
+            self.warn_of_unknown(database=database, **options)
 
 
 def notes_on_others(
     ids: Iterable[int],
     found: Changed,
     database: str | None,
-    wanted: Sequence[MessageState] = (MessageState.DEAD,),
+    wanted: Sequence[MessageState],
 ) -> Iterator[str]:
     """Say in which states the `ids` are that are not among `found`; at most ten.
 

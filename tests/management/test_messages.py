@@ -8,6 +8,7 @@ from django.core.management import CommandError
 from django_mq import queues
 from django_mq.management.selection import notes_on_others
 from django_mq.models import QueuedMessage
+from django_mq.states import MessageState
 from tests.management.conftest import run, run_json
 from tests.rows import add
 
@@ -49,7 +50,10 @@ class TestRequeue:
         assert len(capsys.readouterr().err.splitlines()) == 10
 
     def test_one_that_died_after_it_was_looked_for_needs_no_note(self):
-        assert list(notes_on_others([add(dead=-1).pk], queues.Changed(()), None)) == []
+        assert (
+            list(notes_on_others([add(dead=-1).pk], queues.Changed(()), None, [MessageState.DEAD]))
+            == []
+        )
 
     def test_more_attempts(self):
         dead = add(dead=-1, attempts=20)

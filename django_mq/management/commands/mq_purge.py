@@ -9,25 +9,16 @@ from django.core.management.base import CommandParser
 
 from django_mq import queues
 from django_mq.management.arguments import duration
-from django_mq.management.base import OperatorCommand
-from django_mq.management.selection import (
-    SELECTION,
-    add_all,
-    add_selection,
-    check_selection,
-    notes_on_others,
-)
+from django_mq.management.selection import SelectionCommand
 from django_mq.policy.rounding import message_count
 
 
-class Command(OperatorCommand):
+class Command(SelectionCommand):
     help = "Remove dead letters, after a confirmation. Messages in flight are never removed."
     role = "mq_operator, or for Django's tasks mq_admin"
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        add_selection(parser)
-        add_all(parser)
         parser.add_argument(
             "--older-than",
             type=duration,
@@ -41,18 +32,14 @@ class Command(OperatorCommand):
         )
 
     def operate(self, *, database: str | None, **options: Any) -> None:
-        names = (*SELECTION, "ids", "limit", "older_than", "waiting")
-        check_selection(options)
-        chosen = {name: options[name] for name in names}
+        waiting = options["waiting"]
+        chosen = self.selection(options)
+        chosen |= {"older_than": options["older_than"], "waiting": waiting}
         found = queues.purge(dry_run=True, using=database, **chosen)
-        if chosen["ids"] is not None:
-            self.note(notes_on_others(chosen["ids"], found, database))
-        elif not found:
-            if not chosen["waiting"]:
-                self.none_found = ": no dead letter matches; --waiting also removes those that wait"
-            self.warn_of_unknown(database=database, **options)
+        none = ": no dead letter matches; --waiting also removes those that wait"
+        self.remark(found, "" if waiting else none, database=database, **options)
         count = len(found.ids)
-        if chosen["waiting"]:
+        if waiting:
             question = f"Remove {message_count(count)} permanently, dead or waiting?"
         else:
             letters = "dead letter" if count == 1 else "dead letters"
