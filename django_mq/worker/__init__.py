@@ -16,7 +16,7 @@ from django_mq.worker.commands import EndProcess
 from django_mq.worker.orders import Orders
 from django_mq.worker.recovery import DeadWorker
 from django_mq.worker.run import Run
-from django_mq.worker.worker_options import WorkerOptions, checked_seconds
+from django_mq.worker.worker_options import WorkerOptions, seconds_or
 
 __all__ = ["DeadWorker", "Worker"]
 
@@ -103,7 +103,7 @@ class Worker(WorkerOptions):
         whether the run ended; also returns False if nothing was running. In the thread of `run()`,
         where signal handlers usually run, it does not wait: it returns False, and `run()` drains.
         """
-        wait = timeout if timeout is None else checked_seconds("timeout", timeout)
+        wait = seconds_or(None, "timeout", timeout)
         if threading.get_ident() == self._thread:
             # The code that a signal handler interrupts may hold a lock that stopping needs.
             threading.Thread(target=self.stop, args=(0,), name="mq-stop", daemon=True).start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 from django.db import connections
 
@@ -17,6 +18,8 @@ from django_mq.values import as_seconds, short_repr
 from django_mq.worker.commands import EndProcess
 from django_mq.worker.orders import Orders
 from django_mq.worker.recovery import DeadWorker
+
+Default = TypeVar("Default", int, float, None)
 
 
 class WorkerOptions:
@@ -52,28 +55,16 @@ class WorkerOptions:
             )
         self.queues = tuple(check_pattern(name, "queue") for name in queues) or ("#",)
         self.threads = _number("threads", threads, settings.threads, MAX_THREADS)
-        self.batch_size = (
-            None if batch_size is None else _number("batch_size", batch_size, 1, MAX_BATCH_SIZE)
-        )
+        self.batch_size = _number("batch_size", batch_size, None, MAX_BATCH_SIZE)
         #: How many messages one call may get, whatever the batch size of its queue.
         self.batch = self.batch_size or settings.batch_size
         self.async_slots = _number(
             "async_slots", async_slots, settings.async_slots, MAX_ASYNC_SLOTS
         )
         # 0 is for the replacement of a process that had claimed its share.
-        self.max_messages = (
-            None
-            if max_messages is None
-            else _number("max_messages", max_messages, 0, MAX_INTEGER, 0)
-        )
-        self.max_seconds = (
-            None if max_seconds is None else checked_seconds("max_seconds", max_seconds)
-        )
-        self.drain_seconds = (
-            settings.drain_seconds
-            if drain_seconds is None
-            else checked_seconds("drain_seconds", drain_seconds)
-        )
+        self.max_messages = _number("max_messages", max_messages, None, MAX_INTEGER, 0)
+        self.max_seconds = seconds_or(None, "max_seconds", max_seconds)
+        self.drain_seconds = seconds_or(settings.drain_seconds, "drain_seconds", drain_seconds)
         self.alias = alias_of(using)
         self._given_scoreboard = scoreboard
         self.given_id = id
@@ -103,15 +94,19 @@ class WorkerOptions:
         return self.threads * self.batch + self.async_slots
 
 
-def checked_seconds(what: str, value: float | timedelta) -> float:
-    """Return a duration in seconds. Raises ValueError if it is not one."""
+def seconds_or(default: Default, what: str, value: float | timedelta | None) -> float | Default:
+    """Return a duration in seconds, `default` for None. Raises ValueError for anything else."""
+    if value is None:
+        return default
     seconds = as_seconds(value)
     if seconds is None:
         raise ValueError(f"{what} is {short_repr(value)}; it must be seconds or a timedelta")
     return seconds
 
 
-def _number(what: str, value: int | None, default: int, maximum: int, minimum: int = 1) -> int:
+def _number(
+    what: str, value: int | None, default: Default, maximum: int, minimum: int = 1
+) -> int | Default:
     if value is None:
         return default
     if type(value) is not int or not minimum <= value <= maximum:
