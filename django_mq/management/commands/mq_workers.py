@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -58,7 +58,8 @@ class Command(OperatorCommand):
             self._list(known, queues.running(using=database), options)
             return
         chosen = _chosen([each for each in known if each.alive], options)
-        self._show_chosen(chosen, options)
+        if not options["json"]:
+            self.stdout.write(workers_table(chosen))
         question = f"{action.capitalize()} {_count(chosen)}? {NOTES[action]}"
         if action != "resume" and not self.confirm(question, **options):
             raise Declined
@@ -92,19 +93,14 @@ class Command(OperatorCommand):
         else:
             self.stdout.write("No worker is known: start one with manage.py mq_worker.")
 
-    def _show_chosen(self, chosen: Sequence[WorkerProcess], options: dict[str, Any]) -> None:
-        if not options["json"]:
-            self.stdout.write(workers_table(chosen))
-
 
 def _with_messages(worker: WorkerProcess, runs: Sequence[RunningMessage]) -> dict[str, Any]:
     """Return the columns of a worker, with what is known about the messages that it runs."""
-    found = {field.name: getattr(worker, field.name) for field in fields(worker)}
     names = ("id", "queue", "type", "handler", "attempt", "ran_for")
     messages = [
         {name: getattr(each, name) for name in names} for each in runs if each.worker == worker.id
     ]
-    return {**found, "messages": messages}
+    return {**asdict(worker), "messages": messages}
 
 
 def _chosen(alive: Sequence[WorkerProcess], options: dict[str, Any]) -> list[WorkerProcess]:
