@@ -54,18 +54,17 @@ class AmqpLink:
             answers = self._loop.run(self._publish_all(batch))
         # The broker closes the channel for one bad message, and does not say which.
         unclear: list[Outgoing] = []
-        away: Exception | None = None
+        is_away = False
         for message in batch:
             answer = answers[message.id]
             if isinstance(answer, Unconfirmed) or _lacks_exchange(answer):
-                away = answer
+                is_away = True
+                yield message, BrokerAway(getattr(answer, "reply_text", None) or str(answer))
             elif isinstance(answer, ChannelClosed) and len(batch) > 1:
                 unclear.append(message)
             else:
                 yield message, answer
-        if away is not None:
-            raise BrokerAway(getattr(away, "reply_text", None) or str(away))
-        for message in unclear:
+        for message in () if is_away else unclear:
             yield from self.send([message])
 
     def close(self) -> None:

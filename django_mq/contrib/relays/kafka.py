@@ -58,7 +58,6 @@ class KafkaLink:
             except (BufferError, TypeError, ValueError) as error:
                 refused[message.id] = error
         self._producer.flush(self._to.timeout + 1)  # until each has its report, or timed out
-        away: KafkaError | None = None
         for message in batch:
             report = reports.get(message.id, _NO_REPORT)
             if message.id in refused:
@@ -66,11 +65,9 @@ class KafkaLink:
             elif report is None:
                 yield message, None
             elif report.code() in AWAY:
-                away = report
+                yield message, BrokerAway(report.str())
             else:
                 yield message, KafkaException(report)
-        if away is not None:
-            raise BrokerAway(away.str())
 
     def close(self) -> None:
         self._producer.purge()

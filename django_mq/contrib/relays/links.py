@@ -46,7 +46,7 @@ class BrokerLink(Protocol):
     def send(self, batch: Sequence[Outgoing]) -> Iterator[tuple[Outgoing, Exception | None]]:
         """Publish messages; yield each with None when the broker has confirmed it, or its error.
 
-        Raises BrokerAway; the messages that were not yielded then may have arrived or not.
+        Yields or raises BrokerAway; messages with it, or not yielded, may have arrived or not.
         """
 
     def close(self) -> None:

@@ -55,16 +55,13 @@ class NatsLink:
     def send(self, batch: Sequence[Outgoing]) -> Iterator[tuple[Outgoing, Exception | None]]:
         with away_after(LOST, self._reason):
             answers = self._loop.run(self._publish_all(batch))
-        away: Exception | None = None
         for message, answer in zip(batch, answers, strict=True):
             if answer is None or (
                 isinstance(answer, OF_MESSAGE) and not isinstance(answer, ServiceUnavailableError)
             ):
                 yield message, answer
             else:
-                away = answer
-        if away is not None:
-            raise BrokerAway(self._reason(away)) from away
+                yield message, BrokerAway(self._reason(answer))
 
     def close(self) -> None:
         with suppress(*LOST):

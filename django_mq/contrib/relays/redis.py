@@ -56,14 +56,11 @@ class RedisLink:
             pipeline.xadd(stream, fields, maxlen=self._to.maxlen, approximate=True)
         with away_after(exceptions.RedisError):
             answers = pipeline.execute(raise_on_error=False)
-        away: Exception | None = None
         for message, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception) and _is_of_the_server(answer):
-                away = answer
+                yield message, BrokerAway(str(answer))
             else:
                 yield message, answer if isinstance(answer, Exception) else None
-        if away is not None:
-            raise BrokerAway(str(away)) from away
 
     def close(self) -> None:
         self._client.close()

@@ -83,11 +83,17 @@ class Relay:
         """Publish the waiting messages; remove each that has its answer, and note failed keys."""
         for wave in waves([message for message, _ in waiting.values()], together=together):
             sent = [each for each in wave if each.key not in failed]
+            away: BrokerAway | None = None
             for message, error in link.send(sent) if sent else ():
+                if isinstance(error, BrokerAway):
+                    away = error
+                    continue
                 delivery = waiting.pop(message.id)[1]
                 if error is not None:
                     delivery.fail(error)
                     failed.update([] if message.key is None else [message.key])
+            if away is not None:
+                raise away
         for _, delivery in waiting.values():  # their key failed, perhaps in another queue or line
             delivery.snooze(0)
         waiting.clear()

@@ -66,11 +66,7 @@ class WebhookLink:
                 away.append(answer)
             return answer
 
-        for message, answer in zip(batch, self._threads.map(post, batch), strict=True):
-            if not isinstance(answer, BrokerAway):
-                yield message, answer
-        if away:
-            raise away[0]
+        yield from zip(batch, self._threads.map(post, batch), strict=True)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
