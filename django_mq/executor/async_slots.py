@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from time import monotonic
 
-from django_mq.executor.level import Level
+from django_mq.executor.gauge import Gauge
 from django_mq.messages import PlainFence
 
 #: The messages claimed beyond the free slots should start within this many seconds: several times
@@ -54,7 +54,7 @@ class Slots:
         self._clock = clock
         self._lock = threading.Lock()
         #: The slots that are taken.
-        self.taken = Level(clock=clock)
+        self.taken = Gauge(clock=clock)
         self._unsettled = 0
         self._failed: set[PlainFence] = set()
         self._full_since: float | None = None

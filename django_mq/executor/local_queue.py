@@ -11,8 +11,8 @@ from datetime import datetime
 from time import monotonic
 
 from django_mq.executor.async_slots import Slots
+from django_mq.executor.gauge import Gauge
 from django_mq.executor.last_starts import LastStarts
-from django_mq.executor.level import Level
 from django_mq.executor.lingering import Lingering
 from django_mq.executor.pace import Paces
 from django_mq.executor.running_tasks import RunningTasks
@@ -59,7 +59,7 @@ class LocalQueue:
         self._waiting = WaitingTasks(poke, lingering, self.unsettled.superseded)
         self.running = RunningTasks()
         #: The executor threads that wait for a slice.
-        self.free = Level()
+        self.free = Gauge()
         self._notify_when_free = self._closed = False
         #: Whether nothing may start until `resume()`.
         self.suspended = False

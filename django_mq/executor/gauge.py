@@ -1,4 +1,4 @@
-"""A count, and its mean over time."""
+"""A gauge: a count of what comes and goes, and its mean over time."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-#: The shortest time, in seconds, over which `Level.mean()` averages.
+#: The shortest time, in seconds, over which `Gauge.mean()` averages.
 MIN_PERIOD = 1.0
 
 
-class Level:
+class Gauge:
     """A count of what comes and goes. Thread-safe.
 
     >>> now = 0.0
-    >>> level = Level(clock=lambda: now)
-    >>> level.add(2)
-    >>> level.count, level.mean()
+    >>> gauge = Gauge(clock=lambda: now)
+    >>> gauge.add(2)
+    >>> gauge.count, gauge.mean()
     (2, None)
     >>> now = 3.0
-    >>> level.add(-2)
+    >>> gauge.add(-2)
     >>> now = 4.0
-    >>> level.mean()
+    >>> gauge.mean()
     1.5
     """
 
