@@ -13,7 +13,7 @@ from django_mq.admin.heads import HeadsAdmin
 from django_mq.admin.texts import excerpt, full, link, moment_column, plain
 from django_mq.models import QueuedMessage, QueueState, Result, UniqueKey
 from django_mq.policy.durations import span
-from django_mq.queues.deaths import OWN_REASONS
+from django_mq.queues.dead_letters import OWN_REASONS
 from django_mq.queues.stalled import shown_count
 from django_mq.states import MessageState
 

@@ -48,7 +48,7 @@ from django_mq.models import (
     QueueState,
 )
 from django_mq.policy.column_bounds import MAX_NAME, id_of
-from django_mq.queues.deaths import OWN_REASONS
+from django_mq.queues.dead_letters import OWN_REASONS
 from django_mq.queues.reasons import GONE
 from django_mq.queues.stalled import line_positions, shown_count
 from django_mq.states import MessageState

@@ -12,7 +12,7 @@ from django_mq.messages import worker_of
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues.busy import holder, own_run
 from django_mq.queues.case import LATE, VERY_LATE, Case, read_message
-from django_mq.queues.deaths import OWN_REASONS, death, remedy, remedy_of_head
+from django_mq.queues.dead_letters import OWN_REASONS, death, remedy, remedy_of_head
 from django_mq.queues.obstacles import claim_refusal, in_line, last_known, locked, obstacle
 from django_mq.queues.stalled import shown_count
 from django_mq.queues.suspects import suspicion
