@@ -7,7 +7,7 @@ histograms of the handlers come from the workers: `mq_worker --metrics-port`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from django.db import connections
 from django.http import HttpRequest, HttpResponse
@@ -38,7 +38,31 @@ __all__ = ["QueueCollector", "metrics"]
 SCRAPE_LIMITS = Limits(5.0, 1.0)
 #: The states that are counted. A pause belongs to the queue.
 STATES = tuple(state.value for state in MessageState if state is not MessageState.PAUSED)
-#: The figures that are summed over the live workers, in the order of the last families.
+#: The gauges by their labels: the name of each, and its help.
+GAUGES = {
+    ("queue", "state"): {
+        "django_mq_messages": "Messages by state; beyond 10,000 an estimate.",
+        "django_mq_messages_estimated": "1 while django_mq_messages is an estimate.",
+    },
+    ("queue",): {
+        "django_mq_oldest_seconds": "How long the longest-due message has been due; 0 if none is.",
+        "django_mq_queue_backoff_level": "How far the fleet eases off the queue; 0 is full rate.",
+        "django_mq_queue_paused": "1 while it is paused.",
+        "django_mq_queue_dead_head": "1 while a dead message blocks those behind it.",
+        "django_mq_queue_max_in_flight": "The limit of messages in flight, if there is one.",
+    },
+    (): {
+        "django_mq_schedule_overdue_seconds": "How long the longest-due schedule has been due; 0 if"
+        " none is.",
+        "django_mq_workers": "Worker processes alive, over the fleet.",
+        "django_mq_threads": "Executor threads, over all live workers.",
+        "django_mq_threads_used": "Executor threads in use, on average between two heartbeats.",
+        "django_mq_slots": "Slots of async handlers, over all live workers.",
+        "django_mq_slots_used": "Slots of async handlers in use, on average between two"
+        " heartbeats.",
+    },
+}
+#: The figures that are summed over the live workers, in the order of the last gauges.
 USAGE = ("threads", "threads_used", "slots", "slots_used")
 
 
@@ -54,9 +78,13 @@ class QueueCollector(Collector):
     def __init__(self, using: str | None = None) -> None:
         self._using = using
 
-    def describe(self) -> Iterable[Metric]:
+    def describe(self) -> list[GaugeMetricFamily]:
         """Return the names without querying the database, so that registering does not connect."""
-        return _families()
+        return [
+            GaugeMetricFamily(name, help, labels=labels)
+            for labels, gauges in GAUGES.items()
+            for name, help in gauges.items()
+        ]
 
     def collect(self) -> Iterator[Metric]:
         """Yield all gauges as of now."""
@@ -67,7 +95,7 @@ class QueueCollector(Collector):
             counted = queues.counts(using=alias)
             workers = queues.workers(using=alias)
             due_in = schedules.next_due(cursor)
-        families = _families()
+        families = self.describe()
         messages, estimated, oldest, level, paused, dead_head, limit, overdue, alive, *usage = (
             families
         )
@@ -87,57 +115,6 @@ class QueueCollector(Collector):
         for family, name in zip(usage, USAGE, strict=True):
             family.add_metric([], sum(getattr(worker, name) or 0.0 for worker in live))
         yield from families
-
-
-def _families() -> tuple[GaugeMetricFamily, ...]:
-    by_queue = ["queue"]
-    return (
-        GaugeMetricFamily(
-            "django_mq_messages",
-            "Messages by state; beyond 10,000 an estimate.",
-            labels=["queue", "state"],
-        ),
-        GaugeMetricFamily(
-            "django_mq_messages_estimated",
-            "1 while django_mq_messages is an estimate.",
-            labels=["queue", "state"],
-        ),
-        GaugeMetricFamily(
-            "django_mq_oldest_seconds",
-            "How long the longest-due message has been due; 0 if none is.",
-            labels=by_queue,
-        ),
-        GaugeMetricFamily(
-            "django_mq_queue_backoff_level",
-            "How far the fleet eases off the queue; 0 is full rate.",
-            labels=by_queue,
-        ),
-        GaugeMetricFamily("django_mq_queue_paused", "1 while it is paused.", labels=by_queue),
-        GaugeMetricFamily(
-            "django_mq_queue_dead_head",
-            "1 while a dead message blocks those behind it.",
-            labels=by_queue,
-        ),
-        GaugeMetricFamily(
-            "django_mq_queue_max_in_flight",
-            "The limit of messages in flight, if there is one.",
-            labels=by_queue,
-        ),
-        GaugeMetricFamily(
-            "django_mq_schedule_overdue_seconds",
-            "How long the longest-due schedule has been due; 0 if none is.",
-        ),
-        GaugeMetricFamily("django_mq_workers", "Worker processes alive, over the fleet."),
-        *_usage_families(),
-    )
-
-
-def _usage_families() -> Iterator[GaugeMetricFamily]:
-    """Yield the families of USAGE."""
-    for name, meaning in (("threads", "Executor threads"), ("slots", "Slots of async handlers")):
-        yield GaugeMetricFamily(f"django_mq_{name}", f"{meaning}, over all live workers.")
-        used = f"{meaning} in use, on average between two heartbeats."
-        yield GaugeMetricFamily(f"django_mq_{name}_used", used)
 
 
 def _seconds(counts: QueueCounts) -> float:
