@@ -25,7 +25,7 @@ _away = partial(away_after, LOST, repr)
 class AmqpSource(Source):
     """Gets messages from one queue."""
 
-    def __init__(self, name: str, inbox: AmqpInbox) -> None:
+    def __init__(self, inbox: AmqpInbox) -> None:
         options = parameters(inbox.url, inbox.timeout)
         self._inbox = inbox
         with _away():

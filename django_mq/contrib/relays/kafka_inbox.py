@@ -24,7 +24,7 @@ _away = partial(away_after, KafkaException)
 class KafkaSource(Source):
     """Consumes a topic as a member of a group."""
 
-    def __init__(self, name: str, inbox: KafkaInbox) -> None:
+    def __init__(self, inbox: KafkaInbox) -> None:
         self._lost: KafkaError | None = None
         self._consumer = Consumer(
             {

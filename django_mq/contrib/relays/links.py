@@ -118,7 +118,7 @@ def open_source(name: str, inbox: Inbox) -> Source:
     if missing := missing_package(inbox.kind):
         raise ImproperlyConfigured(f"an inbox of the kind {inbox.kind!r}: {missing}")
     try:
-        source: Source = import_string(KINDS[inbox.kind].source)(name, inbox)
+        source: Source = import_string(KINDS[inbox.kind].source)(inbox)
     except REFUSED as error:
         raise ImproperlyConfigured(f"DJANGO_MQ['INBOXES'][{name!r}]: {refused(error)}") from error
     return source

@@ -24,7 +24,7 @@ CHECK_SECONDS = 5.0
 class NatsSource(Source):
     """Fetches messages of one durable consumer."""
 
-    def __init__(self, name: str, inbox: NatsInbox) -> None:
+    def __init__(self, inbox: NatsInbox) -> None:
         self._inbox = inbox
         self._loop = ClientLoop(inbox.timeout + 1)
         self._client: Client | None = None

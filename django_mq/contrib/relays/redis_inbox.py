@@ -29,7 +29,7 @@ _away = partial(away_after, RedisError)
 class RedisSource(Source):
     """Reads entries of a stream for one consumer of a group."""
 
-    def __init__(self, name: str, inbox: RedisInbox) -> None:
+    def __init__(self, inbox: RedisInbox) -> None:
         self._inbox = inbox
         self._consumer = f"{socket.gethostname()}-{getpid()}"
         self._looked_over = float("-inf")

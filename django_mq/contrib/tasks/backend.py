@@ -102,7 +102,7 @@ class MessageQueueBackend(BaseTaskBackend):
         receipt, stored_at = send_to(handler, message, using=self.database, reserved=reserved)
         [copy] = receipt.copies
         if copy.outcome in ("duplicate", "debounced"):
-            return self._existing(task, message, copy.id)
+            return self._existing(message, copy.id)
         assert copy.id is not None  # noqa: S101  (only what is put aside has none)
         if copy.outcome == "updated":  # the stored task may have failed attempts
             result = self._stored(str(copy.id))
@@ -204,9 +204,7 @@ class MessageQueueBackend(BaseTaskBackend):
             atomic=None if atomic == handler.atomic else atomic,
         )
 
-    def _existing(
-        self, task: Task[..., Any], message: Message, id: int | None
-    ) -> TaskResult[..., Any]:
+    def _existing(self, message: Message, id: int | None) -> TaskResult[..., Any]:
         """Return the result of the task that holds the unique id."""
         if id is None:
             raise DuplicateMessage(
