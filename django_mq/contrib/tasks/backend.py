@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
 from importlib import import_module
@@ -148,7 +147,10 @@ class MessageQueueBackend(BaseTaskBackend):
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """E020: OPTIONS or settings are wrong, the app is missing, the database not PostgreSQL."""
-        return list(self._problems())
+        found = [(f"{error.where} {error.problem}", error.hint) for error in self._errors]
+        if problem := self._problem():
+            found.append((problem, None))
+        return [checks.Error(text, hint=hint, id="django_mq.E020") for text, hint in found]
 
     @classmethod
     def load_tasks(cls) -> None:
@@ -213,29 +215,20 @@ class MessageQueueBackend(BaseTaskBackend):
             )
         return self._stored(str(id))
 
-    def _problems(self) -> Iterable[checks.CheckMessage]:
-        for error in self._errors:
-            yield checks.Error(
-                f"{error.where} {error.problem}", hint=error.hint, id="django_mq.E020"
-            )
-        database = self.database
-        if database is not None and database not in connections:
-            yield checks.Error(
-                f"TASKS[{self.alias!r}]['OPTIONS']['database'] is {database!r}, which is not in"
-                " DATABASES.",
-                id="django_mq.E020",
-            )
-            return
+    def _problem(self) -> str:
+        """Return what is wrong besides the options; empty if nothing is."""
+        where, alias = f"TASKS[{self.alias!r}]", self.database
+        if alias is not None and alias not in connections:
+            return f"{where}['OPTIONS']['database'] is {alias!r}, which is not in DATABASES."
         try:
             get_settings()
         except ImproperlyConfigured:  # E001 lists what is wrong
-            text = f"TASKS[{self.alias!r}]: DJANGO_MQ is wrong, see django_mq.E001."
-            yield checks.Error(text, id="django_mq.E020")
-            return
+            return f"{where}: DJANGO_MQ is wrong, see django_mq.E001."
         try:
-            queue_connection(database)
+            queue_connection(alias)
         except (ImproperlyConfigured, ConnectionDoesNotExist) as error:
-            yield checks.Error(f"TASKS[{self.alias!r}]: {error}", id="django_mq.E020")
+            return f"{where}: {error}"
+        return ""
 
 
 def _id_of(result_id: object) -> int | None:
