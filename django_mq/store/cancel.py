@@ -8,8 +8,7 @@ from django_mq.store import Cursor
 from django_mq.store.kept_results import IDS, IS_KEPT, keep_removed
 from django_mq.store.keys import BEFORE_ALL
 from django_mq.store.message_filters import last_id
-from django_mq.store.operators import REMOVED_COLUMNS, Removed, replace_answers
-from django_mq.store.results import UNANSWERED
+from django_mq.store.operators import ANSWER_REMOVED, REMOVED_COLUMNS, Removed, replace_answers
 
 #: The number of messages, of any type, that one statement looks at if only a type is given.
 WINDOW = 10_000
@@ -43,13 +42,7 @@ with matching as materialized (
 ), removed as (
     delete from django_mq_queuedmessage
      where id = any(array(select id from waiting))
-    returning id, queue, handler, key, type, unique_id, wants_result, dead_at
-), unanswered as (
-    insert into django_mq_result (message_id, handler, error_class, error_text)
-    select id, handler, '{UNANSWERED}', 'cancelled' from removed where wants_result
-        on conflict (message_id) do nothing
-    returning message_id
-)
+    {ANSWER_REMOVED}
 select matched.count, removed.*
   from (select count(*) from matching) matched
   left join (select {REMOVED_COLUMNS} from removed) removed on true
@@ -93,7 +86,7 @@ def _run(
     cursor: Cursor, statement: str, asked: str, params: dict[str, object]
 ) -> tuple[list[Removed], int]:
     kept = keep_removed(cursor, params, waiting=True, dead=False, reason="cancelled", asked=asked)
-    cursor.execute(statement, {**params, "kept": kept})
+    cursor.execute(statement, {**params, "kept": kept, "reason": "cancelled"})
     rows = cursor.fetchall()
     removed = [Removed(*row[1:]) for row in rows if row[1] is not None]
     replace_answers(cursor, removed, "cancelled")

@@ -49,6 +49,14 @@ def restore_waits(cursor: Cursor, before: str) -> None:
 
 # A dead letter already has its answer, which is not replaced. A requeued message has the answer of
 # its first life, which `replace_answers` replaces.
+ANSWER_REMOVED = f"""returning id, queue, handler, key, type, unique_id, wants_result, dead_at
+), unanswered as (
+    insert into django_mq_result (message_id, handler, error_class, error_text)
+    select id, handler, '{UNANSWERED}', %(reason)s from removed where wants_result
+        on conflict (message_id) do nothing
+    returning message_id
+)"""
+
 REMOVE = f"""
 with removed as (
     delete from django_mq_queuedmessage
@@ -59,13 +67,7 @@ with removed as (
            and case when m.dead_at is null then %(waiting)s else %(dead)s end
            and {IS_KEPT}
            for update skip locked))
-    returning id, queue, handler, key, type, unique_id, wants_result, dead_at
-), unanswered as (
-    insert into django_mq_result (message_id, handler, error_class, error_text)
-    select id, handler, '{UNANSWERED}', %(reason)s from removed where wants_result
-        on conflict (message_id) do nothing
-    returning message_id
-)
+    {ANSWER_REMOVED}
 select {REMOVED_COLUMNS} from removed
 """
 

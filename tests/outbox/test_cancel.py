@@ -74,7 +74,7 @@ def test_cancel_finds_an_id_by_its_index() -> None:
 
     with connection.cursor() as cursor:
         cursor.execute("set local enable_seqscan = off")
-        parameters = {"ids": [5], "type": None, "unique_id": None, "kept": []}
+        parameters = {"ids": [5], "type": None, "unique_id": None, "kept": [], "reason": ""}
         cursor.execute("explain " + CANCEL, parameters)
         plan = "\n".join(line for (line,) in cursor.fetchall())
     assert "Index Cond: (id = (unnest(" in plan
