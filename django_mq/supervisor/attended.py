@@ -7,9 +7,9 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from time import monotonic
 from typing import Protocol
 
+from django_mq.executor.deadline import Deadline
 from django_mq.supervisor import output
 from django_mq.supervisor.child import OUT_OF_TIME
 from django_mq.supervisor.ready import wait_ready
@@ -65,14 +65,14 @@ class _Attendant(threading.Thread):
         self._end = end
         self._seconds = seconds
         self._reporter = reporter
-        self._until: float | None = None
+        self._deadline: Deadline | None = None
 
     def run(self) -> None:
         while True:
             descriptors = [self._signals.fileno(), self._end, *self._reporter.descriptors()]
             ready, _ = wait_ready(descriptors, seconds=self._wait())
             if self._end in ready:
-                if self._until is None:
+                if self._deadline is None:
                     self._reporter.stopping()
                 return
             self._obey(self._signals.read())
@@ -81,27 +81,26 @@ class _Attendant(threading.Thread):
 
     def _wait(self) -> float:
         """Return the seconds until there is something to do without a signal or a client."""
-        if self._until is None:
-            return REPORT_SECONDS
-        return min(max(0.0, self._until - monotonic()), REPORT_SECONDS)
+        left = self._deadline.remaining() if self._deadline else None
+        return REPORT_SECONDS if left is None else min(left, REPORT_SECONDS)
 
     def not_live(self) -> Sequence[str]:
         return self._work.not_live()
 
     def not_ready(self) -> list[str]:
-        if self._until is not None:
+        if self._deadline is not None:
             return ["draining"]
         return [*self._work.not_live(), *self._work.not_ready()]
 
     def _obey(self, received: list[int]) -> None:
-        if received and self._until is None:
+        if received and self._deadline is None:
             self._work.stop()
-            self._until = monotonic() + self._seconds
+            self._deadline = Deadline(self._seconds)
             self._reporter.stopping()
             received.pop(0)
         if received:
             _leave(128 + received[0])
-        if self._until is not None and monotonic() >= self._until:
+        if self._deadline is not None and self._deadline.passed():
             logger.error(
                 "inbox %s: not stopped within %g s; the broker delivers again what was not acked",
                 self._work.name,
