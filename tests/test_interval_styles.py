@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from django.db import connection, models
+from psycopg.types.numeric import FloatLoader
 
 from django_mq import queues
 from django_mq.models import QueuedMessage, Schedule, UniqueKey
@@ -98,6 +99,17 @@ def test_a_duration_beyond_that_of_python_is_its_longest():
         for years, longest in ((170_000_000, timedelta.max), (-170_000_000, timedelta.min)):
             cursor.execute("select extract(epoch from make_interval(years => %s))", [years])
             assert column.from_db_value(*cursor.fetchone(), None, connection) == longest
+
+
+def test_a_project_may_load_numbers_as_floats():
+    """By a loader that psycopg's documentation shows."""
+    QueuedMessage.objects.all().delete()
+    add(unique_id="u", unique_for=SPAN)
+    connection.connection.adapters.register_loader("numeric", FloatLoader)
+    try:
+        assert QueuedMessage.objects.get().unique_for == SPAN
+    finally:
+        connection.close()
 
 
 def test_migrations_have_djangos_own_field():

@@ -71,7 +71,12 @@ class DurationColumn(StockDuration):
         return f"extract(epoch from {sql})", params
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
-        """Return seconds as a timedelta, exact to the microsecond."""
+        """Return seconds as a timedelta, exact to the microsecond.
+
+        Some projects let the driver load every `numeric` as a float.
+        """
+        if isinstance(value, float):
+            value = Decimal(str(value))
         if not isinstance(value, Decimal):
             return value
         microseconds = min(max(value * 1_000_000, _MIN_MICROSECONDS), _MAX_MICROSECONDS)
