@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import psycopg
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import Error as DjangoError
 from psycopg import sql
 from psycopg.pq import Format, PipelineStatus, TransactionStatus
 
+from django_mq.conf.error_logs import error_name
 from django_mq.executor.created_sessions import settings_of
 from django_mq.executor.simple_protocol import simple_query
 from django_mq.executor.watchdog import Link
@@ -32,23 +34,68 @@ def plain_connection(alias: str, link: Link | None = None) -> BaseDatabaseWrappe
     `link` bounds its waits, including those while it connects.
     """
     original = connections[alias]
+    wrapper = type(original)(_plain_settings(original), alias)
+    if link is None:
+        return wrapper
+    params_of, connect = wrapper.get_connection_params, wrapper.get_new_connection
+
+    def current_params() -> dict[str, Any]:
+        wrapper.settings_dict = _plain_settings(original)  # with a password changed since
+        with _outage_without_credentials():
+            return params_of()
+
+    def connect_and_attach(params: dict[str, Any]) -> Any:
+        if link.max_wait < CONNECT_SECONDS:
+            params = {**params, "connect_timeout": max(1, round(link.max_wait))}
+        with _outage_without_credentials():
+            driver = connect(params)
+        link.attach(driver)
+        return driver
+
+    wrapper.get_connection_params = current_params  # type: ignore[method-assign]
+    wrapper.get_new_connection = connect_and_attach  # type: ignore[assignment,method-assign]
+    return wrapper
+
+
+def _plain_settings(original: BaseDatabaseWrapper) -> dict[str, Any]:
     settings: dict[str, Any] = copy.deepcopy(original.settings_dict)
     settings["OPTIONS"].pop("pool", None)
     settings["OPTIONS"].setdefault("connect_timeout", CONNECT_SECONDS)
     settings.update(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=False)
-    wrapper = type(original)(settings, alias)
-    if link is not None:
-        connect = wrapper.get_new_connection
+    return settings
 
-        def connect_and_attach(params: dict[str, Any]) -> Any:
-            if link.max_wait < CONNECT_SECONDS:
-                params = {**params, "connect_timeout": max(1, round(link.max_wait))}
-            driver = connect(params)
-            link.attach(driver)
-            return driver
 
-        wrapper.get_new_connection = connect_and_attach  # type: ignore[assignment,method-assign]
-    return wrapper
+@contextlib.contextmanager
+def _outage_without_credentials() -> Iterator[None]:
+    """Raise an OperationalError if the backend cannot connect for a reason of its own.
+
+    Some backends fetch a password from another service, such as a vault. While that is away, the
+    worker waits as for a lost database: any other error would count as the message's.
+    """
+    try:
+        yield
+    except (*DATABASE_ERRORS, ImproperlyConfigured):
+        raise
+    except Exception as error:
+        raise psycopg.OperationalError(f"cannot connect: {error_name(error)}") from error
+
+
+def driver_connection(alias: str, link: Link) -> psycopg.Connection[Any]:
+    """Return a connection like `plain_connection()`, but the driver's, in autocommit mode.
+
+    The backend of the alias connects it, and may add a fresh password. Receivers of
+    `connection_created` are not called: a failing one would fail all waits.
+    """
+    wrapper = plain_connection(alias, link)
+    params = {**wrapper.get_connection_params(), "autocommit": True}
+    driver: psycopg.Connection[Any] = wrapper.get_new_connection(params)
+    try:
+        if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):
+            driver.execute(sql.SQL("set role {}").format(sql.Identifier(role)))
+    except BaseException:
+        driver.close()
+        raise
+    return driver
 
 
 @contextlib.contextmanager

@@ -10,10 +10,9 @@ from time import monotonic
 from typing import Any
 
 import psycopg
-from psycopg import sql
 
 from django_mq.conf import get_settings
-from django_mq.executor.connections import plain_connection
+from django_mq.executor.connections import driver_connection
 from django_mq.executor.statements import RepeatingCursor
 from django_mq.executor.timed_link import TimedLink
 from django_mq.executor.watchdog import STALL_MARGIN, Link
@@ -109,7 +108,7 @@ class ServerLink:
 
     def _connect(self) -> RepeatingCursor:
         link = TimedLink(LIMITS.statement + STALL_MARGIN)
-        self._query_connection = connection = _connect(self._alias, link)
+        self._query_connection = connection = driver_connection(self._alias, link)
         # Through a pooler the limits are sent with each query, which takes 0.6 ms instead of 0.2:
         # the application may use the session, too. The settings of an alias do not always show a
         # pooler.
@@ -125,7 +124,7 @@ class ServerLink:
         shared = alias == self._alias and self._query_connection
         try:
             if self._listen_connection is None:
-                self._listen_connection = shared or _connect(alias, _listen_link())
+                self._listen_connection = shared or driver_connection(alias, _listen_link())
                 self._listen_connection.add_notify_handler(self._on_notify)
             self._listen_connection.execute(results.LISTEN)
         except LOST:
@@ -149,20 +148,3 @@ def _listen_link() -> Link:
     link = TimedLink(STALL_MARGIN)
     link.max_wait = STALL_MARGIN
     return link
-
-
-def _connect(alias: str, link: Link) -> psycopg.Connection[Any]:
-    """Return a plain connection in autocommit mode; `link` bounds its waits.
-
-    Receivers of `connection_created` are not called: a failing one would fail all waits.
-    """
-    wrapper = plain_connection(alias, link)
-    params = {**wrapper.get_connection_params(), "autocommit": True}
-    connection: psycopg.Connection[Any] = wrapper.get_new_connection(params)
-    try:
-        if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):
-            connection.execute(sql.SQL("set role {}").format(sql.Identifier(role)))
-    except BaseException:
-        connection.close()
-        raise
-    return connection

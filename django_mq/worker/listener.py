@@ -10,9 +10,8 @@ from time import monotonic
 from typing import Any
 
 import psycopg
-from django.db import connections
 
-from django_mq.executor.connections import CONNECT_SECONDS
+from django_mq.executor.connections import driver_connection
 from django_mq.executor.outage import MAX_RECONNECT_WAIT, RECONNECT_WAIT
 from django_mq.executor.watchdog import Link
 from django_mq.store import commands, notify
@@ -83,14 +82,11 @@ class Listener(threading.Thread):
         self._link.shut()
 
     def _listen(self) -> None:
-        params = connections[self._alias].get_connection_params()
-        params = {"connect_timeout": CONNECT_SECONDS, **params, "autocommit": True}
-        with psycopg.connect(**params) as connection:
-            self._link.attach(connection)
+        with driver_connection(self._alias, self._link) as connection:
             version = connection.info.server_version
             connection.execute(set_for_session(Limits(), server_version=version))
             self.steps += 1
-            if is_pooled(connection) and _is_deaf(connection, params):
+            if is_pooled(connection) and self._is_deaf(connection):
                 raise _Deaf
             connection.execute(f"listen {notify.CHANNEL}; listen {commands.CHANNEL}")
             self._wakeup.ring()
@@ -121,14 +117,13 @@ class Listener(threading.Thread):
         self._stopping.wait(MIN_RING_INTERVAL)
         self._heard_at = monotonic()
 
+    def _is_deaf(self, connection: psycopg.Connection[Any]) -> bool:
+        """Return whether the pooler keeps notifications from the connection.
 
-def _is_deaf(connection: psycopg.Connection[Any], params: dict[str, Any]) -> bool:
-    """Return whether the pooler keeps notifications from the connection.
-
-    False if this cannot be determined, since the pooler may have too few connections.
-    """
-    try:
-        with contextlib.closing(psycopg.connect(**params)) as notifying:
-            return notify_arrives(connection, notifying, seconds=NOTIFY_SECONDS) is False
-    except LOST:
-        return False
+        False if this cannot be determined, since the pooler may have too few connections.
+        """
+        try:
+            with contextlib.closing(driver_connection(self._alias, Link())) as notifying:
+                return notify_arrives(connection, notifying, seconds=NOTIFY_SECONDS) is False
+        except LOST:
+            return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from time import monotonic
+from typing import Any
 
 import pytest
 from django.db import connections
@@ -118,6 +119,28 @@ def test_it_listens_past_djangos_pool(monkeypatch: pytest.MonkeyPatch) -> None:
         listener.start()
         listener._wakeup.until(1)
         assert "pooled" not in DatabaseWrapper._connection_pools
+    finally:
+        listener.stop()
+        listener.join(30)
+        assert not listener.is_alive()
+
+
+def test_it_connects_as_the_backend_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some backends fetch a short-lived password, or a client's certificate, as they connect."""
+    backend = type(connections["default"])
+    connect, own = backend.get_new_connection, connections["default"].settings_dict["USER"]
+
+    def with_credentials(self: DatabaseWrapper, params: dict[str, Any]) -> Any:
+        return connect(self, {**params, "user": own} if self.alias == "rotating" else params)
+
+    monkeypatch.setattr(backend, "get_new_connection", with_credentials)
+    settings = {**connections.settings["default"], "USER": "nobody_has_this_name"}
+    monkeypatch.setitem(connections.settings, "rotating", settings)
+    listener = Listener("rotating", Counted(), link=Link(), on_command=lambda: None)
+    try:
+        listener.start()
+        listener._wakeup.until(1)
+        assert not listener.degraded()
     finally:
         listener.stop()
         listener.join(30)

@@ -42,13 +42,13 @@ def through(
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[psycopg.Connection[Any]]:
     """The connections that waiting threads have made."""
     made: list[psycopg.Connection[Any]] = []
-    connect = link._connect
+    connect = link.driver_connection
 
     def record(*args: Any) -> Any:
         made.append(connect(*args))
         return made[-1]
 
-    monkeypatch.setattr(link, "_connect", record)
+    monkeypatch.setattr(link, "driver_connection", record)
     return made
 
 

@@ -164,7 +164,7 @@ def test_a_poll_is_enough(
     It may be off, its rings may be lost, or it may use another alias, which may be out of reach.
     """
     connected: list[str] = []
-    connect, listen = link._connect, link.ServerLink._listen
+    connect, listen = link.driver_connection, link.ServerLink._listen
 
     def connect_to(alias: str, *options: Any) -> Any:
         connected.append(alias)
@@ -172,7 +172,7 @@ def test_a_poll_is_enough(
             raise psycopg.OperationalError("no such server")
         return connect("default", *options)
 
-    monkeypatch.setattr(link, "_connect", connect_to)
+    monkeypatch.setattr(link, "driver_connection", connect_to)
     if how == "poll":
         settings.DJANGO_MQ = {"WAKEUP": "poll"}
     elif how == "deaf":
@@ -343,7 +343,7 @@ def test_a_connection_after_the_first_listens_too_and_ends_the_next_sleep() -> N
 def test_it_asks_in_the_role_of_the_alias(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**connection.settings_dict["OPTIONS"], "assume_role": "pg_monitor"}
     monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
-    made = link._connect("default", Link())
+    made = link.driver_connection("default", Link())
     try:
         assert made.execute("select current_user").fetchone() == ("pg_monitor",)
     finally:
