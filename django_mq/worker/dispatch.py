@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+import psycopg
+
 from django_mq.conf.error_logs import log_failure
 from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.ended import Ended
@@ -26,7 +28,8 @@ from django_mq.worker.resolver import Resolver, line_of, settle_held
 
 logger = logging.getLogger("django_mq")
 
-#: How often to try to release a row that another session has locked for a moment.
+#: How often to try at once to release a row that another session has locked. Later, it is tried
+#: again in each round of the loop.
 RELEASE_TRIES = 4
 
 
@@ -174,7 +177,8 @@ class Dispatch:
     def release(self, tasks: list[Task]) -> bool:
         """Release `tasks`, which did not start, and all rows not dispatched; attempts are refunded.
 
-        Returns whether any was released. If the database is lost, the next call releases them, too.
+        Returns whether any was released. The next call tries those again that could not be released
+        because the database was lost, or because another session has locked them.
         """
         deliveries = [*(task.delivery for task in tasks), *self._pending]
         self._pending.clear()
@@ -188,28 +192,34 @@ class Dispatch:
         # First, so that no later renewal locks the rows; a renewal under way locks them for a
         # moment.
         self._local_queue.unsettled.remove(fences)
+        new, tries = set(fences), RELEASE_TRIES
         fences = [*self.unreleased, *fences]
-        tries = RELEASE_TRIES
+        refused: list[psycopg.Error] = []
         any_released = False
         try:
-            while fences and tries:
+            while fences:
                 cursor = self._statements.cursor()
                 self._backoffs.cancel_probes(cursor, {each.claimed_by for each in fences})
                 if trusted:
                     skip_refused_rows(partial(forget_lapse, cursor), trusted)
-                released = skip_refused_rows(partial(settle.release, cursor), fences)
+                refused.clear()
+                released = skip_refused_rows(
+                    partial(settle.release, cursor), fences, refused.append
+                )
                 any_released |= bool(released)
                 left = settle.still_ours(cursor, fences) if len(released) < len(fences) else ()
                 fences = [fence for fence in fences if fence.id in left]
                 tries -= 1
-                if fences:
-                    self._outage.wait_quietly()
+                if not (tries and new.intersection(fences)):
+                    break
+                self._outage.wait_quietly()
         except LOST:
             self.unreleased, self._trusted = fences, trusted
             raise
-        self.unreleased, self._trusted = [], []
-        if fences:
+        if fences and refused:
             log_unreleased(len(fences))
+            fences = []
+        self.unreleased, self._trusted = fences, trusted if fences else []
         return any_released
 
     def _submit(self, tasks: list[Task], first: bool) -> None:

@@ -29,8 +29,12 @@ class Unstarted:
         self._look_at = float("-inf")
 
     def add_unconfirmed(self, claimers: Sequence[str]) -> None:
-        """Record claims whose answers were lost: they may have been committed, or will be."""
-        self._unconfirmed.update(dict.fromkeys(claimers, monotonic() + UNCONFIRMED_SECONDS))
+        """Record claims whose answers were lost: they may have been committed, or will be.
+
+        Earlier ones, too: a COMMIT that waits for a synchronous standby waits as long as this one.
+        """
+        until = monotonic() + UNCONFIRMED_SECONDS
+        self._unconfirmed = dict.fromkeys([*self._unconfirmed, *claimers], until)
         self._look_at = float("-inf")
 
     @property
@@ -46,8 +50,8 @@ class Unstarted:
     def start_or_release(self, cursor: Cursor) -> None:
         """Start messages that may start now; release those that must not start, or cannot soon."""
         parts = self._parts
-        if parts.dispatch.unreleased:
-            self._release([])
+        if parts.dispatch.unreleased and parts.dispatch.release([]):
+            parts.fetcher.on_released()
         if self.unconfirmed_due:
             self.release_unconfirmed(cursor)
         parts.dispatch.dispatch_pending(cursor)

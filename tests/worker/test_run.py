@@ -185,6 +185,54 @@ def test_a_claim_that_commits_after_its_connection_was_lost_is_released(
     assert not run.unstarted.unconfirmed_due
 
 
+def test_a_lost_claim_is_looked_for_while_further_claims_are_lost(
+    run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A COMMIT that waits for a synchronous standby has no limit; all of them wait for it."""
+    parts.giving_up.set()  # nobody waits
+    lost = psycopg.OperationalError("the connection was cut")
+    parts.claims.begin_round()
+    name = parts.claims.next_claimer()
+    run._wait_out(lost)
+    for _ in range(2):
+        now = unstarted.monotonic() + 20
+        monkeypatch.setattr(unstarted, "monotonic", lambda now=now: now)
+        parts.claims.begin_round()
+        parts.claims.next_claimer()
+        run._wait_out(lost)
+        run.unstarted.start_or_release(parts.statements.cursor())
+    late = add(handler="h", leased=30, attempts=1)
+    QueuedMessage.objects.filter(pk=late.pk).update(claimed_by=name)
+    now = unstarted.monotonic() + 20
+    monkeypatch.setattr(unstarted, "monotonic", lambda: now)
+    run.unstarted.start_or_release(parts.statements.cursor())
+    assert (stored(late).attempts, stored(late).claimed_by) == (0, None)
+
+
+@pytest.mark.parametrize("again", [Unstarted.start_or_release, Unstarted.release_all])
+def test_a_locked_message_is_released_later(
+    run: Run, parts: Parts, caplog: pytest.LogCaptureFixture, again: Callable[..., None]
+) -> None:
+    """A renewal whose COMMIT waits for a slow disk, or for a synchronous standby, has locked it."""
+    locked = add(handler="h")
+    parts.wakeup.ring()
+    while parts.local_queue.waiting() == 0:
+        run._fetch()
+    cursor = parts.statements.cursor()
+    with second_connection() as other:
+        other.execute("begin")
+        other.execute("select from django_mq_queuedmessage where id = %s for update", [locked.pk])
+        parts.dispatch.release(parts.local_queue.take_waiting())
+        assert stored(locked).attempts == 1
+        again(run.unstarted, cursor)  # still locked
+        other.execute("rollback")
+    assert run.unstarted.overdue
+    again(run.unstarted, cursor)
+    assert (stored(locked).attempts, stored(locked).leased_until) == (0, None)
+    assert not run.unstarted.overdue
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("again", [Unstarted.start_or_release, Unstarted.release_all])
 @pytest.mark.parametrize("lapsed", [False, True])
 def test_a_release_that_the_database_lost_is_tried_again(
