@@ -81,26 +81,12 @@ def limited_throughout(alias: str) -> Iterator[None]:
 
     For a view that reads and then changes: its changes are committed where it commits them.
     """
-    connection = connections[alias]
-    if connection.in_atomic_block:  # that of the request
+    if connections[alias].in_atomic_block:  # that of the request
         with limited_statements(alias):
             yield
         return
-    latest: Any = None
-
-    def bounded(execute: Callable[..., Any], *statement: Any) -> Any:
-        nonlocal latest
-        if not connection.in_atomic_block:
-            with transaction.atomic(using=alias), connection.cursor() as cursor:
-                limits.apply(cursor, _limits())
-                return execute(*statement)
-        if latest is not (outermost := connection.atomic_blocks[0]):
-            latest = outermost  # first: setting the limits is a statement, too
-            with connection.cursor() as cursor:
-                cursor.execute(limits.set_local(_limits()))  # no query: the block may set its level
-        return execute(*statement)
-
-    with reporting_timeouts(), connection.execute_wrapper(bounded):
+    settings = f"set local jit = off; {limits.set_local(_limits())}"
+    with reporting_timeouts(), transactions.limited_throughout(alias, settings):
         yield
 
 

@@ -7,6 +7,8 @@ import threading
 from dataclasses import dataclass
 from time import monotonic
 
+from psycopg.errors import LockNotAvailable
+
 from django_mq.conf.error_logs import error_name
 from django_mq.policy.missing_right import is_missing_right
 from django_mq.policy.plain_text import one_line
@@ -20,6 +22,8 @@ _TOO_MANY = ("too many clients", "too many connections", "connection slots are r
 MORE_CONNECTIONS = (
     "lower --processes or --threads, or raise max_connections or the CONNECTION LIMIT of the role"
 )
+#: The advice for a wait for a lock.
+WHO_LOCKS = "mq_doctor names the session that has a table locked"
 
 #: Seconds between two attempts to reach a lost database: the first wait, and the longest.
 RECONNECT_WAIT, MAX_RECONNECT_WAIT = 0.25, 5.0
@@ -37,12 +41,16 @@ def reason_of(error: BaseException) -> str:
     'the server is read only, as a standby is: cannot execute UPDATE'
     >>> reason_of(OperationalError("FATAL: sorry, too many clients already")).partition("; ")[2]
     'lower --processes or --threads, or raise max_connections or the CONNECTION LIMIT of the role'
+    >>> reason_of(errors.LockNotAvailable("canceling statement due to lock timeout"))
+    'canceling statement due to lock timeout; mq_doctor names the session that has a table locked'
     """
     text = one_line(str(error), 200) if is_lost(error) else ""
     if is_read_only(error):
         return f"the server is read only, as a standby is: {text}"
     if has_too_many_connections(text):
         return f"{text}; {MORE_CONNECTIONS}"
+    if isinstance(error, LockNotAvailable):
+        return f"{text}; {WHO_LOCKS}"
     return text or error_name(error)
 
 

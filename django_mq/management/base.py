@@ -22,6 +22,7 @@ from django_mq.management.databases import (
     UNUSABLE,
     add_database,
     chosen_database,
+    limited_waits,
     refusal,
 )
 from django_mq.management.interruption import interruptible
@@ -127,7 +128,7 @@ class OperatorCommand(BaseCommand):
             alias = chosen_database(options.setdefault("database", None))
             if self.needs_queue:
                 check_name(options["queue"], "queue")
-            with without_pool(alias):
+            with without_pool(alias), limited_waits(alias):
                 self.operate(**options)
         except Declined:
             self.stdout.write("Nothing was changed.")

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from psycopg.errors import InsufficientPrivilege, UndefinedColumn, UndefinedTable
+from psycopg.errors import InsufficientPrivilege, LockNotAvailable, UndefinedColumn, UndefinedTable
 
 from django_mq.conf import alias_of
 from django_mq.policy.plain_text import one_line
+from django_mq.queues.doctor.locks import explained
 from django_mq.queues.doctor.schema import (
     formats,
     migrate_command,
     read_only,
     unapplied_migrations,
 )
+from django_mq.queues.transactions import limited_throughout
 from django_mq.store.lost import LOST, is_read_only, was_refused
 
 #: Other errors of an unusable database. Django reads an alias when it first connects; the driver
 #: raises NotImplementedError for times in a DateStyle other than ISO.
 UNUSABLE = (InterfaceError, ImproperlyConfigured, NotImplementedError)
+
+#: Seconds that an operator's command waits for a lock. Then it names the session that holds it,
+#: which may be a migration that takes hours.
+LOCK_SECONDS = 5.0
 
 
 def chosen_database(alias: str | None) -> str:
@@ -46,6 +54,19 @@ def chosen_database(alias: str | None) -> str:
     return alias
 
 
+@contextmanager
+def limited_waits(alias: str) -> Iterator[None]:
+    """Let each statement of the block wait at most `LOCK_SECONDS` for a lock on a table or a row.
+
+    A transaction of the caller keeps its own limit.
+    """
+    if connections[alias].in_atomic_block:
+        yield
+        return
+    with limited_throughout(alias, f"set local lock_timeout = {round(LOCK_SECONDS * 1000)}"):
+        yield
+
+
 def missing_role(error: BaseException, role: str) -> str:
     """Return the sentence that names `role` if the login may not do what it tried; else ""."""
     if isinstance(error.__cause__, InsufficientPrivilege):
@@ -60,6 +81,9 @@ def refusal(error: Exception, alias: str, role: str) -> CommandError:
         text = f"database {alias!r} cannot be used: {text}"
     elif is_read_only(error):
         text = f"database {alias!r} is read-only: {text}"
+    elif isinstance(error.__cause__, LockNotAvailable):
+        reason = explained(alias) or "Another session holds a lock: try again in a moment."
+        text = f"the command has waited too long for a lock. {reason}"
     if isinstance(error.__cause__, UndefinedTable | UndefinedColumn):
         text += missing_migrations(connections[alias])
     text += missing_role(error, role)

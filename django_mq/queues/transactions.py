@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from django.db import connections, transaction
 from django.db.backends.utils import CursorWrapper
@@ -32,6 +33,30 @@ def reading(
             apply(cursor, limits)
         yield cursor
         transaction.set_rollback(True, using=alias)
+
+
+@contextmanager
+def limited_throughout(alias: str, settings: str) -> Iterator[None]:
+    """Run `settings`, statements of `set local`, at the start of each transaction of the block.
+
+    A statement outside a transaction gets one of its own. Call this outside a transaction.
+    """
+    connection = connections[alias]
+    latest: Any = None
+
+    def bounded(execute: Callable[..., Any], *statement: Any) -> Any:
+        nonlocal latest
+        if not connection.in_atomic_block:
+            with transaction.atomic(using=alias):
+                return bounded(execute, *statement)
+        if latest is not (outermost := connection.atomic_blocks[0]):
+            latest = outermost  # first: setting the limits is a statement, too
+            with connection.cursor() as cursor:
+                cursor.execute(settings)  # no query: the block may still set its isolation level
+        return execute(*statement)
+
+    with connection.execute_wrapper(bounded):
+        yield
 
 
 def wake(alias: str) -> None:

@@ -115,7 +115,7 @@ class TestTheCommand:
         assert run_doctor("--ignore", "d003", "--ignore", "D020")[0] == 0
 
     def test_an_id_that_no_finding_has_is_an_error(self) -> None:
-        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D030") as raised:
+        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D032") as raised:
             run_doctor("--ignore", "d099", "--ignore", "D013", "--ignore", "x")
         assert raised.value.returncode == 2
 
@@ -924,6 +924,33 @@ class TestOutages:
             add("line", ordered=True, leased=60)
         add("line", ordered=True, after=-3600)
         assert len(found("D028")) == (not running)
+
+    def test_d032_a_worker_with_room_claims_nothing(self, settings: Any) -> None:
+        """It lacks a right, or a session has locked the rows: its log says so, nothing else did."""
+        settings.DJANGO_MQ = {"QUEUES": {"line": {"ordered": True}, "full": {"max_in_flight": 1}}}
+        hour = timezone.now() - timedelta(hours=1)
+        beat("young", threads=2, threads_used=0.0)
+        beat("working", queues=["mail"], started_at=hour, threads=2, threads_used=1.0)
+        beat("new", queues=["mail"], started_at=hour)
+        add("mail", after=-3600)
+        assert found("D032") == []
+        beat("idle", started_at=hour, host="h", pid=7, threads=2, threads_used=0.1)
+        (finding,) = [each for each in examine() if each.id == "D032"]
+        assert (finding.level, finding.text) == (
+            "error",
+            "A message in the queue mail has been due for 1 h, and none of the queue is in flight,"
+            " although worker idle (host h, process 7) serves it and is 5% busy.",
+        )
+        assert "manage.py mq_why ID" in finding.hint
+        add("mail", leased=60)
+        for queue in ("off", "slow", "full"):
+            add(queue, after=-3600)
+        decide("off", paused=-1)
+        decide("slow", backoff=60, backoff_level=1)
+        add("full", leased=60)
+        add("line", ordered=True, after=-3600)  # behind a head that is retried
+        add("recent", after=-60)
+        assert found("D032") == []
 
 
 def figures_of(handler: str, ago: int = 0, worker: str = "w", **given: Any) -> None:

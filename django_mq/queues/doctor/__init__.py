@@ -5,7 +5,7 @@ Each finding has an id, which docs/operating.md lists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from django.core.exceptions import ImproperlyConfigured
@@ -24,13 +24,15 @@ from django_mq.policy.plain_text import one_line
 from django_mq.queues.doctor import (
     capacity,
     links,
+    locks,
     outages,
     schedules,
     schema,
     subscriptions,
     upkeep,
 )
-from django_mq.queues.doctor.findings import Finding
+from django_mq.queues.doctor.findings import DOCTOR_LIMITS, Finding
+from django_mq.store import limits
 from django_mq.store.lost import LOST, was_refused
 
 __all__ = ["Finding", "examine"]
@@ -39,6 +41,7 @@ __all__ = ["Finding", "examine"]
 #: formats come first: with some, the driver reads no times, and most of the others fail.
 EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
     ("the formats", schema.formats),
+    ("locks on tables", locks.locks),
     ("migrations", schema.migrations),
     ("indexes", schema.indexes),
     ("rights", schema.rights),
@@ -58,6 +61,7 @@ EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
     ("held messages", subscriptions.unheard),
     ("stalled lines", subscriptions.stalled),
     ("busy workers", capacity.saturated),
+    ("workers that claim nothing", capacity.unclaimed),
     ("paused queues", outages.paused),
     ("queues that back off", outages.backing_off),
     ("the figures of handlers", outages.unsuccessful),
@@ -65,9 +69,13 @@ EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
     ("failed schedules", schedules.failing_schedules),
     ("limits of the login", links.limits),
 )
-#: Errors of statements that these findings explain, if there are any.
-EXPLAINED_ERRORS = (InsufficientPrivilege, UndefinedColumn, UndefinedTable)
-EXPLANATIONS = ("D002", "D004")
+#: The findings that explain an error of a statement, if there are any.
+EXPLAINED_ERRORS: dict[type[BaseException], tuple[str, ...]] = {
+    InsufficientPrivilege: ("D002", "D004"),
+    UndefinedColumn: ("D002", "D004"),
+    UndefinedTable: ("D002", "D004"),
+    LockNotAvailable: ("D031",),
+}
 #: Added to D001 if the database does not answer.
 STOPPED = "The remaining checks did not run."
 #: Errors of the database. The driver raises NotImplementedError for a time that it cannot read.
@@ -77,31 +85,34 @@ UNUSABLE = (DatabaseError, InterfaceError, ImproperlyConfigured, NotImplementedE
 def examine(*, using: str | None = None) -> list[Finding]:
     """Return the findings, the most basic first; an empty list if nothing is wrong.
 
-    It changes nothing, and most statements are limited to 5 s. Use the workers' login: rights and
-    limits are per login. It also opens connections of its own, as workers do.
+    It changes nothing. Most statements take at most 5 s, and wait at most 1 s for a lock. Use the
+    workers' login: rights and limits are per login. It also opens connections of its own, as
+    workers do.
     """
     alias = alias_of(using)
     found: list[Finding] = []
-    explained: list[Finding] = []
+    explained: list[tuple[Finding, Sequence[str]]] = []
     for number, (subject, examination) in enumerate(EXAMINATIONS, 1):
         failure = f"Database {alias!r} cannot be reached"
         try:
             with transaction.atomic(using=alias):
+                with connections[alias].cursor() as cursor:
+                    limits.apply(cursor, DOCTOR_LIMITS)
                 failure = f"Could not look at {subject}"
                 found.extend(examination(alias))
         except UNUSABLE as error:
             failed = _check_failed(failure, error)
             found.append(failed)
-            if isinstance(error.__cause__, EXPLAINED_ERRORS):
-                explained.append(failed)
+            if explanations := EXPLAINED_ERRORS.get(type(error.__cause__ or error)):
+                explained.append((failed, explanations))
             elif not _answers(alias):
                 if number < len(EXAMINATIONS):
                     found[-1] = replace(failed, text=f"{failed.text} {STOPPED}")
                 break
     # The explanation may be found after the error: rights are examined after migrations.
-    if any(each.id in EXPLANATIONS for each in found):
-        return [each for each in found if each not in explained]
-    return found
+    ids = {each.id for each in found}
+    needless = [failed for failed, explanations in explained if not ids.isdisjoint(explanations)]
+    return [each for each in found if each not in needless]
 
 
 def _check_failed(failure: str, error: Exception) -> Finding:

@@ -1,0 +1,75 @@
+"""Operator commands beside a session that has a table locked, such as a stuck migration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection, transaction
+
+from django_mq.management import databases
+from tests.database import second_connection
+from tests.rows import add
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def pid(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Lock the table of the messages; yields the process id of the session."""
+    monkeypatch.setattr(databases, "LOCK_SECONDS", 0.1)
+    with second_connection(application_name="alter") as other, other.transaction():
+        other.execute("lock table django_mq_queuedmessage in access exclusive mode")
+        yield other.info.backend_pid
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["mq_status"],
+        ["mq_status", "mail"],
+        ["mq_why", "1"],
+        ["mq_peek"],
+        ["mq_routes"],
+        ["mq_pause", "mail", "--yes"],
+        ["mq_requeue", "--queue", "mail", "--yes"],
+        ["mq_purge", "--all", "--yes"],
+        ["mq_run_now", "--queue", "mail", "--yes"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_names_the_session_instead_of_waiting(pid: int, command: list[str]) -> None:
+    with pytest.raises(CommandError) as raised:
+        call_command(*command)
+    assert str(raised.value).startswith(
+        f"the command has waited too long for a lock. Session {pid} of the server ("
+    )
+    assert f"select pg_terminate_backend({pid})" in str(raised.value)
+    assert raised.value.returncode == 1
+
+
+def test_a_session_that_has_ended_since_is_not_named(
+    pid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(databases, "explained", lambda alias: "")
+    with pytest.raises(CommandError, match="Another session holds a lock: try again in a moment"):
+        call_command("mq_peek")
+
+
+def test_a_caller_keeps_its_own_limit() -> None:
+    """A program may call a command within a transaction of its own."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("set local lock_timeout = '20s'")
+        call_command("mq_peek")
+        cursor.execute("show lock_timeout")
+        assert cursor.fetchone() == ("20s",)
+
+
+def test_no_limit_remains_in_the_session() -> None:
+    """The session may be one that a pooler lends to others."""
+    row = add(dead=-1)
+    call_command("mq_requeue", "--id", str(row.pk))
+    with connection.cursor() as cursor:
+        cursor.execute("show lock_timeout")
+        assert cursor.fetchone() == ("0",)

@@ -1,0 +1,84 @@
+"""D031: sessions that lock whole tables."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from django.db import connection
+
+from django_mq.queues.doctor import examine, findings, locks
+from tests.database import second_connection, until_blocked
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_handlers")]
+
+LOCK = "lock table django_mq_queuedmessage in access exclusive mode"
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "LOCKED_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_session_is_named_and_nothing_that_follows_from_it() -> None:
+    with second_connection(application_name="alter") as other, other.transaction():
+        other.execute(LOCK)
+        pid = other.info.backend_pid
+        (finding,) = [each for each in examine() if each.id in ("D001", "D031")]
+    assert (finding.id, finding.level) == ("D031", "error")
+    assert finding.text.startswith(f"Session {pid} of the server (")
+    assert "alter, idle in transaction) has locked the table django_mq_queuedmessage" in (
+        finding.text
+    )
+    assert f"select pg_terminate_backend({pid})" in finding.hint
+
+
+def test_a_young_lock_is_part_of_a_migration() -> None:
+    with second_connection() as other, other.transaction():
+        other.execute(LOCK)
+        assert list(locks.locks("default")) == []
+        assert "has locked" in locks.explained("default")
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_lock_that_is_waited_for_counts_too() -> None:
+    """A long report, a migration behind it, and everything else behind the migration."""
+    with second_connection() as report, second_connection() as migration:
+        pid, first = migration.info.backend_pid, report.info.backend_pid
+        with report.transaction():
+            report.execute("select count(*) from django_mq_queuedmessage")
+
+            def migrate() -> None:
+                with migration.transaction():
+                    migration.execute(LOCK)
+
+            thread = threading.Thread(target=migrate)
+            thread.start()
+            pid = migration.info.backend_pid
+            until_blocked(pid)
+            (finding,) = locks.locks("default")
+        thread.join()
+    assert f"Session {pid} of the server" in finding.text
+    assert "to lock the table django_mq_queuedmessage" in finding.text
+    assert f"It waits for session {first}: end what it waits for" in finding.hint
+    assert list(locks.locks("default")) == []
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("mode", ["access share", "row exclusive", "share update exclusive"])
+def test_what_claims_do_not_wait_for_is_no_finding(mode: str) -> None:
+    with second_connection() as other, other.transaction():
+        other.execute(f"lock table django_mq_queuedmessage in {mode} mode")
+        assert list(locks.locks("default")) == []
+
+
+def test_no_check_waits_for_long() -> None:
+    """Every table is locked: each check fails in turn, and none hangs."""
+    tables = ", ".join(findings.own_tables())
+    with second_connection() as other, other.transaction():
+        other.execute(f"lock table {tables} in access exclusive mode")
+        failed = [each for each in examine() if each.id == "D001"]
+    assert failed
+    assert all("lock timeout" in each.text for each in failed)
+    assert connection.is_usable()
