@@ -41,12 +41,13 @@ RESUME = """
 update django_mq_queuestate
    set paused_at = null, paused_until = null
  where queue = %(queue)s and paused_at is not null
+   and (paused_until is null or paused_until > statement_timestamp())
 returning queue
 """
 
 
 def resume(cursor: Cursor, *, queue: str) -> bool:
-    """End the pause of `queue`; return whether it was paused."""
+    """End the pause of `queue`; return whether it was paused, and its time had not passed."""
     cursor.execute(RESUME, {"queue": queue})
     return cursor.fetchone() is not None
 

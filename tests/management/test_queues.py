@@ -126,6 +126,12 @@ class TestEndOfABackoff:
         assert said.count("is backing off: mq_resume mail --backoff ends that") == 2
         assert "paused" not in said
 
+    def test_a_pause_whose_time_has_passed_is_not_left(self, capsys):
+        decide(backoff_level=3, backoff=60, paused=-60, until=-1)
+        run("mq_resume", "mail", "--backoff")
+        assert capsys.readouterr().err == ""
+        assert "was not paused" in run("mq_resume", "mail")
+
     def test_dry_run_and_json(self):
         decide(backoff_level=3, backoff=60)
         text = run("mq_resume", "mail", "--backoff", "--dry-run")
