@@ -124,11 +124,13 @@ def test_a_record_as_json() -> None:
     record = logging.makeLogRecord(
         {"name": "django_mq", "levelname": "INFO", "msg": "held: %s", "args": ("7",)}
     )
-    vars(record).update(event="message_held", message_id=7, until=timezone.now())
+    vars(record).update(event="message_held", message_id=7, until=timezone.now(), level=3)
     line = names["JSONFormatter"]().format(record)
     found = json.loads(line)
-    assert found.keys() == {"time", "level", "message", "event", "message_id", "until"}
+    own = {"event", "message_id", "until", "level"}
+    assert found.keys() == {"time", "severity", "message", *own}
     assert (found["message"], found["message_id"]) == ("held: 7", 7)
+    assert (found["severity"], found["level"]) == ("INFO", 3)  # of the record, and of a backoff
     try:
         raise ValueError
     except ValueError:
