@@ -10,14 +10,22 @@ from django.core.management.base import CommandParser
 from django_mq.conf import alias_of, command_on
 from django_mq.management.arguments import message_id, wrong_arguments
 from django_mq.management.base import OperatorCommand
+from django_mq.management.output import table
 from django_mq.models import QueuedMessage
+from django_mq.policy.plain_text import one_line
 from django_mq.queues import Changed
+from django_mq.queues.transactions import reading
 from django_mq.states import MessageState
+from django_mq.store import selected
 
 #: The maximum number of ids whose state is reported.
 NOTED = 10
 #: The options that select messages.
 SELECTION = ("ids", "queue", "type", "handler", "key", "fingerprint")
+
+#: The maximum numbers of groups that a preview shows, and of characters of an error; its columns.
+MAX_GROUPS, MAX_ERROR = 10, 60
+GROUP_HEADERS = ("count", "state", "queue", "type", "handler", "last error")
 
 
 def add_common_selection(parser: CommandParser) -> None:
@@ -85,6 +93,28 @@ class SelectionCommand(OperatorCommand):
         elif not found:
             self.none_found = none_found
             self.warn_of_unknown(database=database, **options)
+
+    def preview(
+        self, found: Changed, question: str | None, *, database: str | None, **options: Any
+    ) -> None:
+        """Print the groups of the `found` messages, unless they are all of one kind.
+
+        An option that selects more than the operator had in mind shows here, before it acts: in a
+        dry run, and above the `question`.
+        """
+        if options["json"] or not (options["dry_run"] or (question and not options["yes"])):
+            return
+        with reading(alias_of(database)) as cursor:
+            groups = selected.groups(cursor, found.ids, limit=MAX_GROUPS + 1)
+        if len(groups) < 2:
+            return
+        rows = [
+            (f"{number:,}", *(name or "-" for name in names), one_line(error, MAX_ERROR) or "-")
+            for number, *names, error in groups
+        ]
+        self.stdout.write(table(GROUP_HEADERS, rows[:MAX_GROUPS]))
+        if len(groups) > MAX_GROUPS:
+            self.stdout.write("(and smaller groups)")
 
 
 def notes_on_others(

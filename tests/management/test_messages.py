@@ -199,6 +199,26 @@ class TestPurge:
         assert run("mq_purge", "--queue", "mail") == "Removed 2 messages.\n"
         assert QueuedMessage.objects.get() == waiting
 
+    def test_different_messages_are_listed_before_the_question(self, terminal):
+        """Another error than the one that the operator had in mind, and messages that wait."""
+        add(dead=-1, type="shop.a", handler="h", last_error="KeyError: 'vat'")
+        add(dead=-1, type="shop.a", handler="h", last_error="KeyError: 'rate'")
+        add(dead=-1, type="shop.a", handler="h", last_error="ValueError: secret")
+        add(type="shop.a", handler="h")
+        terminal("n")
+        text = run("mq_purge", "--queue", "mail")
+        assert text.splitlines() == [
+            "COUNT  STATE  QUEUE  TYPE    HANDLER  LAST ERROR",
+            "    2  dead   mail   shop.a  h        KeyError",
+            "    1  dead   mail   shop.a  h        ValueError",
+            "Nothing was removed.",
+        ]
+        text = run("mq_purge", "--queue", "mail", "--waiting", "--dry-run")
+        assert "    1  waiting  mail   shop.a  h        -\n" in text
+        assert text.endswith("Would remove 4 messages.\n")
+        assert len(run_json("mq_purge", "--queue", "mail", "--dry-run")["ids"]) == 3
+        assert run("mq_purge", "--queue", "mail", "--yes") == "Removed 3 messages.\n"
+
     def test_a_flood_that_waits_needs_an_option(self):
         add()
         assert run("mq_purge", "--queue", "mail", "--yes") == (
@@ -275,3 +295,14 @@ class TestPurge:
     def test_what_is_meant_must_be_said(self, arguments):
         with pytest.raises(CommandError, match="--all"):
             run("mq_purge", *arguments, "--yes")
+
+
+@pytest.mark.parametrize("command", ["mq_requeue", "mq_run_now", "mq_purge"])
+def test_a_preview_is_bounded(command):
+    for number in range(11):
+        column = {"after": 60} if command == "mq_run_now" else {"dead": -1}
+        add(type=f"shop.t{number}", **column)
+    lines = run(command, "--queue", "mail", "--dry-run").splitlines()
+    assert len(lines) == 13
+    assert lines[-2] == "(and smaller groups)"
+    assert lines[-1].endswith(" 11 messages.")

@@ -47,4 +47,5 @@ class Command(SelectionCommand):
         if chosen["ids"] is None:
             chosen["limit"] = count  # leave out messages that died since the question
         act = partial(queues.purge, using=database, **chosen)
+        self.preview(found, question, database=database, **options)
         self.change("remove", "removed", question, found, act, **options)

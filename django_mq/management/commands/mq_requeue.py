@@ -34,4 +34,5 @@ class Command(SelectionCommand):
         self.remark(found, none, database=database, **options)
         question = f"Requeue {message_count(len(found.ids))}?" if ids is None else None
         act = partial(queues.requeue, ids or found.ids, attempts=attempts, using=database)
+        self.preview(found, question, database=database, **options)
         self.change("requeue", "requeued", question, found, act, **options)

@@ -28,6 +28,7 @@ class Command(SelectionCommand):
         self.remark(found, none, database=database, **options)
         question = f"Run {message_count(len(found.ids))} now?" if options["ids"] is None else None
         act = partial(self._run_now, found, database)
+        self.preview(found, question, database=database, **options)
         self.change("make due", "made due", question, found, act, **options)
 
     def _run_now(self, found: Changed, database: str | None) -> Changed:
