@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from io import StringIO
 
 import pytest
 from django.core.management import call_command
 from django.db.models.functions import Now
+from django.utils import timezone
 
 from django_mq.handlers import isolated
 from django_mq.models import FailedAttempt, MinuteFigures, QueuedMessage
@@ -23,6 +25,8 @@ ROWS = dict(
 )
 #: Its log says it, see `test_an_inbox_waits` of the relays; it runs until it is stopped.
 INBOX = "an inbox delivers nothing"
+#: This needs a lock of another session, see tests/queues/test_doctor_locks.py.
+LOCKED = "nothing runs, and the admin says that the database is busy"
 
 
 def waits() -> QueuedMessage:
@@ -33,6 +37,33 @@ def failed() -> None:
     FailedAttempt.objects.create(
         message_id=7, queue="mail", type="t", handler="app.slow", attempt=1, error_class="KeyError"
     )
+
+
+def killed() -> None:
+    FailedAttempt.objects.create(
+        message_id=7,
+        queue="mail",
+        type="t",
+        attempt=1,
+        error_class="django_mq.policy.outcomes.WorkerLost",
+        error_text="process 4711 was killed by SIGKILL",
+    )
+
+
+def ran_twice() -> QueuedMessage:
+    message = add()
+    FailedAttempt.objects.create(
+        message_id=message.pk, queue="mail", type="t", attempt=1, error_class="WorkerLost"
+    )
+    id = message.pk
+    message.delete()
+    return QueuedMessage(pk=id)
+
+
+def idle() -> None:
+    hour = timezone.now() - timedelta(hours=1)
+    beat(started_at=hour, threads=2, threads_used=0.0)
+    waits()
 
 
 def hangs() -> QueuedMessage:
@@ -86,14 +117,17 @@ SYMPTOMS: dict[str, tuple[Callable[[], QueuedMessage | None], str]] = {
     "nobody serves a queue": (unserved, r"D013 .* no live worker serves"),
     "a pause is forgotten": (paused, r"D027 .* mail has been paused since"),
     "messages of unknown types are held": (held, r"D014 .* of type shop\.unknown is held"),
+    "a worker is alive, but claims nothing": (idle, r"D032 .* although worker"),
+    "worker processes die again and again": (killed, r"WorkerLost.*killed by SIGKILL"),
+    "a message seems lost, or ran twice": (ran_twice, r"{id} is not stored.* last failed attempt"),
     "a worker is gone": (gone, r"a7c1585c .* gone"),
     "a broker is away": (snoozes, r"D026 .* events in the queue mail acked nothing"),
 }
 
 
 def test_each_symptom_has_a_test() -> None:
-    assert set(ROWS) == {*SYMPTOMS, INBOX}
-    assert ROWS[INBOX] == "mq_consume NAME"
+    assert set(ROWS) == {*SYMPTOMS, INBOX, LOCKED}
+    assert (ROWS[INBOX], ROWS[LOCKED]) == ("mq_consume NAME", "mq_doctor")
 
 
 @pytest.mark.django_db
