@@ -11,6 +11,7 @@ from django.db.models import F, FloatField, Func, Value
 from django.db.models.functions import Now
 
 from django_mq.conf import alias_of
+from django_mq.conf.local_time import local_text
 from django_mq.exceptions import InvalidName
 from django_mq.models import WorkerHeartbeat
 from django_mq.policy.column_bounds import MAX_BIGINT
@@ -82,6 +83,11 @@ class WorkerProcess:
         return "" if self.busy is None else f"{self.busy:.0%}"
 
     @property
+    def shown_name(self) -> str:
+        """The beginning of its id, its host and its process as text."""
+        return f"worker {self.id[:8]} (host {self.host}, process {self.pid})"
+
+    @property
     def claims(self) -> bool:
         """Whether it takes messages: it is alive, and neither draining nor quiet."""
         return self.alive and not self.draining and not self.quiet
@@ -99,6 +105,21 @@ def workers(*, using: str | None = None) -> list[WorkerProcess]:
     return [
         _worker(beat, timedelta(seconds=beat.silent)) for beat in found.order_by("-last_seen", "pk")
     ]
+
+
+def last_of(queue: str, found: Iterable[WorkerProcess]) -> str:
+    """Name the worker of `queue` that vanished last, to follow a sentence; empty if none is known.
+
+    It may be frozen, or its host may be out of reach: then another one is not what is missing.
+    `found` is from `workers()`.
+    """
+    for each in found:
+        if not each.alive and each.serves(queue):
+            return (
+                f" The last one was {each.shown_name}, whose last heartbeat came at"
+                f" {local_text(each.last_seen)}."
+            )
+    return ""
 
 
 def _worker(beat: WorkerHeartbeat, silent: timedelta) -> WorkerProcess:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from operator import attrgetter
 
 from django.db import DatabaseError, OperationalError, ProgrammingError
 from django.db.models.functions import Now
@@ -18,7 +19,7 @@ from django_mq.policy.error_text import Failure, describe
 from django_mq.policy.routing import TASKS
 from django_mq.queues.busy import busy
 from django_mq.queues.decisions import effective_limit
-from django_mq.queues.fleet import WorkerProcess
+from django_mq.queues.fleet import WorkerProcess, last_of
 from django_mq.queues.stalled import MAX_COUNT, shown_count
 from django_mq.queues.transactions import reading, writing
 from django_mq.store import row_holder
@@ -35,7 +36,7 @@ ALLOW = "; unless the queue is misspelt, allow it with @handler(..., queues=({!r
 
 
 def obstacle(message: QueuedMessage) -> str:
-    """Say why no handler registered in this process takes `message`, or that one would take it."""
+    """Say why no handler registered in this process takes `message`; empty if one would take it."""
     settings = get_settings()
     if message.handler:
         known = handlers.get(message.handler)
@@ -65,7 +66,21 @@ def obstacle(message: QueuedMessage) -> str:
         and handlers.REPLAY not in _metadata(message)
     ):
         return handlers.unsubscribed(first, message.type)
-    return f"a worker could not run it, although handler {first.name} is registered here"
+    return ""
+
+
+def other_code(message: QueuedMessage, workers: Sequence[WorkerProcess]) -> str:
+    """Say which workers to restart if a worker held `message` that this process could run."""
+    name = f"handler {message.handler}" if message.handler else "a handler for it"
+    text = f"a worker could not run it, although {name} is registered here"
+    serving = [worker for worker in workers if worker.alive and worker.serves(message.queue)]
+    if not serving:
+        return f"{text}: no live worker serves its queue, so start mq_worker"
+    oldest = min(serving, key=attrgetter("started_at"))
+    return (
+        f"{text}: restart the workers of its queue that run older code. The one that has run"
+        f" longest is {oldest.shown_name}, started at {local_text(oldest.started_at)}"
+    )
 
 
 def in_line(
@@ -79,7 +94,8 @@ def in_line(
     """
     serving = [worker for worker in workers if worker.alive and worker.serves(message.queue)]
     if not serving:
-        return "but no live worker serves its queue: start mq_worker"
+        last = last_of(message.queue, workers).removesuffix(".")
+        return f"but no live worker serves its queue: start mq_worker{last and '.'}{last}"
     if not any(worker.claims for worker in serving):
         if all(worker.draining for worker in serving):
             return "but every worker of its queue is draining: start mq_worker"

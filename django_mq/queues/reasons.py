@@ -6,14 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from django_mq.conf import alias_of
+from django_mq.conf import alias_of, command_on
 from django_mq.conf.local_time import local_text
 from django_mq.messages import worker_of
 from django_mq.models import QueuedMessage, QueueState
 from django_mq.queues.busy import holder, own_run
 from django_mq.queues.case import LATE, VERY_LATE, Case, read_message
 from django_mq.queues.dead_letters import OWN_REASONS, death, remedy, remedy_of_head
-from django_mq.queues.obstacles import claim_refusal, in_line, last_known, locked, obstacle
+from django_mq.queues.obstacles import (
+    claim_refusal,
+    in_line,
+    last_known,
+    locked,
+    obstacle,
+    other_code,
+)
 from django_mq.queues.stalled import shown_count
 from django_mq.queues.suspects import suspicion
 from django_mq.states import MessageState
@@ -154,7 +161,7 @@ def _behind(case: Case) -> Reason:
 
 def _held(case: Case) -> Reason:
     message = case.message
-    found = obstacle(message)
+    found = obstacle(message) or other_code(message, case.workers())
     text = f"has been held since {local_text(message.held_since)}: {found}"
     if message.processable_after > case.now:
         text += f". Workers check it again at {local_text(message.processable_after)}"
@@ -178,7 +185,12 @@ def _paused(case: Case) -> Reason:
         queue.paused_until is None or queue.paused_until > case.now
     ):
         end = local_text(queue.paused_until) if queue.paused_until else "it is resumed"
-        return f"waits because its queue is paused until {end}", ""
+        resume = command_on(case.alias, f"mq_resume {queue.pk}")
+        return (
+            f"waits because its queue is paused until {end} (since {local_text(queue.paused_at)})."
+            f" {resume} ends the pause",
+            "",
+        )
     return (
         f"waits because its queue is backing off until {local_text(queue.backoff_until)}"
         f" (level {queue.backoff_level})",

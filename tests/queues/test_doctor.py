@@ -659,6 +659,17 @@ class TestQueuesAndTypes:
         (text,) = found("D013")
         assert "no live worker serves it that is not quiet. Resume one" in text
 
+    def test_d013_names_the_worker_that_is_gone(self) -> None:
+        """It may be frozen, or its host is away: another one is not what is missing."""
+        beat("other", queues=["other"])
+        gone = beat("frozen", queues=["mail"], seen=-90, host="h", pid=9)
+        add("mail")
+        (text,) = found("D013")
+        assert (
+            "no live worker serves it. The last one was worker frozen (host h, process 9), whose"
+            f" last heartbeat came at {local_text(gone.last_seen)}." in text
+        )
+
     def test_d014_a_type_that_nobody_hears(self) -> None:
         beat()
         add(held=-9, type="shop.orders.lost")

@@ -48,9 +48,18 @@ def test_among_equals_by_id():
 
 
 def test_no_live_worker():
-    beat("dead", seen=-31)
     beat("elsewhere", queues=["other"])
-    why(add(), "processable", "no live worker serves its queue")
+    answer = why(add(), "processable", "no live worker serves its queue: start mq_worker.")
+    assert "heartbeat" not in answer.text
+    beat("older", seen=-99)
+    gone = beat("frozen", seen=-31, host="h", pid=9)
+    beat("other", seen=-30, queues=["other"])
+    why(
+        add(),
+        "processable",
+        "start mq_worker. The last one was worker frozen (host h, process 9), whose last heartbeat"
+        f" came at {shown(gone.last_seen)}.",
+    )
 
 
 def test_only_draining_workers():
@@ -151,10 +160,12 @@ def test_late_and_locked_by_a_session(given):
 def test_paused():
     state = decide(paused=-5)
     message = add()
-    why(message, "paused", "its queue is paused until it is resumed")
+    since = f"(since {shown(state.paused_at)}). mq_resume mail ends the pause."
+    why(message, "paused", f"its queue is paused until it is resumed {since}")
     state.delete()
     state = decide(paused=-5, until=60)
-    why(message, "paused", f"its queue is paused until {shown(state.paused_until)}")
+    since = f"(since {shown(state.paused_at)}). mq_resume mail ends the pause."
+    why(message, "paused", f"its queue is paused until {shown(state.paused_until)} {since}")
     state.delete()
     state = decide(backoff=60, backoff_level=4, paused=-9, until=-1)
     why(message, "paused", f"is backing off until {shown(state.backoff_until)} (level 4)")
@@ -346,3 +357,21 @@ def test_what_others_wrote_need_not_be_decodable():
         )
     assert queues.why(message.pk).state == "held"
     assert queues.peek("mail") == [message]
+
+
+def test_held_by_a_worker_that_runs_other_code():
+    """Half of the fleet was not restarted after a deploy."""
+    handlers.handler("shop.orders.*", name="h", queue="mail")(print)
+    message = add(handler="h", held=-9, last_error="this worker has no handler named h")
+    text = "a worker could not run it, although handler h is registered here: "
+    why(message, "held", f"{text}no live worker serves its queue, so start mq_worker")
+    beat("new", started_at=timezone.now() - timedelta(minutes=1))
+    old = beat("old", started_at=timezone.now() - timedelta(days=3), host="h", pid=9)
+    beat("elsewhere", queues=["other"])
+    answer = why(
+        message,
+        "held",
+        f"{text}restart the workers of its queue that run older code. The one that has run longest"
+        f" is worker old (host h, process 9), started at {shown(old.started_at)}",
+    )
+    assert answer.error == "this worker has no handler named h"

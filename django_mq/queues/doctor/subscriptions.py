@@ -13,7 +13,7 @@ from django_mq.models import Operation, Schedule
 from django_mq.policy.rounding import counted
 from django_mq.policy.routing import TASKS
 from django_mq.queues.doctor.findings import Finding, short_cursor
-from django_mq.queues.fleet import workers
+from django_mq.queues.fleet import last_of, workers
 from django_mq.queues.message_counts import counts
 from django_mq.queues.stalled import Head, heads, shown_count
 from django_mq.queues.topology import held_types
@@ -24,12 +24,13 @@ from django_mq.store.readers import prepare_to_read
 MAX_LINES = 1000
 #: What to do about held messages.
 DEPLOY_HANDLER = (
-    "deploy the handler, give a renamed one its former name in aliases=, or let a handler take what"
-    " the where= of others leaves"
+    "deploy the handler and restart every worker of the queue, give a renamed one its former name"
+    " in aliases=, or let a handler take what the where= of others leaves"
 )
 #: A task has neither aliases nor where=.
 DEPLOY_TASK = (
-    "deploy the task; if it was renamed, leave a task at its old path that calls the new one"
+    "deploy the task and restart every worker of the queue; if it was renamed, leave a task at its"
+    " old path that calls the new one"
 )
 
 
@@ -80,7 +81,8 @@ def _listed(parts: list[str]) -> str:
 
 def unserved(alias: str) -> Iterator[Finding]:
     """D013: messages wait in a queue that no worker serves. D015: a handler's queue is unserved."""
-    alive = [each for each in workers(using=alias) if each.alive]
+    known = workers(using=alias)
+    alive = [each for each in known if each.alive]
     if not alive:
         return  # D020 reports it
     serving = [each for each in alive if each.claims]
@@ -101,7 +103,8 @@ def unserved(alias: str) -> Iterator[Finding]:
                 id="D013",
                 level="error" if found.processable else "warning",
                 text=f"{_wait(found.shown('depth'))} in the queue {queue}, and no live worker"
-                f" serves it{' that is not quiet' if quiet else ''}.",
+                f" serves it{' that is not quiet' if quiet else ''}."
+                f"{'' if quiet else last_of(queue, known)}",
                 hint=f"Resume one: manage.py {command_on(alias, 'mq_workers resume ID')}."
                 if quiet
                 else _start_one(alias, queue),
