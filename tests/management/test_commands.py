@@ -12,7 +12,7 @@ from django.db import connection, connections
 
 from django_mq import handlers
 from django_mq.management.commands import mq_status
-from django_mq.models import QueueState, Schedule, WorkerCommand
+from django_mq.models import FailedAttempt, QueueState, Schedule, WorkerCommand
 from tests.management.conftest import run
 from tests.outbox.schedules.conftest import put
 from tests.rows import add, beat, decide
@@ -184,6 +184,18 @@ def test_a_time_that_makes_no_sense_is_shown_as_it_was_given(command, said, sett
     settings.TIME_ZONE = "Europe/Berlin"
     with pytest.raises(CommandError, match=re.escape(said)):
         run(*shlex.split(command))
+
+
+def test_errors_say_how_their_messages_run_again():
+    message = add(attempts=1, after=60)
+    FailedAttempt.objects.create(
+        message_id=message.pk, queue="mail", type="t", attempt=1, fingerprint="0" * 16
+    )
+    text = run("mq_errors")
+    assert "mq_run_now --fingerprint HASH runs those that wait" in text
+    assert "mq_requeue --fingerprint HASH those that are dead" in text
+    message.delete()
+    assert "--fingerprint" not in run("mq_errors")
 
 
 def test_errors_that_do_not_match_are_no_errors_at_all():

@@ -53,6 +53,14 @@ class TestStatus:
         assert found["waiting"][1] == "waiting"
         assert found["default"][1] == "empty"
 
+    @pytest.mark.parametrize("failed", [{"dead": -1}, {"after": 60, "attempts": 1}])
+    def test_failures_lead_to_their_errors(self, failed):
+        add()
+        assert "mq_errors" not in run("mq_status")
+        add(**failed)
+        assert "Messages are dead or retried: mq_errors groups them by error." in run("mq_status")
+        assert "mq_errors" not in run("mq_status", "other")
+
     def test_backing_off(self):
         decide(backoff=60, backoff_level=1)
         found = rows(run("mq_status"))["mail"]

@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq import queues
-from django_mq.conf import alias_of
+from django_mq.conf import alias_of, command_on
 from django_mq.conf.local_time import local_text
 from django_mq.management.arguments import duration
 from django_mq.management.base import OperatorCommand
@@ -56,6 +56,8 @@ class Command(OperatorCommand):
             )
         else:
             self._show(found, texts)
+            if any(each.dead or each.waiting for each in found):
+                self.stdout.write(_next_steps(alias_of(database)))
 
     def _show(self, found: Sequence[queues.ErrorGroup], texts: Mapping[int, str]) -> None:
         """Print a table; below each row, the error and the first line of its newest text."""
@@ -68,6 +70,16 @@ class Command(OperatorCommand):
             self.stdout.write(INDENT + one_line(_error(each)))
             if text := texts[each.attempt_id]:
                 self.stdout.write(INDENT + one_line(text, widest))
+
+
+def _next_steps(alias: str) -> str:
+    run_now, requeue = (
+        command_on(alias, f"{name} --fingerprint HASH") for name in ("mq_run_now", "mq_requeue")
+    )
+    return (
+        f"\nAfter the repair: {run_now} runs those that wait,\n{requeue} those that are dead;"
+        " --limit 1 tries one first."
+    )
 
 
 def _first_lines(found: Sequence[queues.ErrorGroup], database: str | None) -> dict[int, str]:

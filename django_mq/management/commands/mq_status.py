@@ -35,6 +35,7 @@ MIN_INTERVAL, MAX_INTERVAL = 0.1, 86_400.0
 MAX_HEADS = 10
 #: The maximum number of queues named that no worker serves.
 MAX_UNSERVED = 5
+FAILED = "Messages are dead or retried: mq_errors groups them by error."
 COUNTED_OF_HANDLERS = ("acked", "failed", "retried", "snoozed", "dead")
 COUNTED = ("depth", "processable", "in_flight", "delayed", "retrying", "held", "blocked", "dead")
 
@@ -163,6 +164,8 @@ def _sections(found: Status) -> list[Section]:
         sections.append(Section([f"{none}: start one with manage.py mq_worker."]))
     if found.unserved and found.workers:
         sections.append(Section([_unserved(found.unserved)], rank=0))
+    if any(each.dead or each.retrying for each in found.counted):
+        sections.append(Section([FAILED]))
     if timings := [each for each in found.timings if each.handler or any(_counts(each))]:
         headers = ("handler", *COUNTED_OF_HANDLERS, "waited p50", "p99", "ran p50", "p99")
         rows = table(headers, map(_handler, timings))
