@@ -14,7 +14,7 @@ from django_mq.admin.message_actions import MESSAGE_ACTIONS, MessageAction
 from django_mq.admin.message_filters import HEADS_PARAMETER, filter_of
 from django_mq.admin.own_pages import own_page
 from django_mq.admin.texts import operator
-from django_mq.models import Operation, QueuedMessage
+from django_mq.models import FailedAttempt, Operation, QueuedMessage
 from django_mq.operations.filter_words import in_words
 from django_mq.operations.heads import HEAD_ACTIONS
 from django_mq.policy.column_bounds import id_of
@@ -87,13 +87,28 @@ class EverythingAdmin(HeadsAdmin):
             count=count,
             count_text=str(count) if isinstance(count, AtLeast) else f"{count or 0:,}",
             exact="" if count is None or isinstance(count, AtLeast) else int(count),
-            words=in_words(wanted.as_json()),
+            words=[*in_words(wanted.as_json()), *self._error_in_words(request, wanted)],
             back=self.list_url(shown.urlencode()),
         )
 
     def _wanted(self, request: HttpRequest, query: QueryDict) -> MessageFilter:
         allowed = self.get_queues(request)
         return filter_of(query, allowed, private=self.may_see_payloads(request))
+
+    def _error_in_words(self, request: HttpRequest, wanted: MessageFilter) -> list[str]:
+        """Return the error that the filter's fingerprint stands for, if the user may see it."""
+        if wanted.fingerprint is None or not self._has_right(request, "view_failedattempt"):
+            return []
+        attempts = FailedAttempt.objects.using(self.alias).filter(fingerprint=wanted.fingerprint)
+        if (allowed := self.get_queues(request)) is not None:
+            attempts = attempts.filter(queue__in=allowed)
+        # A fingerprint is made of these columns, so any of its attempts has them.
+        found = next(iter(attempts.only("error_class", "handler", "place")[:1]), None)
+        if found is None:
+            return []
+        handler = f" in handler {found.handler}" if found.handler else ""
+        place = f", at {found.place}" if found.place else ""
+        return [f"error {one_line(found.error_class)}{handler}{place}"]
 
     def _ask(
         self, request: HttpRequest, action: MessageAction, wanted: MessageFilter

@@ -266,6 +266,7 @@ def test_errors_in_groups_with_a_sample_and_actions(boss, viewer):
     assert f"fingerprint={made.fingerprint}" in page.content.decode()
     response = boss.get(everything("requeue", f"fingerprint={made.fingerprint}"))
     assert "1 message matches" in text(response)
+    assert "error ValueError in handler h, at shop.mail:send" in text(response)
     shown = text(viewer.get(url("failedattempt", "errors")))
     assert "ValueError" in shown
     assert "secret" not in shown
