@@ -34,6 +34,12 @@ RENAMED_TASK = "; if it was renamed, leave a task at its old path that calls the
 #: Advice for messages in a queue that their handler does not allow.
 ALLOW = "; unless the queue is misspelt, allow it with @handler(..., queues=({!r},))"
 
+#: Added if nothing is left of a message.
+NO_TRACE = (
+    " Acked messages are kept only where the option history is on; the log names the messages that"
+    " operators removed."
+)
+
 
 def obstacle(message: QueuedMessage) -> str:
     """Say why no handler registered in this process takes `message`; empty if one would take it."""
@@ -209,21 +215,19 @@ def last_known(id: int, alias: str) -> tuple[str, str]:
     """Return what is known about message `id`, and separately its perhaps private error text."""
     columns = "handler", "error_class", "error_text", "created_at"
     reply = Result.objects.using(alias).only(*columns).filter(pk=id).first()
+    gone = f"Message {id} is not stored: it was acked, cancelled or purged, or was never committed."
     text = _acked(id, alias)
     if not text and reply is not None and not reply.error_class:  # stored together with the ack
         text = f"Message {id} was acked."
     elif not text:
-        text = (
-            f"Message {id} is not stored: it was acked, cancelled or purged, or was never"
-            " committed."
-        )
+        text = gone
     if reply is not None:
         text += f" Its reply was stored at {local_text(reply.created_at)}: {_outcome(reply)}."
     last = (
         FailedAttempt.objects.using(alias).filter(message_id=id).order_by("-attempt", "-pk").first()
     )
     if last is None:
-        return text, reply.error_text if reply else ""
+        return text + (NO_TRACE if text == gone else ""), reply.error_text if reply else ""
     handler = f" in handler {last.handler}" if last.handler else ""
     return (
         f"{text} Its last failed attempt, number {last.attempt} ({last.type}, queue {last.queue}),"

@@ -298,6 +298,7 @@ def test_gone():
     answer = queues.why(10**9)
     assert (answer.state, answer.error) == ("gone", "")
     assert "is not stored: it was acked, cancelled or purged" in str(answer)
+    assert "kept only where the option history is on; the log names" in str(answer)
     assert queues.why(2**80).state == "gone"
 
 
