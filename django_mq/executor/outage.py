@@ -117,18 +117,23 @@ class Outage:
         self._lost = False
         # Until when each thread that lost the database will have tried again.
         self._tries_until: dict[int, float] = {}
+        # The threads whose last statement was refused.
+        self._refused: set[int] = set()
 
     def wait(self, error: BaseException, *, logged: bool = False) -> None:
         """Log at most once per wait, then sleep until the next attempt is due or the drain is over.
 
-        After a refused statement the thread waits in the same way, but that is not an outage.
+        After a refused statement the thread waits in the same way, but that is not an outage: it is
+        over once each thread that met a refusal gets an answer.
         `logged`: the caller has logged it.
         """
         refused = _is_refusal(error)
         with self._lock:
             now = monotonic()
             wait, says = self._wait_of(error).next(now)
-            if not refused:
+            if refused:
+                self._refused.add(threading.get_ident())
+            else:
                 self._lost = self._lost or says
                 self._tries_until[threading.get_ident()] = now + wait + RETRY_SECONDS
         if says and not logged:  # without the lock: a log handler may block
@@ -160,15 +165,20 @@ class Outage:
 
         If that ends the outage, the next one begins with a short wait again.
         """
-        if self._lost_wait.seconds == RECONNECT_WAIT:
+        if self._lost_wait.seconds == RECONNECT_WAIT and not self._refused:
             return
+        thread, back = threading.get_ident(), False
         with self._lock:
             now = monotonic()
-            self._tries_until.pop(threading.get_ident(), None)
-            if any(until > now for until in self._tries_until.values()):
-                return
-            self._tries_until.clear()
-            self._lost_wait.seconds = RECONNECT_WAIT
-            back, self._lost = self._lost, False
+            self._tries_until.pop(thread, None)
+            accepts = self._refused == {thread}
+            self._refused.discard(thread)
+            if not any(until > now for until in self._tries_until.values()):
+                self._tries_until.clear()
+                self._lost_wait.seconds = RECONNECT_WAIT
+                back, self._lost = self._lost, False
         if back:
             logger.info("database is back", extra={"event": "database_back"})
+        elif accepts:
+            text = "the database accepts statements again"
+            logger.info(text, extra={"event": "statement_accepted"})

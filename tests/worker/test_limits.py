@@ -356,6 +356,44 @@ def test_a_cancelled_statement_is_no_lost_database(
     assert not {"database_lost", "database_back", "loop_failed"} & events(caplog)
 
 
+def test_the_end_of_refusals_is_logged_once_all_threads_are_past_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log of a worker beside a stuck migration ends with the news that it is over."""
+    caplog.set_level(logging.INFO, logger="django_mq")
+    stopped = threading.Event()
+    stopped.set()
+    outage = Outage(stopped)
+    refused = psycopg.errors.LockNotAvailable("canceling statement due to lock timeout")
+
+    def elsewhere(call: Callable[[], None]) -> None:
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+
+    met, answered = threading.Event(), threading.Event()
+
+    def meet() -> None:
+        outage.wait(refused)
+        met.set()
+        assert answered.wait(30)
+        outage.record_answer()
+
+    other = threading.Thread(target=meet)
+    other.start()
+    assert met.wait(30)
+    outage.wait(refused)
+    elsewhere(outage.record_answer)  # of a thread whose table is not locked
+    outage.record_answer()
+    assert "statement_accepted" not in events(caplog)
+    answered.set()
+    other.join(30)
+    outage.record_answer()
+    said = [getattr(record, "event", "") for record in caplog.records]
+    assert said.count("statement_accepted") == 1
+    assert said[-1] == "statement_accepted"
+
+
 def test_the_database_is_back_when_it_has_answered(caplog: pytest.LogCaptureFixture) -> None:
     """The outage ends with an answer, not with a refused statement."""
     caplog.set_level(logging.INFO, logger="django_mq")
@@ -364,7 +402,7 @@ def test_the_database_is_back_when_it_has_answered(caplog: pytest.LogCaptureFixt
     outage = Outage(stopped)
     outage.wait(psycopg.errors.QueryCanceled("canceling statement due to user request"))
     outage.record_answer()
-    assert events(caplog) == {"statement_refused"}
+    assert events(caplog) == {"statement_refused", "statement_accepted"}
     caplog.clear()
     outage = Outage(stopped)
     outage.wait(psycopg.OperationalError("gone"))
