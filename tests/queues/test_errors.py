@@ -182,7 +182,7 @@ def test_the_command_shows_the_last_message_and_the_first_line_of_its_error():
     fail(add(), error_class="KeyError", error_text="k" * 999, ago=20)
     fail(add(), error_class="OSError", error_text="", ago=30)
     call_command("mq_errors", stdout=(out := StringIO()))
-    headers, first, error, text, second, _, long, third, last = out.getvalue().splitlines()
+    headers, first, error, text, second, _, long, third, last, *_ = out.getvalue().splitlines()
     assert headers.split()[4:] == ["LAST", "MESSAGE"]
     assert first.endswith(f" UTC {newest.message_id:8}")
     assert error == "    ValueError in handler h, at shop.mail:send"
