@@ -29,6 +29,9 @@ from django_mq.values import short_repr
 SILENT = Func(
     Value("epoch"), Now() - F("last_seen"), function="date_part", output_field=FloatField()
 )
+#: The share of its threads and slots below which a worker has room, and the uptime from which the
+#: share says so.
+IDLE, SETTLED_IN = 0.5, timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,12 @@ class WorkerProcess:
     def claims(self) -> bool:
         """Whether it takes messages: it is alive, and neither draining nor quiet."""
         return self.alive and not self.draining and not self.quiet
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it would have claimed by now what it can claim."""
+        settled = self.claims and self.uptime >= SETTLED_IN
+        return settled and self.busy is not None and self.busy < IDLE
 
     def serves(self, queue: str) -> bool:
         """Return whether this worker takes messages of `queue`."""

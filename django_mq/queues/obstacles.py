@@ -123,9 +123,18 @@ def in_line(
         return _owned(message, queue, workers) + runs
     n = _count_ahead(message, alias)
     if n == 0:
-        return f"and is next to be claimed{runs}"
+        neglected = _neglected(serving) if passed_over and not runs else ""
+        return f"and is next to be claimed{runs}{neglected}"
     others = f"{shown_count(n)} other message{'' if n == 1 else 's'} of its queue"
     return f"and is behind {others}{runs}"
+
+
+def _neglected(serving: Sequence[WorkerProcess]) -> str:
+    """Name a worker that has room, but does not claim the next message of its queue."""
+    for worker in serving:
+        if worker.has_room:
+            return f"; {worker.shown_name} could have claimed it: its log says why not"
+    return ""
 
 
 def locked(message: QueuedMessage, alias: str) -> str:

@@ -28,6 +28,23 @@ def test_next_to_be_taken():
     why(message, "processable", "has been due since", "and is next to be claimed")
 
 
+def test_a_worker_with_room_does_not_claim_it():
+    """It lacks a right, for example: only its log says so."""
+    hour = timezone.now() - timedelta(hours=1)
+    message = add(after=-60)
+    beat("young", threads=2, threads_used=0.0)
+    beat("working", started_at=hour, threads=2, threads_used=1.5)
+    why(message, "processable", "and is next to be claimed.")
+    beat("idle", started_at=hour, host="h", pid=9, threads=2, threads_used=0.1)
+    why(
+        message,
+        "processable",
+        "next to be claimed; worker idle (host h, process 9) could have claimed it: its log says"
+        " why not.",
+    )
+    why(add(priority=9, after=-1), "processable", "and is next to be claimed.")
+
+
 def test_behind_others():
     beat()
     add(priority=5)

@@ -16,8 +16,6 @@ DUE_FOR = timedelta(minutes=5)
 #: The share of its threads or slots from which a worker is busy: between two messages, each is free
 #: for a moment.
 BUSY = 0.9
-#: The share below which a worker has room, and the uptime from which the share says so.
-IDLE, SETTLED_IN = 0.5, timedelta(minutes=1)
 
 
 def saturated(alias: str) -> Iterator[Finding]:
@@ -42,7 +40,7 @@ def saturated(alias: str) -> Iterator[Finding]:
 
 def unclaimed(alias: str) -> Iterator[Finding]:
     """D032: a message has been due for long, and workers with room for it claim nothing."""
-    idle = [each for each in workers(using=alias) if each.claims and _has_room(each)]
+    idle = [each for each in workers(using=alias) if each.has_room]
     for queue, found in counts(using=alias).items():
         serving = next((each for each in idle if each.serves(queue)), None)
         due_for = _waits_for_room(found)
@@ -52,19 +50,14 @@ def unclaimed(alias: str) -> Iterator[Finding]:
             id="D032",
             level="error",
             text=f"A message in the queue {queue} has been due for {span(due_for)}, and none of the"
-            f" queue is in flight, although worker {serving.id[:8]} (host {serving.host}, process"
-            f" {serving.pid}) serves it and is {serving.shown_busy} busy.",
+            f" queue is in flight, although {serving.shown_name} serves it and is"
+            f" {serving.shown_busy} busy.",
             hint="The worker's log says why it claims nothing: look for the events"
             " statement_refused, claim_refused and loop_failed. Run mq_doctor with the worker's"
             f" login. manage.py {command_on(alias, 'mq_why ID')} says whether a session has the"
             " message locked or the database refuses the claim"
             f" ({command_on(alias, f'mq_peek {queue}')} lists the ids).",
         )
-
-
-def _has_room(worker: WorkerProcess) -> bool:
-    """Return whether `worker` would have claimed by now what it can claim."""
-    return worker.uptime >= SETTLED_IN and worker.busy is not None and worker.busy < IDLE
 
 
 def _waits_for_room(found: QueueCounts) -> timedelta | None:
