@@ -60,7 +60,8 @@ def limited_waits(alias: str) -> Iterator[None]:
 
     A transaction of the caller keeps its own limit.
     """
-    if connections[alias].in_atomic_block:
+    connection = connections[alias]
+    if connection.in_atomic_block or (connection.connection and not connection.autocommit):
         yield
         return
     with limited_throughout(alias, f"set local lock_timeout = {round(LOCK_SECONDS * 1000)}"):
@@ -82,7 +83,9 @@ def refusal(error: Exception, alias: str, role: str) -> CommandError:
     elif is_read_only(error):
         text = f"database {alias!r} is read-only: {text}"
     elif isinstance(error.__cause__, LockNotAvailable):
-        reason = explained(alias) or "Another session holds a lock: try again in a moment."
+        # The server tells where it waited, unless that was for a table.
+        table = "" if error.__cause__.diag.context else explained(alias)
+        reason = table or "Another session holds a lock: try again in a moment."
         text = f"the command has waited too long for a lock. {reason}"
     if isinstance(error.__cause__, UndefinedTable | UndefinedColumn):
         text += missing_migrations(connections[alias])

@@ -39,7 +39,9 @@ def reading(
 def limited_throughout(alias: str, settings: str) -> Iterator[None]:
     """Run `settings`, statements of `set local`, at the start of each transaction of the block.
 
-    A statement outside a transaction gets one of its own. Call this outside a transaction.
+    A statement outside a transaction gets one of its own. Call this outside a transaction. A
+    function under `@transaction.atomic` reuses its block, so the second of two calls in a row would
+    not run `settings` again.
     """
     connection = connections[alias]
     latest: Any = None

@@ -7,10 +7,13 @@ from typing import NamedTuple
 
 from django_mq.store import Cursor
 
-# An error is stored as its class and its text, which may be as private as a payload.
-GROUPS = """
+# An error is stored as its class and its text, which may be as private as a payload; the reason of
+# a snooze or a hold is only a text.
+GROUPS = r"""
 select count(*), case when dead_at is null then 'waiting' else 'dead' end,
-       queue, type, handler, split_part(last_error, ':', 1)
+       queue, type, handler,
+       case when last_error ~ '^[A-Za-z_][\w.]*(:|$)'
+            then split_part(last_error, ':', 1) else '' end
   from django_mq_queuedmessage
  where id = any(%(ids)s::bigint[])
  group by 2, 3, 4, 5, 6
@@ -22,7 +25,7 @@ select count(*), case when dead_at is null then 'waiting' else 'dead' end,
 class Group(NamedTuple):
     """Messages of the same kind; `state` is dead or waiting, `error` the class of the last error.
 
-    `error` is empty if there was none.
+    `error` is empty if there was none, or only a reason to wait.
     """
 
     messages: int

@@ -204,7 +204,7 @@ class TestPurge:
         add(dead=-1, type="shop.a", handler="h", last_error="KeyError: 'vat'")
         add(dead=-1, type="shop.a", handler="h", last_error="KeyError: 'rate'")
         add(dead=-1, type="shop.a", handler="h", last_error="ValueError: secret")
-        add(type="shop.a", handler="h")
+        add(type="shop.a", handler="h", last_error="customer jane@example.com is away")
         terminal("n")
         text = run("mq_purge", "--queue", "mail")
         assert text.splitlines() == [

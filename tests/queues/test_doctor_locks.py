@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
+from collections.abc import Iterator
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from django_mq.queues.doctor import examine, findings, locks
 from tests.database import second_connection, until_blocked
+from tests.waiting import until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_handlers")]
 
@@ -63,6 +66,80 @@ def test_a_lock_that_is_waited_for_counts_too() -> None:
     assert "to lock the table django_mq_queuedmessage" in finding.text
     assert f"It waits for session {first}: end what it waits for" in finding.hint
     assert list(locks.locks("default")) == []
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_session_that_waits_names_only_what_it_waits_for() -> None:
+    with second_connection() as report, second_connection() as migration:
+        with report.transaction():
+            report.execute("select count(*) from django_mq_queuedmessage")
+
+            def migrate() -> None:
+                with migration.transaction():
+                    migration.execute("lock table django_mq_result in access exclusive mode")
+                    migration.execute(LOCK)
+
+            thread = threading.Thread(target=migrate)
+            thread.start()
+            until_blocked(migration.info.backend_pid)
+            (finding,) = locks.locks("default")
+        thread.join()
+    assert "waits to lock the table django_mq_queuedmessage, in a transaction" in finding.text
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_table_of_the_same_name_in_another_schema_is_no_finding() -> None:
+    with second_connection() as other:
+        other.execute("create schema tenant")
+        try:
+            other.execute("create table tenant.django_mq_queuedmessage ()")
+            with other.transaction():
+                other.execute("lock table tenant.django_mq_queuedmessage")
+                assert list(locks.locks("default")) == []
+        finally:
+            other.execute("drop schema tenant cascade")
+
+
+@pytest.fixture
+def stranger() -> Iterator[str]:
+    """A role that does not see when the transactions of other logins began."""
+    name = f"mq_stranger_{secrets.token_hex(4)}"
+    with second_connection() as server:
+        server.execute(f"create role {name}")
+        yield name
+        server.execute(f"drop role {name}")
+
+
+def test_a_lock_of_hidden_age_counts_once_it_has_kept_a_session_waiting(
+    stranger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "LOCKED_SECONDS", 0.01)
+
+    def found() -> list[str]:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(f"set local role {stranger}")
+            return [each.text for each in locks.locks("default")]
+
+    with second_connection() as migration, second_connection() as reader:
+        with migration.transaction():
+            migration.execute(LOCK)
+            assert found() == []
+
+            def read() -> None:
+                reader.execute("select count(*) from django_mq_queuedmessage")
+
+            thread = threading.Thread(target=read)
+            thread.start()
+            until(found, "the lock is found")
+        thread.join()
+
+
+def test_a_caller_keeps_its_settings() -> None:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("set local lock_timeout = '20s'")
+        examine()
+        cursor.execute("show lock_timeout")
+        assert cursor.fetchone() == ("20s",)
 
 
 @pytest.mark.usefixtures("at_once")

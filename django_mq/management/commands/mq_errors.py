@@ -77,8 +77,8 @@ def _next_steps(alias: str) -> str:
         command_on(alias, f"{name} --fingerprint HASH") for name in ("mq_run_now", "mq_requeue")
     )
     return (
-        f"\nAfter the repair: {run_now} runs those that wait,\n{requeue} those that are dead;"
-        " --limit 1 tries one first."
+        f"\nAfter the repair, {run_now} runs the messages that wait, and\n{requeue} requeues the"
+        " dead ones; --limit 1 tries one first."
     )
 
 

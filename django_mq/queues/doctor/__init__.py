@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db import DatabaseError, InterfaceError, connections
 from psycopg.errors import (
     InsufficientPrivilege,
     LockNotAvailable,
@@ -31,8 +31,7 @@ from django_mq.queues.doctor import (
     subscriptions,
     upkeep,
 )
-from django_mq.queues.doctor.findings import DOCTOR_LIMITS, Finding
-from django_mq.store import limits
+from django_mq.queues.doctor.findings import Finding, short_cursor
 from django_mq.store.lost import LOST, was_refused
 
 __all__ = ["Finding", "examine"]
@@ -95,9 +94,7 @@ def examine(*, using: str | None = None) -> list[Finding]:
     for number, (subject, examination) in enumerate(EXAMINATIONS, 1):
         failure = f"Database {alias!r} cannot be reached"
         try:
-            with transaction.atomic(using=alias):
-                with connections[alias].cursor() as cursor:
-                    limits.apply(cursor, DOCTOR_LIMITS)
+            with short_cursor(alias):
                 failure = f"Could not look at {subject}"
                 found.extend(examination(alias))
         except UNUSABLE as error:

@@ -52,7 +52,10 @@ def _locked_by(lock: TableLock) -> str:
             f"{session} has locked {tables} in a transaction that is open{since}: workers and"
             " producers wait."
         )
-    return f"{session} waits{since} to lock {tables}, and workers and producers wait behind it."
+    return (
+        f"{session} waits to lock {tables}, in a transaction that is open{since}: workers and"
+        " producers wait behind it."
+    )
 
 
 def _remedy(lock: TableLock) -> str:
@@ -61,9 +64,12 @@ def _remedy(lock: TableLock) -> str:
             "If it is a migration that works, let it finish; else end it: select"
             f" pg_terminate_backend({lock.pid})."
         )
-    behind = ", ".join(str(pid) for pid in lock.behind[:MAX_NAMED])
-    waits = f"It waits for session{'' if len(lock.behind) == 1 else 's'} {behind}: end"
+    behind = [
+        f"session {pid}" if pid else "a prepared transaction (pg_prepared_xacts)"
+        for pid in lock.behind[:MAX_NAMED]
+    ]
+    waits = f"It waits for {', '.join(behind)}: end" if behind else "End"
     return (
-        f"{waits if behind else 'End'} what it waits for, or stop it: select"
-        f" pg_terminate_backend({lock.pid}). Let migrations set a lock_timeout."
+        f"{waits} what it waits for, or stop it: select pg_terminate_backend({lock.pid}). Let"
+        " migrations set a lock_timeout."
     )
