@@ -192,8 +192,8 @@ def test_errors_say_how_their_messages_run_again():
         message_id=message.pk, queue="mail", type="t", attempt=1, fingerprint="0" * 16
     )
     text = run("mq_errors")
-    assert "mq_run_now --fingerprint HASH runs those that wait" in text
-    assert "mq_requeue --fingerprint HASH those that are dead" in text
+    assert "mq_run_now --fingerprint HASH runs the messages that wait" in text
+    assert "mq_requeue --fingerprint HASH requeues the dead ones" in text
     message.delete()
     assert "--fingerprint" not in run("mq_errors")
 
