@@ -136,7 +136,7 @@ class Run:
             # The next connection may lead to another server, with lower ids and another clock.
             self.parts.ordered_queues.forget_marks()
             self.parts.claims.facts.lease_marks.clear()
-            self.unstarted.add_unconfirmed(self.parts.claims.of_round)
+            self.unstarted.add_unconfirmed(self.parts.claims.of_round, lost=lost)
         self.parts.fetcher.on_freed()  # the messages that it was about to claim are still due
         self.parts.outage.wait(error, logged=not lost)
 

@@ -28,13 +28,15 @@ class Unstarted:
         self._unconfirmed: dict[str, float] = {}
         self._look_at = float("-inf")
 
-    def add_unconfirmed(self, claimers: Sequence[str]) -> None:
+    def add_unconfirmed(self, claimers: Sequence[str], *, lost: bool) -> None:
         """Record claims whose answers were lost: they may have been committed, or will be.
 
-        Earlier ones, too: a COMMIT that waits for a synchronous standby waits as long as this one.
+        If the connection was `lost`, earlier ones, too: a COMMIT that waits for a synchronous
+        standby waits as long as this one.
         """
         until = monotonic() + UNCONFIRMED_SECONDS
-        self._unconfirmed = dict.fromkeys([*self._unconfirmed, *claimers], until)
+        earlier = dict.fromkeys(self._unconfirmed, until) if lost else self._unconfirmed
+        self._unconfirmed = {**earlier, **dict.fromkeys(claimers, until)}
         self._look_at = float("-inf")
 
     @property

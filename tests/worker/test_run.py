@@ -124,7 +124,7 @@ def test_a_ring_is_claimed_for_first_unless_something_must_come_before(
 
     monkeypatch.setattr(run.unstarted, "start_or_release", spy)
     if before == "unconfirmed":
-        run.unstarted.add_unconfirmed(["w:1"])
+        run.unstarted.add_unconfirmed(["w:1"], lost=True)
     elif before == "a level to write":
         monkeypatch.setattr(parts.backoffs, "has_pending", lambda: not idle)
         monkeypatch.setattr(parts.backoffs, "write", lambda cursor: None)
@@ -207,6 +207,23 @@ def test_a_lost_claim_is_looked_for_while_further_claims_are_lost(
     monkeypatch.setattr(unstarted, "monotonic", lambda: now)
     run.unstarted.start_or_release(parts.statements.cursor())
     assert (stored(late).attempts, stored(late).claimed_by) == (0, None)
+
+
+def test_claims_of_rounds_that_lack_a_right_are_not_looked_for_for_ever(
+    run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The right may be missing for days, with a claim in each round: the server answered them."""
+    parts.giving_up.set()  # nobody waits
+    run._worked = True
+    names: list[str] = []
+    for _ in range(20):
+        now = unstarted.monotonic() + 5
+        monkeypatch.setattr(unstarted, "monotonic", lambda now=now: now)
+        parts.claims.begin_round()
+        names.append(parts.claims.next_claimer())
+        run._wait_out(psycopg.errors.InsufficientPrivilege("permission denied"))
+        run.unstarted.start_or_release(parts.statements.cursor())
+    assert set(run.unstarted._unconfirmed) <= set(names[-10:])
 
 
 @pytest.mark.parametrize("again", [Unstarted.start_or_release, Unstarted.release_all])
