@@ -7,11 +7,14 @@ import threading
 from dataclasses import dataclass
 from time import monotonic
 
+import psycopg
+from django.db.utils import Error as DjangoError
 from psycopg.errors import LockNotAvailable
 
 from django_mq.conf.error_logs import error_name
 from django_mq.policy.missing_right import is_missing_right
 from django_mq.policy.plain_text import one_line
+from django_mq.store.limits import STATEMENT_SECONDS
 from django_mq.store.lost import LOST, is_lost, is_read_only, was_refused
 
 logger = logging.getLogger("django_mq")
@@ -117,25 +120,25 @@ class Outage:
         self._lost = False
         # Until when each thread that lost the database will have tried again.
         self._tries_until: dict[int, float] = {}
-        # The threads whose last statement was refused.
-        self._refused: set[int] = set()
+        # The same for each thread that met a refusal. Its next statement may wait for a lock.
+        self._refused: dict[int, float] = {}
 
     def wait(self, error: BaseException, *, logged: bool = False) -> None:
         """Log at most once per wait, then sleep until the next attempt is due or the drain is over.
 
         After a refused statement the thread waits in the same way, but that is not an outage: it is
-        over once each thread that met a refusal gets an answer.
-        `logged`: the caller has logged it.
+        over once each thread that met a refusal gets an answer, or no longer tries. After a bug of
+        ours the thread waits, too. `logged`: the caller has logged it.
         """
-        refused = _is_refusal(error)
+        thread = threading.get_ident()
         with self._lock:
             now = monotonic()
             wait, says = self._wait_of(error).next(now)
-            if refused:
-                self._refused.add(threading.get_ident())
-            else:
+            if not _is_refusal(error):
                 self._lost = self._lost or says
-                self._tries_until[threading.get_ident()] = now + wait + RETRY_SECONDS
+                self._tries_until[thread] = now + wait + RETRY_SECONDS
+            elif isinstance(error, psycopg.Error | DjangoError):
+                self._refused[thread] = now + wait + STATEMENT_SECONDS
         if says and not logged:  # without the lock: a log handler may block
             log_wait(error, wait)
         self._stop.wait(wait)
@@ -167,14 +170,10 @@ class Outage:
         """
         if self._lost_wait.seconds == RECONNECT_WAIT and not self._refused:
             return
-        thread, back = threading.get_ident(), False
+        back = False
         with self._lock:
-            now = monotonic()
-            self._tries_until.pop(thread, None)
-            accepts = self._refused == {thread}
-            self._refused.discard(thread)
-            if not any(until > now for until in self._tries_until.values()):
-                self._tries_until.clear()
+            accepts = bool(self._refused) and _is_over(self._refused)
+            if _is_over(self._tries_until):
                 self._lost_wait.seconds = RECONNECT_WAIT
                 back, self._lost = self._lost, False
         if back:
@@ -182,3 +181,12 @@ class Outage:
         elif accepts:
             text = "the database accepts statements again"
             logger.info(text, extra={"event": "statement_accepted"})
+
+
+def _is_over(tries_until: dict[int, float]) -> bool:
+    """Remove this thread, which has got an answer; return whether no other is to try again."""
+    tries_until.pop(threading.get_ident(), None)
+    now = monotonic()
+    if not any(until > now for until in tries_until.values()):
+        tries_until.clear()
+    return not tries_until

@@ -152,7 +152,7 @@ class Recovery:
     def _is_settled(self, dead: DeadWorker) -> bool:
         """Call `settle()`; return whether nothing is left to try."""
         try:
-            return self.settle(dead)
+            settled = self.settle(dead)
         except psycopg.errors.LockNotAvailable:
             return False
         except LOST as error:
@@ -164,6 +164,8 @@ class Recovery:
             log_failure("recovery_failed", error, text, dead.worker, worker=dead.worker)
             self._statements.close()
             return True
+        self._outage.record_answer()
+        return settled
 
     def settle(self, dead: DeadWorker) -> bool:
         """Settle the messages of `dead` that can be settled now; return whether none is left."""

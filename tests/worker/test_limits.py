@@ -394,6 +394,39 @@ def test_the_end_of_refusals_is_logged_once_all_threads_are_past_them(
     assert said[-1] == "statement_accepted"
 
 
+def test_a_thread_that_ends_does_not_hold_up_the_end_of_refusals(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its work is done by others; each of their answers would look for it for ever."""
+    now = 100.0
+    monkeypatch.setattr("django_mq.executor.outage.monotonic", lambda: now)
+    caplog.set_level(logging.INFO, logger="django_mq")
+    stopped = threading.Event()
+    stopped.set()
+    outage = Outage(stopped)
+    full = psycopg.errors.DiskFull("could not extend file")
+    thread = threading.Thread(target=outage.wait, args=[full])
+    thread.start()
+    thread.join()
+    outage.record_answer()
+    assert events(caplog) == {"statement_refused"}  # it may try again
+    now += 60
+    outage.record_answer()
+    assert events(caplog) == {"statement_refused", "statement_accepted"}
+    assert not outage._refused
+
+
+def test_a_bug_is_no_refusal(caplog: pytest.LogCaptureFixture) -> None:
+    """A thread that met an error of Python waits, too, but the database refused nothing."""
+    caplog.set_level(logging.INFO, logger="django_mq")
+    stopped = threading.Event()
+    stopped.set()
+    outage = Outage(stopped)
+    outage.wait(KeyError(), logged=True)
+    outage.record_answer()
+    assert not caplog.records
+
+
 def test_the_database_is_back_when_it_has_answered(caplog: pytest.LogCaptureFixture) -> None:
     """The outage ends with an answer, not with a refused statement."""
     caplog.set_level(logging.INFO, logger="django_mq")

@@ -193,6 +193,39 @@ def test_a_claim_that_commits_after_the_recovery_costs_no_attempt(start: Start, 
     assert attempts == [1]
 
 
+REFUSE = """
+create function refuse() returns trigger language plpgsql as
+$$ begin raise exception 'the disk is full' using errcode = 'disk_full'; end $$;
+create trigger refuse before update on django_mq_queuedmessage
+   for each row when (old.claimed_by = 'dead:4') execute function refuse()
+"""
+
+
+def test_the_log_says_when_the_database_accepts_the_statements_of_a_recovery(
+    start: Start, said: Said, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its thread ends then, and gets no later answer."""
+    caplog.set_level("INFO", logger="django_mq")
+
+    def logged() -> list[str]:
+        return [getattr(record, "event", "") for record in caplog.records]
+
+    add(handler="h", leased=600, claimed_by="dead:4", attempts=1)
+    running = start()
+    said.wait("worker_started")
+    done = threading.Event()
+    with second_connection() as admin:
+        admin.execute(REFUSE)
+        try:
+            running.worker.recover(DeadWorker("dead", "was killed by SIGKILL"), done.set)
+            until(lambda: "statement_refused" in logged())
+        finally:
+            admin.execute("drop trigger refuse on django_mq_queuedmessage; drop function refuse")
+    assert done.wait(PATIENCE)
+    assert logged().count("statement_accepted") == 1
+    running.stop()
+
+
 def test_a_recovery_waits_until_the_tables_have_proved_usable(
     start: Start,
 ) -> None:
