@@ -97,9 +97,13 @@ class WorkerProcess:
 
     @property
     def has_room(self) -> bool:
-        """Whether it would have claimed by now what it can claim."""
-        settled = self.claims and self.uptime >= SETTLED_IN
-        return settled and self.busy is not None and self.busy < IDLE
+        """Whether it would have claimed by now what it can claim.
+
+        Not while it runs anything: other messages wait for a suspect, and for the last of
+        `--max-messages`, although threads are free.
+        """
+        idle = self.claims and not self.running and self.uptime >= SETTLED_IN
+        return idle and self.busy is not None and self.busy < IDLE
 
     def serves(self, queue: str) -> bool:
         """Return whether this worker takes messages of `queue`."""

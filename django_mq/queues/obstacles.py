@@ -133,7 +133,10 @@ def _neglected(serving: Sequence[WorkerProcess]) -> str:
     """Name a worker that has room, but does not claim the next message of its queue."""
     for worker in serving:
         if worker.has_room:
-            return f"; {worker.shown_name} could have claimed it: its log says why not"
+            return (
+                f"; {worker.shown_name} has room for it: if it does not claim it in a moment, its"
+                " log says why"
+            )
     return ""
 
 

@@ -30,11 +30,12 @@ from django_mq.models import (
     FailedAttempt,
     HandledMessage,
     MinuteFigures,
+    QueuedMessage,
     Result,
     WorkerHeartbeat,
 )
 from django_mq.queues import doctor
-from django_mq.queues.doctor import Finding, examine, links, schedules, schema, upkeep
+from django_mq.queues.doctor import Finding, capacity, examine, links, schedules, schema, upkeep
 from django_mq.queues.doctor.findings import own_tables
 from django_mq.queues.transactions import reading
 from django_mq.store import server_facts, session_facts
@@ -942,16 +943,23 @@ class TestOutages:
         beat("young", threads=2, threads_used=0.0)
         beat("working", queues=["mail"], started_at=hour, threads=2, threads_used=1.0)
         beat("new", queues=["mail"], started_at=hour)
+        # A suspect runs alone, or the last handler before max_messages: that takes one thread of 8.
+        beat("alone", running=[1], started_at=hour, threads=8, threads_used=1.0)
         add("mail", after=-3600)
         assert found("D032") == []
         beat("idle", started_at=hour, host="h", pid=7, threads=2, threads_used=0.1)
         (finding,) = [each for each in examine() if each.id == "D032"]
         assert (finding.level, finding.text) == (
-            "error",
+            "warning",
             "A message in the queue mail has been due for 1 h, and none of the queue is in flight,"
             " although worker idle (host h, process 7) serves it and is 5% busy.",
         )
         assert "manage.py mq_why ID" in finding.hint
+        assert "loop_blocked" in finding.hint
+        options = settings.DJANGO_MQ
+        settings.DJANGO_MQ = {**options, "POLL_INTERVAL": 1900.0}
+        assert found("D032") == []  # a worker may sleep for that long
+        settings.DJANGO_MQ = options
         add("mail", leased=60)
         for queue in ("off", "slow", "full"):
             add(queue, after=-3600)
@@ -961,6 +969,18 @@ class TestOutages:
         add("line", ordered=True, after=-3600)  # behind a head that is retried
         add("recent", after=-60)
         assert found("D032") == []
+
+    def test_d032_looks_again_before_it_reports(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A message whose queue was resumed just now has been due for long, and is claimed next."""
+        beat(started_at=timezone.now() - timedelta(hours=1), threads=2, threads_used=0.0)
+        claimed, stays = add("resumed", after=-3600), add("mail", after=-3600)
+
+        def claim(seconds: float) -> None:
+            QueuedMessage.objects.filter(pk=claimed.pk).delete()
+
+        monkeypatch.setattr(capacity, "sleep", claim)
+        (text,) = found("D032")
+        assert f"queue {stays.queue} has been due" in text
 
 
 def figures_of(handler: str, ago: int = 0, worker: str = "w", **given: Any) -> None:

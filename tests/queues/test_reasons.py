@@ -34,13 +34,14 @@ def test_a_worker_with_room_does_not_claim_it():
     message = add(after=-60)
     beat("young", threads=2, threads_used=0.0)
     beat("working", started_at=hour, threads=2, threads_used=1.5)
+    beat("alone", running=[1], started_at=hour, threads=8, threads_used=1.0)
     why(message, "processable", "and is next to be claimed.")
     beat("idle", started_at=hour, host="h", pid=9, threads=2, threads_used=0.1)
     why(
         message,
         "processable",
-        "next to be claimed; worker idle (host h, process 9) could have claimed it: its log says"
-        " why not.",
+        "next to be claimed; worker idle (host h, process 9) has room for it: if it does not"
+        " claim it in a moment, its log says why.",
     )
     why(add(priority=9, after=-1), "processable", "and is next to be claimed.")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from time import sleep
 
-from django_mq.conf import command_on
+from django_mq.conf import command_on, get_settings
 from django_mq.policy.durations import span
 from django_mq.queues.doctor.findings import Finding
 from django_mq.queues.fleet import WorkerProcess, workers
@@ -16,6 +17,8 @@ DUE_FOR = timedelta(minutes=5)
 #: The share of its threads or slots from which a worker is busy: between two messages, each is free
 #: for a moment.
 BUSY = 0.9
+#: Long enough for a worker to claim what has just become claimable.
+SECONDS_BETWEEN_LOOKS = 1.0
 
 
 def saturated(alias: str) -> Iterator[Finding]:
@@ -39,25 +42,44 @@ def saturated(alias: str) -> Iterator[Finding]:
 
 
 def unclaimed(alias: str) -> Iterator[Finding]:
-    """D032: a message has been due for long, and workers with room for it claim nothing."""
+    """D032: a message has been due for long, and workers with room for it claim nothing.
+
+    It looks twice: a message whose queue was just resumed, or whose key just became free, has been
+    due for as long, and is claimed in a moment.
+    """
+    if not (before := _unclaimed(alias)):
+        return
+    sleep(SECONDS_BETWEEN_LOOKS)
+    for queue, (serving, due_for) in _unclaimed(alias).items():
+        if queue not in before:
+            continue
+        yield Finding(
+            id="D032",
+            level="warning",
+            text=f"A message in the queue {queue} has been due for {span(due_for)}, and none of the"
+            f" queue is in flight, although {serving.shown_name} serves it and is"
+            f" {serving.shown_busy} busy.",
+            hint="The worker's log says why it claims nothing: look for the events"
+            " statement_refused, claim_refused, loop_failed and loop_blocked. Run mq_doctor with"
+            f" the worker's login. manage.py {command_on(alias, 'mq_why ID')} says whether a"
+            " session has the message locked or the database refuses the claim"
+            f" ({command_on(alias, f'mq_peek {queue}')} lists the ids).",
+        )
+
+
+def _unclaimed(alias: str) -> dict[str, tuple[WorkerProcess, timedelta]]:
+    """Return a worker with room for each queue of which nothing is claimed, and for how long."""
+    longest_sleep = timedelta(seconds=2 * get_settings().poll_interval)
     idle = [each for each in workers(using=alias) if each.has_room]
+    unclaimed = {}
     for queue, found in counts(using=alias).items():
         serving = next((each for each in idle if each.serves(queue)), None)
         due_for = _waits_for_room(found)
         if serving is None or due_for is None or found.in_flight or found.ordered:
             continue
-        yield Finding(
-            id="D032",
-            level="error",
-            text=f"A message in the queue {queue} has been due for {span(due_for)}, and none of the"
-            f" queue is in flight, although {serving.shown_name} serves it and is"
-            f" {serving.shown_busy} busy.",
-            hint="The worker's log says why it claims nothing: look for the events"
-            " statement_refused, claim_refused and loop_failed. Run mq_doctor with the worker's"
-            f" login. manage.py {command_on(alias, 'mq_why ID')} says whether a session has the"
-            " message locked or the database refuses the claim"
-            f" ({command_on(alias, f'mq_peek {queue}')} lists the ids).",
-        )
+        if due_for > longest_sleep:
+            unclaimed[queue] = serving, due_for
+    return unclaimed
 
 
 def _waits_for_room(found: QueueCounts) -> timedelta | None:
