@@ -1,7 +1,8 @@
 """Cancel, discard, requeue, purge or run messages now; messages in flight are left alone.
 
 Ids are processed in chunks; outside `atomic()` each chunk is a transaction of its own. An action
-waits at most a second for locked rows, then skips them and the rest.
+waits at most a second for a lock, then skips the rest. If a whole table is locked and nothing was
+changed yet, it raises OperationalError.
 """
 
 from __future__ import annotations
@@ -186,7 +187,11 @@ def _change(event: str, change: Change, ids: Sequence[int], alias: str) -> Chang
             if isinstance(error, OperationalError) and isinstance(
                 error.__cause__, LockNotAvailable
             ):
-                break  # wait for a lock at most once: the rest counts as skipped
+                # Of a wait for a row the server says where ("while locking tuple"), but not of a
+                # wait for a table.
+                if changed or error.__cause__.diag.context:
+                    break  # wait for a lock at most once: the rest counts as skipped
+                raise
             if changed and not connections[alias].in_atomic_block:  # these chunks are committed
                 left = Changed(tuple(changed), len(ids) - len(changed))
                 log_changed(event, left, " before it was interrupted")

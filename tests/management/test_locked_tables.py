@@ -9,6 +9,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 
 from django_mq.management import databases
+from django_mq.models import QueuedMessage
 from tests.database import second_connection
 from tests.rows import add
 
@@ -47,6 +48,24 @@ def test_a_command_names_the_session_instead_of_waiting(pid: int, command: list[
     )
     assert f"select pg_terminate_backend({pid})" in str(raised.value)
     assert raised.value.returncode == 1
+
+
+@pytest.mark.parametrize("command", ["mq_requeue", "mq_purge", "mq_run_now"])
+def test_a_change_names_the_session_that_lets_it_read(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As CREATE INDEX does: the messages are found, and cannot be changed."""
+    monkeypatch.setattr(databases, "LOCK_SECONDS", 0.1)
+    rows = [add(dead=-1), add(after=3600)]
+    with second_connection() as other, other.transaction():
+        other.execute("lock table django_mq_queuedmessage in share mode")
+        with pytest.raises(CommandError) as raised:
+            call_command(command, "--queue", "mail", "--yes")
+        assert str(raised.value).startswith(
+            "the command has waited too long for a lock."
+            f" Session {other.info.backend_pid} of the server ("
+        )
+    assert list(QueuedMessage.objects.order_by("pk")) == rows
 
 
 def test_a_session_that_has_ended_since_is_not_named(

@@ -36,6 +36,16 @@ class TestBesideOthers:
         assert queues.discard(ids) == Changed((), 6)
         assert not queues.discard(ids)
 
+    def test_a_unique_id_that_another_session_has_is_skipped(self, other):
+        """The session may be a broadcast or a settle: it says nothing about other messages."""
+        message = add(dead=-1, handler="h", unique_id="u")
+        other.execute(
+            "insert into django_mq_uniquekey (queue, handler, type, unique_id, message_id)"
+            " values (%s, 'h', %s, 'u', 1)",
+            [message.queue, message.type],
+        )
+        assert queues.requeue(message.pk) == Changed((), 1)
+
     def test_a_table_lock_is_waited_for_once_and_briefly(self, other, monkeypatch):
         monkeypatch.setattr(acting, "CHUNK", 1)
         ids = [add(dead=-1).pk for _ in range(3)]
@@ -48,7 +58,8 @@ class TestBesideOthers:
         with connection.cursor() as cursor:
             cursor.execute("set lock_timeout = '20ms'")
         try:
-            assert queues.discard(ids) == Changed((), 3)
+            with pytest.raises(OperationalError, match="lock timeout"):
+                queues.discard(ids)
             assert len(tries) == 1
             other.execute("insert into django_mq_queuestate (queue) values ('mail')")
             with pytest.raises(OperationalError, match="lock timeout"):
@@ -56,6 +67,20 @@ class TestBesideOthers:
         finally:
             with connection.cursor() as cursor:
                 cursor.execute("reset lock_timeout")
+
+    def test_what_was_changed_before_a_table_was_locked_is_reported(self, other, monkeypatch):
+        monkeypatch.setattr(acting, "CHUNK", 1)
+        ids = [add(dead=-1).pk for _ in range(3)]
+        remove = store.remove
+
+        def remove_and_lock(*args, **flags):
+            transaction.on_commit(
+                lambda: other.execute("lock table django_mq_queuedmessage in share mode")
+            )
+            return remove(*args, **flags)
+
+        monkeypatch.setattr(store, "remove", remove_and_lock)
+        assert queues.discard(ids) == Changed((ids[0],), 2)
 
     def test_at_any_isolation_level(self, other, transactional_db, monkeypatch):
         """Guarantee 17: concurrent commits cause no serialization failure."""
