@@ -27,6 +27,8 @@ def wrong_arguments(text: str) -> CommandError:
 
 #: Seconds in each unit of a duration.
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+#: The least and the largest number of seconds between two looks.
+MIN_INTERVAL, MAX_INTERVAL = 0.1, 86_400.0
 
 
 def positive(text: str) -> int:
@@ -93,6 +95,16 @@ def duration(text: str) -> float:
             f"{one_line(text)!r} is not a duration such as 90, 90s, 15m, 2h or 1d"
         )
     return float(found[1]) * _UNITS[found[2]]
+
+
+def interval(text: str) -> float:
+    """Read the seconds between two looks; without a pause a command would be a load."""
+    found = duration(text)
+    if found < MIN_INTERVAL:
+        raise ArgumentTypeError(f"{text!r} is too short: at least {MIN_INTERVAL:g} seconds")
+    if found > MAX_INTERVAL:
+        raise ArgumentTypeError(f"{text!r} is too long: at most one day")
+    return found
 
 
 def moment(text: str) -> datetime:

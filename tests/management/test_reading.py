@@ -55,11 +55,22 @@ class TestStatus:
 
     @pytest.mark.parametrize("failed", [{"dead": -1}, {"after": 60, "attempts": 1}])
     def test_failures_lead_to_their_errors(self, failed):
+        """Not all: a letter that expired, or was held for too long, has no failed attempt."""
         add()
         assert "mq_errors" not in run("mq_status")
         add(**failed)
-        assert "Messages are dead or retried: mq_errors groups them by error." in run("mq_status")
+        assert (
+            "Messages are dead or retried: mq_errors groups failed attempts, mq_peek --dead lists"
+            " dead letters."
+        ) in run("mq_status")
         assert "mq_errors" not in run("mq_status", "other")
+
+    def test_the_commands_name_the_database_if_they_need_to(self, settings):
+        settings.DJANGO_MQ = {"DATABASE": "elsewhere"}
+        add(dead=-1)
+        text = run("mq_status", "--database", "default")
+        for command in ("mq_errors", "mq_peek --dead"):
+            assert f"{command} --database default " in text
 
     def test_backing_off(self):
         decide(backoff=60, backoff_level=1)

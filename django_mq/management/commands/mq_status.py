@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,9 +13,9 @@ from django.core.management.base import CommandParser
 from django.utils.timezone import now
 
 from django_mq import handlers, queues
-from django_mq.conf import alias_of, get_settings
+from django_mq.conf import alias_of, command_on, get_settings
 from django_mq.conf.local_time import local_text
-from django_mq.management.arguments import duration, wrong_arguments
+from django_mq.management.arguments import interval, wrong_arguments
 from django_mq.management.base import OperatorCommand, add_queue
 from django_mq.management.output import as_json, heads_table, span, table, workers_table
 from django_mq.management.screen import CLEAR, Section, all_lines, erased, fitted, size_of
@@ -29,13 +28,12 @@ from django_mq.store.lost import LOST
 
 HOLDERS = "These keep vacuum from removing dead rows:"
 HOLDER_HEADERS = ("what", "which", "login", "application", "state", "since")
-#: The least and the largest number of seconds between two looks.
-MIN_INTERVAL, MAX_INTERVAL = 0.1, 86_400.0
 #: The maximum number of blocking messages shown; mq_peek --heads shows more.
 MAX_HEADS = 10
 #: The maximum number of queues named that no worker serves.
 MAX_UNSERVED = 5
-FAILED = "Messages are dead or retried: mq_errors groups them by error."
+#: Some dead letters have no failed attempt: they expired, or were held for too long.
+FAILED = "Messages are dead or retried: {} groups failed attempts, {} lists dead letters."
 COUNTED_OF_HANDLERS = ("acked", "failed", "retried", "snoozed", "dead")
 COUNTED = ("depth", "processable", "in_flight", "delayed", "retrying", "held", "blocked", "dead")
 
@@ -51,7 +49,7 @@ class Command(OperatorCommand):
             "--watch",
             nargs="?",
             const=2.0,
-            type=_interval,
+            type=interval,
             metavar="SECONDS",
             help="refresh the output, every 2 s by default, until Ctrl-C",
         )
@@ -93,8 +91,9 @@ class Command(OperatorCommand):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One look: what the command shows of one `queue`, or of all queues."""
+    """One look: what the command shows of one `queue`, or of all queues, of `alias`."""
 
+    alias: str
     queue: str | None
     counted: Sequence[queues.QueueCounts]
     heads: Sequence[queues.Head]
@@ -121,6 +120,7 @@ def _read(queue: str | None, database: str | None) -> Status:
         counted = [queues.counts(queue, using=database)]
     workers = queues.workers(using=database)
     return Status(
+        alias_of(database),
         queue,
         counted,
         queues.heads(queue, limit=MAX_HEADS + 1, using=database),
@@ -165,7 +165,8 @@ def _sections(found: Status) -> list[Section]:
     if found.unserved and found.workers:
         sections.append(Section([_unserved(found.unserved)], rank=0))
     if any(each.dead or each.retrying for each in found.counted):
-        sections.append(Section([FAILED]))
+        hints = (command_on(found.alias, each) for each in ("mq_errors", "mq_peek --dead"))
+        sections.append(Section([FAILED.format(*hints)]))
     if timings := [each for each in found.timings if each.handler or any(_counts(each))]:
         headers = ("handler", *COUNTED_OF_HANDLERS, "waited p50", "p99", "ran p50", "p99")
         rows = table(headers, map(_handler, timings))
@@ -215,16 +216,6 @@ def _heads(heads: Sequence[queues.Head]) -> Section:
     )
     title = "Others wait behind these, the first of their keys or queues:"
     return Section.of_table(heads_table(heads[:MAX_HEADS]), title=title, note=note, name="head")
-
-
-def _interval(text: str) -> float:
-    """Read the seconds between two looks; without a pause the command would be a load."""
-    found = duration(text)
-    if found < MIN_INTERVAL:
-        raise ArgumentTypeError(f"{text!r} is too short: at least {MIN_INTERVAL:g} seconds")
-    if found > MAX_INTERVAL:
-        raise ArgumentTypeError(f"{text!r} is too long: at most one day")
-    return found
 
 
 def _pooled(alias: str) -> list[Finding]:
