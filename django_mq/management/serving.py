@@ -12,7 +12,7 @@ from django_mq.management.output import table
 from django_mq.policy.routing import Pattern
 from django_mq.policy.similar_names import similar
 
-#: The maximum numbers of types and of queues shown per handler.
+#: The maximum numbers of types and of queues shown per handler, or named in a warning.
 MAX_PATTERNS, MAX_QUEUES = 5, 5
 
 
@@ -45,6 +45,15 @@ def _subscriptions(settings: Settings) -> Iterator[tuple[Sequence[str], str, str
 
 def _listed(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (", ..." if names[most:] else "")
+
+
+def unserved_warning(names: Sequence[str]) -> str:
+    """Return a warning about queues with waiting messages that no live worker claims from."""
+    more = f" and {len(names) - MAX_QUEUES:,} more" if len(names) > MAX_QUEUES else ""
+    return (
+        f"Messages wait that no live worker claims, in {', '.join(names[:MAX_QUEUES])}{more}:"
+        " mq_doctor says what to do."
+    )
 
 
 def unknown_queue_warning(name: str, known: Collection[str]) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 
 from django_mq.management import databases
+from django_mq.management.commands import mq_status
 from django_mq.models import QueuedMessage
 from tests.database import second_connection
 from tests.rows import add
@@ -66,6 +68,25 @@ def test_a_change_names_the_session_that_lets_it_read(
             f" Session {other.info.backend_pid} of the server ("
         )
     assert list(QueuedMessage.objects.order_by("pk")) == rows
+
+
+def test_watch_goes_on_after_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most migrations end, and the operator watches how the queues catch up."""
+    monkeypatch.setattr(databases, "LOCK_SECONDS", 0.1)
+    out = StringIO()
+    with second_connection() as other:
+        pid = other.info.backend_pid
+
+        def pause(seconds: float) -> None:
+            if "QUEUE" in out.getvalue():
+                raise KeyboardInterrupt
+            other.execute("rollback")
+
+        monkeypatch.setattr(mq_status, "sleep", pause)
+        other.execute("begin; lock table django_mq_queuedmessage in access exclusive mode")
+        call_command("mq_status", "--watch", stdout=out)
+    text = out.getvalue()
+    assert 0 < text.find(f"Session {pid} of the server (") < text.find("QUEUE")
 
 
 def test_a_session_that_has_ended_since_is_not_named(

@@ -10,16 +10,19 @@ from time import sleep
 from typing import Any
 
 from django.core.management.base import CommandParser
+from django.db import OperationalError
 from django.utils.timezone import now
+from psycopg.errors import LockNotAvailable
 
 from django_mq import handlers, queues
 from django_mq.conf import alias_of, command_on, get_settings
 from django_mq.conf.local_time import local_text
 from django_mq.management.arguments import interval, wrong_arguments
 from django_mq.management.base import OperatorCommand, add_queue
+from django_mq.management.databases import refusal
 from django_mq.management.output import as_json, heads_table, span, table, workers_table
 from django_mq.management.screen import CLEAR, Section, all_lines, erased, fitted, size_of
-from django_mq.management.serving import unknown_queue_warning
+from django_mq.management.serving import unknown_queue_warning, unserved_warning
 from django_mq.policy.durations import precise_span
 from django_mq.policy.histogram import Durations
 from django_mq.queues.doctor import Finding
@@ -30,8 +33,6 @@ HOLDERS = "These keep vacuum from removing dead rows:"
 HOLDER_HEADERS = ("what", "which", "login", "application", "state", "since")
 #: The maximum number of blocking messages shown; mq_peek --heads shows more.
 MAX_HEADS = 10
-#: The maximum number of queues named that no worker serves.
-MAX_UNSERVED = 5
 #: Some dead letters have no failed attempt: they expired, or were held for too long.
 FAILED = "Messages are dead or retried: {} groups failed attempts, {} lists dead letters."
 COUNTED_OF_HANDLERS = ("acked", "failed", "retried", "snoozed", "dead")
@@ -67,11 +68,13 @@ class Command(OperatorCommand):
                 self._watch(options["queue"], database)
 
     def _watch(self, queue: str | None, database: str | None, *, is_first: bool = False) -> None:
-        sections = _sections(_read(queue, database))
-        if queue is not None and (
-            warning := unknown_queue_warning(queue, queues.names(using=database))
-        ):
-            sections.insert(0, Section([f"Note: {warning}"], rank=0))
+        try:
+            sections = _watched(queue, database)
+        except OperationalError as error:
+            if not isinstance(error.__cause__, LockNotAvailable):
+                raise
+            refused = refusal(error, alias_of(database), self.role)  # the next look may succeed
+            sections = [Section([f"Note: {refused}"], rank=0)]
         moment, size = local_text(now()), size_of(self.stdout)
         if size is None:
             clear, text = CLEAR, f"{moment}\n{all_lines(sections)}\n\n"
@@ -131,9 +134,18 @@ def _read(queue: str | None, database: str | None) -> Status:
     )
 
 
+def _watched(queue: str | None, database: str | None) -> list[Section]:
+    sections = _sections(_read(queue, database))
+    if queue is not None and (
+        warning := unknown_queue_warning(queue, queues.names(using=database))
+    ):
+        sections.insert(0, Section([f"Note: {warning}"], rank=0))
+    return sections
+
+
 def _data(found: Status) -> dict[str, Any]:
     """Return the JSON form, with everything that the text has."""
-    unserved = [_unserved(found.unserved)] if found.unserved else []
+    unserved = [unserved_warning(found.unserved)] if found.unserved else []
     return {
         "queues": [
             {
@@ -163,7 +175,7 @@ def _sections(found: Status) -> list[Section]:
         none = "No worker is known" if found.queue is None else f"No worker serves {found.queue}"
         sections.append(Section([f"{none}: start one with manage.py mq_worker."]))
     if found.unserved and found.workers:
-        sections.append(Section([_unserved(found.unserved)], rank=0))
+        sections.append(Section([unserved_warning(found.unserved)], rank=0))
     if any(each.dead or each.retrying for each in found.counted):
         hints = (command_on(found.alias, each) for each in ("mq_errors", "mq_peek --dead"))
         sections.append(Section([FAILED.format(*hints)]))
@@ -198,14 +210,6 @@ def _urgency(queue: queues.QueueCounts) -> tuple[bool, bool, timedelta, str]:
     waits = queue.blocked or (queue.ordered and queue.head is not None)
     has_any = queue.depth or queue.dead
     return (not has_any, not (stopped or waits), -(queue.oldest or timedelta()), queue.queue)
-
-
-def _unserved(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_UNSERVED:,} more" if len(names) > MAX_UNSERVED else ""
-    return (
-        f"Messages wait that no live worker claims, in {', '.join(names[:MAX_UNSERVED])}{more}:"
-        " mq_doctor says what to do."
-    )
 
 
 def _heads(heads: Sequence[queues.Head]) -> Section:
