@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from django.db import connection, transaction
 
+from django_mq.queues import doctor
 from django_mq.queues.doctor import examine, findings, locks
 from tests.database import second_connection, until_blocked
 from tests.waiting import until
@@ -23,7 +24,15 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "LOCKED_SECONDS", 0.0)
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each check waits for the lock in turn: let it do so for a tenth of the usual second."""
+    short = findings.DOCTOR_LIMITS._replace(lock=findings.DOCTOR_LIMITS.lock / 10)
+    monkeypatch.setattr(doctor, "DOCTOR_LIMITS", short)
+    monkeypatch.setitem(findings.short_cursor.keywords, "limits", short)
+
+
+@pytest.mark.usefixtures("at_once", "short_waits")
 def test_the_session_is_named_and_nothing_that_follows_from_it() -> None:
     with second_connection(application_name="alter") as other, other.transaction():
         other.execute(LOCK)
@@ -150,6 +159,7 @@ def test_what_claims_do_not_wait_for_is_no_finding(mode: str) -> None:
         assert list(locks.locks("default")) == []
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_no_check_waits_for_long() -> None:
     """Every table is locked: each check fails in turn, and none hangs."""
     tables = ", ".join(findings.own_tables())
