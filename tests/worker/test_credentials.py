@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,8 +25,9 @@ from tests.worker.test_outages import terminate_all
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-#: Roles that may log in one after the other, as with credentials that a vault lends.
-FIRST, SECOND = "test_lent_1", "test_lent_2"
+#: Roles that may log in one after the other, as with credentials that a vault lends. All databases
+#: of a server share its roles, so another run of the tests needs other names.
+FIRST, SECOND = (f"mq_lent_{secrets.token_hex(4)}" for _ in range(2))
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def log_in_as() -> Iterator[Callable[[str], None]]:
     own = settings["USER"]
     for role in (FIRST, SECOND):
         with second_connection() as other:
-            other.execute(f"drop role if exists {role}; create role {role} login superuser")
+            other.execute(f"create role {role} login superuser")
     yield lambda role: settings.update(USER=role)
     settings["USER"] = own
     connection.close()
