@@ -36,8 +36,8 @@ ALLOW = "; unless the queue is misspelt, allow it with @handler(..., queues=({!r
 
 #: Added if nothing is left of a message.
 NO_TRACE = (
-    " Acked messages are kept only where the option history is on; the log names the messages that"
-    " operators removed."
+    " Acked messages are kept only where the option history is on. If the project logs INFO of"
+    " django_mq, the log record of a removal by an operator has its first 1,000 ids."
 )
 
 
