@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 from django.db import connection, transaction
 
-from django_mq.queues import doctor
 from django_mq.queues.doctor import examine, findings, locks
 from tests.database import second_connection, until_blocked
 from tests.waiting import until
@@ -28,7 +27,6 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each check waits for the lock in turn: let it do so for a tenth of the usual second."""
     short = findings.DOCTOR_LIMITS._replace(lock=findings.DOCTOR_LIMITS.lock / 10)
-    monkeypatch.setattr(doctor, "DOCTOR_LIMITS", short)
     monkeypatch.setitem(findings.short_cursor.keywords, "limits", short)
 
 
