@@ -198,12 +198,12 @@ def within_transaction(cursor: Cursor) -> AbstractContextManager[Any]:
 def skip_refused_rows(
     change: Callable[[Sequence[Row]], Collection[int]],
     rows: Sequence[Row],
-    refused: Callable[[psycopg.Error], None] = lambda error: None,
+    refused: Callable[[Row, psycopg.Error], None] = lambda row, error: None,
 ) -> set[int]:
     """Return the ids from `change(rows)`; a row that the server refuses does not stop the others.
 
     A refused statement changed nothing, so it is tried again with each half of its rows; `refused`
-    is called with the error of each refused row. Raises the errors of a lost database.
+    is called with each refused row and its error. Raises the errors of a lost database.
     """
     try:
         return set(change(rows))
@@ -213,7 +213,7 @@ def skip_refused_rows(
         if not rows:
             raise  # no row explains the error
         if len(rows) == 1:
-            refused(error)
+            refused(rows[0], error)
             return set()
     half = len(rows) // 2
     parts = (skip_refused_rows(change, part, refused) for part in (rows[:half], rows[half:]))

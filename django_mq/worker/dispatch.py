@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-
-import psycopg
+from time import monotonic
 
 from django_mq.conf.error_logs import log_failure
 from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.ended import Ended
 from django_mq.executor.local_queue import LocalQueue
-from django_mq.executor.outage import Outage
+from django_mq.executor.outage import RECONNECT_WAIT, Outage
 from django_mq.executor.statements import Statements, skip_refused_rows
 from django_mq.executor.tasks import Line, Task
 from django_mq.messages import LONG_AGO, ClaimedRow, Delivery, Fence
@@ -28,8 +27,8 @@ from django_mq.worker.resolver import Resolver, line_of, settle_held
 
 logger = logging.getLogger("django_mq")
 
-#: How often to try at once to release a row that another session has locked. Later, it is tried
-#: again in each round of the loop.
+#: How often to try at once to release a row that another session has locked. Later, rounds of the
+#: loop try again, at most once per RECONNECT_WAIT.
 RELEASE_TRIES = 4
 
 
@@ -75,6 +74,7 @@ class Dispatch:
         self.unreleased: list[Fence] = []
         # Those to release that were taken over from a lost worker: no suspects, none has started.
         self._trusted: list[Fence] = []
+        self._rests_until = float("-inf")
 
     def take(self, cursor: Cursor, rows: list[ClaimedRow], *, first: bool, asked_at: float) -> None:
         """Take newly claimed rows; with `first` (taken over) they go before the rows already here.
@@ -174,6 +174,11 @@ class Dispatch:
         if coroutines := self._local_queue.take_coroutines():
             self._start(coroutines)
 
+    @property
+    def resting(self) -> bool:
+        """Whether rows to release were found locked a moment ago."""
+        return monotonic() < self._rests_until
+
     def release(self, tasks: list[Task]) -> bool:
         """Release `tasks`, which did not start, and all rows not dispatched; attempts are refunded.
 
@@ -194,7 +199,7 @@ class Dispatch:
         self._local_queue.unsettled.remove(fences)
         new, tries = set(fences), RELEASE_TRIES
         fences = [*self.unreleased, *fences]
-        refused: list[psycopg.Error] = []
+        refused: set[Fence] = set()
         any_released = False
         try:
             while fences:
@@ -204,7 +209,7 @@ class Dispatch:
                     skip_refused_rows(partial(forget_lapse, cursor), trusted)
                 refused.clear()
                 released = skip_refused_rows(
-                    partial(settle.release, cursor), fences, refused.append
+                    partial(settle.release, cursor), fences, lambda fence, _: refused.add(fence)
                 )
                 any_released |= bool(released)
                 left = settle.still_ours(cursor, fences) if len(released) < len(fences) else ()
@@ -216,10 +221,11 @@ class Dispatch:
         except LOST:
             self.unreleased, self._trusted = fences, trusted
             raise
-        if fences and refused:
-            log_unreleased(len(fences))
-            fences = []
-        self.unreleased, self._trusted = fences, trusted if fences else []
+        if refused := refused.intersection(fences):
+            log_unreleased(len(refused))
+        self.unreleased = [fence for fence in fences if fence not in refused]
+        self._trusted = list(filter(set(self.unreleased).__contains__, trusted))
+        self._rests_until = monotonic() + RECONNECT_WAIT if self.unreleased else float("-inf")
         return any_released
 
     def _submit(self, tasks: list[Task], first: bool) -> None:

@@ -47,12 +47,17 @@ class Unstarted:
     @property
     def overdue(self) -> bool:
         """Whether a release must be tried again, or messages of lost claims looked for."""
-        return bool(self._parts.dispatch.unreleased) or self.unconfirmed_due
+        return self._release_due or self.unconfirmed_due
+
+    @property
+    def _release_due(self) -> bool:
+        dispatch = self._parts.dispatch
+        return bool(dispatch.unreleased) and not dispatch.resting
 
     def start_or_release(self, cursor: Cursor) -> None:
         """Start messages that may start now; release those that must not start, or cannot soon."""
         parts = self._parts
-        if parts.dispatch.unreleased and parts.dispatch.release([]):
+        if self._release_due and parts.dispatch.release([]):
             parts.fetcher.on_released()
         if self.unconfirmed_due:
             self.release_unconfirmed(cursor)
@@ -79,7 +84,8 @@ class Unstarted:
         parts = self._parts
         waiting = self.take_back() if parts.runner.blocked() else []
         waiting += parts.local_queue.take_to_release() + parts.local_queue.suspend()
-        released = parts.dispatch.release(waiting)
+        rests = parts.dispatch.resting and not waiting
+        released = not rests and parts.dispatch.release(waiting)
         if self.unconfirmed_due:
             self.release_unconfirmed(cursor)
         parts.prefetch.reset()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -10,11 +11,12 @@ import pytest
 
 from django_mq import handler
 from django_mq.executor.lease_clock import lease_clock
-from django_mq.messages import LONG_AGO, Delivery
+from django_mq.executor.tasks import Task
+from django_mq.messages import LONG_AGO, Delivery, Fence
 from django_mq.models import QueuedMessage
-from django_mq.store import Cursor
+from django_mq.store import Cursor, settle
 from django_mq.store.lost import LOST
-from django_mq.worker import Worker, unstarted
+from django_mq.worker import Worker, dispatch, unstarted
 from django_mq.worker.parts import Parts
 from django_mq.worker.run import Run
 from django_mq.worker.unstarted import Unstarted
@@ -226,28 +228,118 @@ def test_claims_of_rounds_that_lack_a_right_are_not_looked_for_for_ever(
     assert set(run.unstarted._unconfirmed) <= set(names[-10:])
 
 
+@contextmanager
+def locked_row(message: QueuedMessage) -> Iterator[None]:
+    """Within the block, another session has the row of `message` locked."""
+    with second_connection() as other:
+        other.execute("begin")
+        other.execute("select from django_mq_queuedmessage where id = %s for update", [message.pk])
+        yield
+        other.execute("rollback")
+
+
+def claim(run: Run, count: int) -> list[Task]:
+    """Let `run` claim `count` messages; return their tasks, which do not start."""
+    tasks: list[Task] = []
+    while len(tasks) < count:
+        run.parts.wakeup.ring()
+        run._fetch()
+        tasks += run.parts.local_queue.take_waiting()
+    return tasks
+
+
 @pytest.mark.parametrize("again", [Unstarted.start_or_release, Unstarted.release_all])
 def test_a_locked_message_is_released_later(
-    run: Run, parts: Parts, caplog: pytest.LogCaptureFixture, again: Callable[..., None]
+    run: Run,
+    parts: Parts,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    again: Callable[..., None],
 ) -> None:
     """A renewal whose COMMIT waits for a slow disk, or for a synchronous standby, has locked it."""
     locked = add(handler="h")
-    parts.wakeup.ring()
-    while parts.local_queue.waiting() == 0:
-        run._fetch()
+    tasks = claim(run, 1)
     cursor = parts.statements.cursor()
-    with second_connection() as other:
-        other.execute("begin")
-        other.execute("select from django_mq_queuedmessage where id = %s for update", [locked.pk])
-        parts.dispatch.release(parts.local_queue.take_waiting())
+    with locked_row(locked):
+        parts.dispatch.release(tasks)
         assert stored(locked).attempts == 1
         again(run.unstarted, cursor)  # still locked
-        other.execute("rollback")
+    now = dispatch.monotonic() + dispatch.RECONNECT_WAIT
+    monkeypatch.setattr(dispatch, "monotonic", lambda: now)
     assert run.unstarted.overdue
     again(run.unstarted, cursor)
     assert (stored(locked).attempts, stored(locked).leased_until) == (0, None)
     assert not run.unstarted.overdue
     assert not caplog.records
+
+
+@pytest.mark.parametrize("again", [Unstarted.start_or_release, Unstarted.release_all])
+def test_a_locked_message_does_not_cost_each_round_a_release(
+    run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch, again: Callable[..., None]
+) -> None:
+    """While messages come and go, the loop has hundreds of rounds per second."""
+    releases: list[int] = []
+    release = settle.release
+
+    def counted(cursor: Cursor, fences: Sequence[Fence]) -> set[int]:
+        releases.append(len(fences))
+        return release(cursor, fences)
+
+    locked = add(handler="h")
+    tasks = claim(run, 1)
+    with locked_row(locked):
+        parts.dispatch.release(tasks)
+        monkeypatch.setattr(settle, "release", counted)
+        now = dispatch.monotonic()
+        monkeypatch.setattr(dispatch, "monotonic", lambda: now)
+        for _ in range(2):
+            now += dispatch.RECONNECT_WAIT
+            for _ in range(10):
+                again(run.unstarted, parts.statements.cursor())
+    assert releases == [1, 1]
+
+
+REFUSE = """
+create function refuse() returns trigger language plpgsql as
+$$ begin raise exception 'no' using errcode = 'check_violation'; end $$;
+create trigger refuse before update on django_mq_queuedmessage
+   for each row when (new.priority = 7 and new.leased_until is null) execute function refuse()
+"""
+
+
+def test_a_refused_message_does_not_keep_a_locked_one_from_its_release(
+    run: Run, parts: Parts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The locked one runs soon, and its attempt is refunded."""
+    locked, refused = add(handler="h"), add(handler="h", priority=7)
+    tasks = claim(run, 2)
+    with second_connection() as other:
+        other.execute(REFUSE)
+        try:
+            with locked_row(locked):
+                parts.dispatch.release(tasks)
+            assert [fence.id for fence in parts.dispatch.unreleased] == [locked.pk]
+            parts.dispatch.release([])
+        finally:
+            other.execute("drop trigger refuse on django_mq_queuedmessage; drop function refuse")
+    assert (stored(locked).attempts, stored(locked).leased_until) == (0, None)
+    assert stored(refused).attempts == 1
+    assert [each.getMessage().split(":")[0] for each in caplog.records] == [
+        "could not release 1 message(s)"
+    ]
+
+
+def test_while_a_message_stays_locked_released_ones_are_forgotten(run: Run, parts: Parts) -> None:
+    """Each statement names those that were taken over, and are still to release."""
+    taken_over = {"leased": -60, "claimed_by": "gone:1", "attempts": 1}
+    locked, free = (add(handler="h", **taken_over) for _ in range(2))
+    tasks = claim(run, 2)
+    with locked_row(locked):
+        parts.dispatch.release(tasks)
+        assert [fence.id for fence in parts.dispatch._trusted] == [locked.pk]
+    parts.dispatch.release([])
+    assert not parts.dispatch._trusted
+    assert not any(stored(each).suspect for each in (locked, free))
 
 
 @pytest.mark.parametrize("again", [Unstarted.start_or_release, Unstarted.release_all])
