@@ -15,7 +15,7 @@ from django.db.utils import Error as DjangoError
 from psycopg import sql
 from psycopg.pq import Format, PipelineStatus, TransactionStatus
 
-from django_mq.conf.error_logs import error_name
+from django_mq.conf.error_logs import error_name, log_failure
 from django_mq.executor.created_sessions import settings_of
 from django_mq.executor.simple_protocol import simple_query
 from django_mq.executor.watchdog import Link
@@ -26,6 +26,8 @@ DATABASE_ERRORS = (psycopg.Error, DjangoError)
 
 #: Seconds to connect, unless the alias sets a `connect_timeout`.
 CONNECT_SECONDS = 10
+# By alias: the class of the error that was logged since the last connection was made.
+_logged: dict[str, type[Exception]] = {}
 
 
 def plain_connection(alias: str, link: Link | None = None) -> BaseDatabaseWrapper:
@@ -41,14 +43,15 @@ def plain_connection(alias: str, link: Link | None = None) -> BaseDatabaseWrappe
 
     def current_params() -> dict[str, Any]:
         wrapper.settings_dict = _plain_settings(original)  # with a password changed since
-        with _outage_without_credentials():
+        with _outage_without_credentials(alias):
             return params_of()
 
     def connect_and_attach(params: dict[str, Any]) -> Any:
         if link.max_wait < CONNECT_SECONDS:
             params = {**params, "connect_timeout": max(1, round(link.max_wait))}
-        with _outage_without_credentials():
+        with _outage_without_credentials(alias):
             driver = connect(params)
+        _logged.pop(alias, None)
         link.attach(driver)
         return driver
 
@@ -66,17 +69,23 @@ def _plain_settings(original: BaseDatabaseWrapper) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _outage_without_credentials() -> Iterator[None]:
+def _outage_without_credentials(alias: str) -> Iterator[None]:
     """Raise an OperationalError if the backend cannot connect for a reason of its own.
 
     Some backends fetch a password from another service, such as a vault. While that is away, the
-    worker waits as for a lost database: any other error would count as the message's.
+    worker waits as for a lost database: any other error would count as the message's. It may also
+    be a bug of the backend, so its traceback is logged: once per outage and class of error.
     """
     try:
         yield
     except (*DATABASE_ERRORS, ImproperlyConfigured):
         raise
     except Exception as error:
+        if _logged.get(alias) is not type(error):
+            _logged[alias] = type(error)
+            log_failure(
+                "connect_failed", error, "the backend of the alias %s cannot connect", alias
+            )
         raise psycopg.OperationalError(f"cannot connect: {error_name(error)}") from error
 
 

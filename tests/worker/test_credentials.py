@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from django_mq.executor.connections import plain_connection
 from django_mq.executor.watchdog import Link
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
+from django_mq.store.lost import LOST
 from tests.database import second_connection
 from tests.rows import add
 from tests.waiting import until
@@ -111,6 +113,34 @@ def test_a_vault_that_is_away_is_an_outage(
     assert set(said.ids("message_acked")) == {ran_before.pk, ran_after.pk}
     assert effects() == {ran_after.pk}
     assert not FailedAttempt.objects.exists()
+
+
+@pytest.mark.parametrize("method", ["get_connection_params", "get_new_connection"])
+def test_an_error_of_the_backend_is_logged_once_per_outage_and_class(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be a bug, which needs its traceback; its text may hold the password."""
+    backend = type(connections["default"])
+    plain, password = getattr(backend, method), "1234"
+    errors = [TypeError, TypeError, KeyError, None, TypeError, None]
+
+    def fetch_password(self: BaseDatabaseWrapper, *args: Any) -> Any:
+        if error := errors.pop(0):
+            raise error(password)
+        return plain(self, *args)
+
+    monkeypatch.setattr(backend, method, fetch_password)
+    for _ in range(len(errors)):
+        wrapper = plain_connection("default", Link())
+        with contextlib.suppress(*LOST), contextlib.closing(wrapper):
+            wrapper.connect()
+    assert [each.getMessage().split(" at ")[0] for each in caplog.records] == [
+        f"the backend of the alias default cannot connect: {name}"
+        for name in ("TypeError", "KeyError", "TypeError")
+    ]
+    assert {each.event for each in caplog.records} == {"connect_failed"}  # type: ignore[attr-defined]
+    assert caplog.text.count("raise error(password)") == 3
+    assert password not in caplog.text
 
 
 def test_a_wrong_setting_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
