@@ -19,6 +19,7 @@ from django.utils.text import capfirst
 
 from django_mq import queues
 from django_mq.admin.bounds import (
+    LOCKED,
     BoundedChangeList,
     CappedPaginator,
     TookTooLong,
@@ -191,10 +192,10 @@ class ReadOnlyAdmin(QueueScopeMixin, OwnPagesAdmin):
             context = {"title": capfirst(self.opts.verbose_name_plural), **(extra_context or {})}
             with reporting_timeouts():
                 return super().changelist_view(request, context)
-        except TookTooLong:
+        except TookTooLong as error:
             if request.method in ("GET", "HEAD") and not request.GET:
                 return self.show_busy(request)  # there is no filter to leave out
-            return self.give_up(request)
+            return self.give_up(request, error)
         except DatabaseError as error:
             return answer_read_only(self, request, error)
 
@@ -214,11 +215,13 @@ class ReadOnlyAdmin(QueueScopeMixin, OwnPagesAdmin):
         """Show what users have done to one row."""
         return super().history_view(*args, **kwargs)
 
-    def give_up(self, request: HttpRequest) -> HttpResponse:
+    def give_up(self, request: HttpRequest, error: TookTooLong) -> HttpResponse:
         """Report that the database took too long, and redirect to the list without filters."""
         text = (
-            "The query took too long and was cancelled; nothing was changed. Filter by queue first,"
-            " or search for an exact id."
+            f"{LOCKED} Nothing was changed. If a session has locked a table, mq_doctor names it."
+            if error.is_locked_out
+            else "The query took too long and was cancelled; nothing was changed. Filter by queue"
+            " first, or search for an exact id."
         )
         self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(self.url(self.model, "changelist"))

@@ -43,6 +43,11 @@ LOCKED = "Another session holds a lock. Try again in a moment."
 class TookTooLong(OperationalError):
     """A statement, or a wait for a lock, exceeded its time limit."""
 
+    @property
+    def is_locked_out(self) -> bool:
+        """Whether it was a wait for a lock."""
+        return isinstance(self.__cause__ and self.__cause__.__cause__, LockNotAvailable)
+
 
 def _limits() -> limits.Limits:
     return limits.Limits(STATEMENT_SECONDS, 1.0)
@@ -131,8 +136,8 @@ def redirects_on_timeout(view: View) -> View:
         try:
             with reporting_timeouts():
                 return view(page, request, *args, **kwargs)
-        except TookTooLong:
-            return page.give_up(request)
+        except TookTooLong as error:
+            return page.give_up(request, error)
 
     return cast("View", bounded)
 

@@ -176,19 +176,17 @@ def test_a_locked_message_is_skipped_at_once(boss, lock, action):
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize(
-    ("mode", "words"), [("share", "skipped"), ("access exclusive", "nothing was changed")]
-)
-def test_a_locked_table_is_waited_for_a_second(boss, other, mode, words):
+@pytest.mark.parametrize("mode", ["share", "access exclusive"])
+def test_a_locked_table_is_waited_for_a_second(boss, other, mode):
     """Guarantee 13, while another session changes the table itself."""
     message = add(**EVERY["dead"])
     other.execute(f"lock table django_mq_queuedmessage in {mode} mode")
     start = time.monotonic()
     response = confirm(boss, "discard", [message.pk])  # it ends: the lock stays held
     assert time.monotonic() - start >= 1
-    assert words in told(response)[0]
+    assert "Another session holds a lock. " in told(response)[0]
     response = act(boss, "requeue", [message.pk], query="?queue=mail")
-    assert words in told(response)[-1]
+    assert "Nothing was changed. If a session has locked a table" in told(response)[-1]
     assert not LogEntry.objects.exists()
     other.execute("rollback")
     assert QueuedMessage.objects.dead().filter(pk=message.pk).exists()
