@@ -43,18 +43,18 @@ def _locks(alias: str, older_than: float) -> Iterator[Finding]:
 
 def _locked_by(lock: TableLock) -> str:
     known = ", ".join(filter(None, (lock.login, lock.application, lock.state)))
-    since = f" since {local_text(lock.since)}" if lock.since else ""
+    lasts = f"has been open since {local_text(lock.since)}" if lock.since else "is open"
     names = lock.tables[:MAX_NAMED] + ["others"] * (len(lock.tables) > MAX_NAMED)
     tables = f"the table{'' if len(names) == 1 else 's'} {', '.join(names)}"
     session = f"Session {lock.pid} of the server{f' ({known})' if known else ''}"
     if lock.granted:
         return (
-            f"{session} has locked {tables} in a transaction that is open{since}: workers and"
-            " producers wait."
+            f"{session} has locked {tables} in a transaction that {lasts}: workers and producers"
+            " wait."
         )
     return (
-        f"{session} waits to lock {tables}, in a transaction that is open{since}: workers and"
-        " producers wait behind it."
+        f"{session} waits to lock {tables}, in a transaction that {lasts}: workers and producers"
+        " wait behind it."
     )
 
 
