@@ -1,4 +1,4 @@
-"""What a selection of messages consists of, shown before an operator acts on it."""
+"""The groups in a selection of messages, shown before an operator acts on it."""
 
 from __future__ import annotations
 

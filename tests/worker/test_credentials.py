@@ -74,7 +74,7 @@ def test_credentials_that_the_project_changes_are_taken_up(
 
 
 class _Unreachable(Exception):
-    """What the client of a vault raises."""
+    """The error of a vault's client."""
 
 
 @pytest.mark.parametrize("method", ["get_connection_params", "get_new_connection"])
