@@ -1,4 +1,4 @@
-"""A gauge: a count of what comes and goes, and its mean over time."""
+"""A gauge: the current value of a count, and its mean over time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MIN_PERIOD = 1.0
 
 
 class Gauge:
-    """A count of what comes and goes. Thread-safe.
+    """A count that rises and falls, and its mean over time. Thread-safe.
 
     >>> now = 0.0
     >>> gauge = Gauge(clock=lambda: now)
