@@ -233,7 +233,7 @@ def test_a_held_snapshot_makes_counts_no_slower(cursor: Cursor) -> None:
     insert_all({"queue": "other"} for _ in range(3000))
     cursor.execute("vacuum analyze django_mq_queuedmessage")
     with held_snapshot():
-        for turn in range(20):
+        for turn in range(40):
             insert_all({"leased": turn - 100} for _ in range(100))
             mark = entered(cursor, mark).lease_mark or mark
             QueuedMessage.objects.filter(queue="mail").delete()
