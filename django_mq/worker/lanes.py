@@ -55,10 +55,14 @@ class Lanes:
             self._equals.setdefault(self._rank(lane), {})[lane] = None
 
     def groups(self, key: Callable[[LaneName], Key]) -> Iterator[tuple[Key, list[LaneName]]]:
-        """Yield neighbouring lanes with equal keys; the first FIRST_LANES apart from the others."""
+        """Yield lanes with equal keys; the first FIRST_LANES apart from the others.
+
+        Equal lanes with a key follow the first of them, so that one claim serves them: their turns
+        still come round, since each claim moves some lanes of its own group behind the others.
+        """
         lanes = self._in_order()
         for part in lanes[:FIRST_LANES], lanes[FIRST_LANES:]:
-            for shared, group in groupby(part, key):
+            for shared, group in groupby(self._gathered(part, key), key):
                 yield shared, list(group)
 
     def pass_turn(self, lanes: Sequence[LaneName], taken: Collection[LaneName]) -> None:
@@ -77,6 +81,15 @@ class Lanes:
         """
         for rank, equals in self._equals.items():
             self._equals[rank] = dict.fromkeys(sorted(equals, key=last_start))
+
+    def _gathered(
+        self, lanes: Sequence[LaneName], key: Callable[[LaneName], Key]
+    ) -> Iterator[LaneName]:
+        for _, equals in groupby(lanes, self._rank):
+            by_key: dict[Key, list[LaneName]] = {}
+            for lane in equals:
+                by_key.setdefault(key(lane), []).append(lane)
+            yield from chain.from_iterable(by_key.values())
 
     def _in_order(self) -> list[LaneName]:
         return list(chain.from_iterable(self._equals.values()))

@@ -96,6 +96,39 @@ def test_neighbours_share_a_group_but_never_the_first_lanes_with_the_others(
     ]  # fmt: skip
 
 
+def grouped(lanes: Lanes) -> list[str]:
+    """The queues of each group; queues in upper case need another statement."""
+    groups = lanes.groups(lambda lane: lane[0].isupper())
+    return ["".join(queue for queue, _ in group) for _, group in groups]
+
+
+def test_equal_lanes_of_a_group_need_not_be_neighbours() -> None:
+    """Otherwise a worker of many queues of a few kinds would send a claim for each of them."""
+    lanes = Lanes(["#"])
+    lanes.update(named("ABcd"), 0.0)
+    lanes.order_by_start(lambda lane: "cAdB".index(lane[0]))
+    assert grouped(lanes) == ["cd", "AB"]
+
+
+def test_a_group_never_brings_a_lane_before_one_that_is_preferred() -> None:
+    lanes = Lanes(["#"])
+    lanes.update([("a", 5), ("B", 0), ("c", 0), ("D", -5), ("e", -5)], 0.0)
+    assert grouped(lanes) == ["a", "B", "c", "D", "e"]
+
+
+def test_no_lane_waits_for_its_turn_behind_more_claims_than_lanes() -> None:
+    """Each claim is filled by the last lane of its group."""
+    lanes = Lanes(["#"])
+    lanes.update(named("ABCxyz"), 0.0)
+    lanes.order_by_start(lambda lane: "AxByCz".index(lane[0]))
+    served = []
+    for _ in range(6):
+        _, group = next(lanes.groups(lambda lane: lane[0].isupper()))
+        lanes.pass_turn(group, {group[0]})
+        served.append(group[0][0])
+    assert "".join(served) == "AxByCz"
+
+
 def test_ever_new_queues_take_no_ever_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes_module, "REMEMBERED_QUEUES", 3)
     monkeypatch.setattr(queue_options, "REMEMBERED_QUEUES", 3)
