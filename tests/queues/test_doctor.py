@@ -135,7 +135,7 @@ def test_d001_a_server_that_is_away() -> None:
     assert finding["id"] == "D001"
     assert finding["text"].startswith("Database 'default' cannot be reached: ")
     assert finding["text"].endswith("The remaining checks did not run.")
-    assert "?." not in finding["text"]
+    assert "connections? The remaining" in finding["text"]
     assert ".." not in finding["text"]
     assert "HOST, PORT, NAME, USER" in finding["hint"]
 
@@ -776,10 +776,13 @@ class TestQueuesAndTypes:
         assert finding.level == "warning"
         assert finding.text.startswith("1 message waits in the queue mail behind a dead letter of")
         assert f"mq_why {first.pk} explains" in finding.hint
+        assert "--heads" not in finding.hint
         second = add(key="m", handler="h", dead=-5)
         add(key="m", handler="h", blocked_by=second.pk)
         (text,) = found("D024")
         assert "2 messages wait in the queue mail behind 2 dead letters of their key" in text
+        (several,) = [each for each in examine() if each.id == "D024"]
+        assert "mq_peek mail --heads lists the dead letters" in several.hint
         command = finding.hint.partition("manage.py ")[2].split("manage.py ")[1].split(" runs")[0]
         call_command(*command.split(), stdout=StringIO())
         (text,) = found("D024")

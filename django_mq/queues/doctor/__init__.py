@@ -117,7 +117,7 @@ def _check_failed(failure: str, error: Exception) -> Finding:
     return Finding(
         id="D001",
         level="error",
-        text=f"{failure}: {said.rstrip('.?')}.",
+        text=f"{failure}: {said if said.endswith('?') else said.rstrip('.') + '.'}",
         hint=_hint_of(error),
     )
 

@@ -176,6 +176,8 @@ def stalled(alias: str) -> Iterator[Finding]:
         n, first = shown_count(len(stopped), MAX_LINES), stopped[0].id
         capped = len(found) == MAX_LINES or any(each.capped for each in stopped)
         behind = counted(sum(each.behind for each in stopped), 0, stopped=capped)
+        listing = f"{command_on(alias, f'mq_peek {queue} --heads')} lists the dead letters."
+        others = "" if n == "1" else f" {listing}"
         yield Finding(
             id="D024",
             level="warning",
@@ -184,6 +186,7 @@ def stalled(alias: str) -> Iterator[Finding]:
             f" {'its' if behind == '1' else 'their'} key or ordered queue.",
             hint=f"manage.py {command_on(alias, f'mq_why {first}')} explains the first. manage.py"
             f" {command_on(alias, f'mq_requeue --id {first}')} runs it again,"
-            f" {command_on(alias, f'mq_purge --id {first}')} drops it; then the others proceed. If"
-            " later messages make up for a dead one, set the queue's on_dead_head to 'skip'.",
+            f" {command_on(alias, f'mq_purge --id {first}')} drops it; then those behind it proceed"
+            f".{others} If later messages make up for a dead one, set the queue's on_dead_head to"
+            " 'skip'.",
         )
