@@ -32,6 +32,8 @@ WHO_LOCKS = "mq_doctor names the session that has a table locked"
 RECONNECT_WAIT, MAX_RECONNECT_WAIT = 0.25, 5.0
 #: A thread that still fails does so within this many seconds after its wait.
 RETRY_SECONDS = 2.0
+#: Seconds after an outage in which a thread that did not meet it may find its connection dead.
+DEAD_SECONDS = 60.0
 
 
 def reason_of(error: BaseException) -> str:
@@ -108,7 +110,8 @@ class Outage:
 
     It is over once a thread that lost the database gets an answer. The answers that other threads
     get do not count while that thread fails: a server may keep their connections, and refuse it a
-    new one.
+    new one. A thread that was idle may find only later that the outage has cut its connection: that
+    is not logged as another outage.
     """
 
     def __init__(self, stop: threading.Event) -> None:
@@ -117,7 +120,10 @@ class Outage:
         self._lost_wait = _GrowingWait()
         # Other threads, which do not need the right, go on: their answers must not reset this wait.
         self._right_wait = _GrowingWait()
-        self._lost = False
+        self._lost = self._logged = False
+        # The threads that met this outage or the last one, and when that one was over.
+        self._met_by: set[int] = set()
+        self._over_at = float("-inf")
         # Until when each thread that lost the database will have tried again.
         self._tries_until: dict[int, float] = {}
         # The same for each thread that met a refusal. Its next statement may wait for a lock.
@@ -135,13 +141,26 @@ class Outage:
             now = monotonic()
             wait, says = self._wait_of(error).next(now)
             if not _is_refusal(error):
-                self._lost = self._lost or says
+                self._lost, first = self._lost or says, not self._lost
+                says = not self._is_aftermath(thread, now, first=first) and says
+                self._logged = self._logged or says
                 self._tries_until[thread] = now + wait + RETRY_SECONDS
             elif isinstance(error, psycopg.Error | DjangoError):
                 self._refused[thread] = now + wait + STATEMENT_SECONDS
         if says and not logged:  # without the lock: a log handler may block
             log_wait(error, wait)
         self._stop.wait(wait)
+
+    def _is_aftermath(self, thread: int, now: float, *, first: bool) -> bool:
+        """Return whether `thread` has only now met the last outage, which cut its connection.
+
+        `first`: as far as the other threads know, the database is there.
+        """
+        if first and (thread in self._met_by or now - self._over_at > DEAD_SECONDS):
+            self._met_by.clear()
+        aftermath = first and bool(self._met_by)
+        self._met_by.add(thread)
+        return aftermath
 
     def _wait_of(self, error: BaseException) -> _GrowingWait:
         if not is_missing_right(error):
@@ -175,7 +194,9 @@ class Outage:
             accepts = bool(self._refused) and _is_over(self._refused)
             if _is_over(self._tries_until):
                 self._lost_wait.seconds = RECONNECT_WAIT
-                back, self._lost = self._lost, False
+                if self._lost:
+                    self._over_at = monotonic()
+                back, self._lost, self._logged = self._logged, False, False
         if back:
             logger.info("database is back", extra={"event": "database_back"})
         elif accepts:

@@ -170,6 +170,42 @@ def test_an_outage_lasts_while_the_thread_that_met_it_fails(
     assert "raise max_connections" in caplog.text
 
 
+def test_a_connection_that_the_last_outage_cut_is_no_other_outage(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart of the server, idle threads find out one by one that theirs is dead."""
+    now = 100.0
+    monkeypatch.setattr("django_mq.executor.outage.monotonic", lambda: now)
+    caplog.set_level("INFO", logger="django_mq")
+    over = threading.Event()
+    over.set()  # nobody waits
+    outage = Outage(over)
+    cut = psycopg.OperationalError("the connection is lost")
+
+    def events() -> list[str]:
+        return [getattr(each, "event", "") for each in caplog.records]
+
+    def idle_since() -> None:
+        nonlocal now
+        now += 1
+        outage.wait(cut)
+        outage.record_answer()
+        assert events() == ["database_lost", "database_back"]
+        now += 1
+        outage.wait(cut)  # this connection was made after the outage
+        outage.record_answer()
+
+    outage.wait(cut)
+    outage.record_answer()
+    thread = threading.Thread(target=idle_since)
+    thread.start()
+    thread.join()
+    assert events() == ["database_lost", "database_back"] * 2
+    now += 3600
+    outage.wait(cut)
+    assert events()[4:] == ["database_lost"]
+
+
 def test_a_claim_whose_answer_is_lost_is_given_back(start: Start, said: Said, proxy: Proxy) -> None:
     """No worker holds its rows: otherwise they would wait for the lease, and be charged."""
     attempts: list[int] = []
