@@ -185,7 +185,9 @@ class Resolver:
         return self._task(Delivery(row), ready[0])
 
     def _hold(self, row: ClaimedRow, reason: str) -> Ended:
-        """Return the end of a row that is held for a while, or is dead after `HOLD_FOR`."""
+        """Return the end of a row that is held, or is dead: expired, or held for `HOLD_FOR`."""
+        if row.expires_in is not None and row.expires_in <= 0:
+            return Ended(Delivery(row), Settled.DEAD_UNSTARTED, reason="expired")
         if row.held_for is not None and row.held_for >= self._settings.hold_for:
             return Ended(
                 Delivery(row), Settled.DEAD_UNSTARTED, reason=f"held for too long: {reason}"

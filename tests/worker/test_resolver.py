@@ -262,6 +262,16 @@ def test_held_for_too_long_is_dead(settings: Any, said: Said) -> None:
     assert least <= held.processable_after <= most
 
 
+def test_what_has_expired_is_dead_and_not_held(said: Said) -> None:
+    """In a test too, where no chore looks for it."""
+    messages = [add(type="a", expires=-1), add(type="a", expires=-1, held=-50)]
+    assert sort() == []
+    for message in messages:
+        stored(message)
+        assert (message.dead_reason, message.attempts) == ("expired", 0)
+    assert said.ids("message_dead") == [each.pk for each in messages]
+
+
 def test_waits_double(said: Said) -> None:
     message = add(type="a")
     assert sort() == []
