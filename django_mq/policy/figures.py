@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from django_mq.policy.histogram import BOUNDS
+from django_mq.policy.histogram import BOUNDS, bucket_of_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,8 @@ def latency(counts: Mapping[int, int]) -> Latency | None:
     total = sum(counts.values())
     if total <= 0:
         return None
-    wanted = [max(1, math.ceil(total * share)) for share in (0.5, 0.95, 0.99)]
-    found: list[float] = []
-    so_far = 0
-    for bucket in sorted(counts):
-        so_far += counts[bucket]
-        while len(found) < len(wanted) and so_far >= wanted[len(found)]:
-            found.append(middle(bucket))
-    return Latency(total, *found)
+    buckets = (bucket_of_share(counts, share) for share in (0.5, 0.95, 0.99))
+    return Latency(total, *map(middle, buckets))
 
 
 def middle(bucket: int) -> float:

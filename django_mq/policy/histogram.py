@@ -113,8 +113,7 @@ class Histogram:
         >>> round(histogram.percentile(0.5), 4), round(histogram.percentile(0.99), 2)
         (0.0112, 4.47)
         """
-        wanted = max(1, math.ceil(self.count * share))
-        bucket = bisect_left(list(accumulate(self.buckets)), wanted)
+        bucket = bucket_of_share(self.counts(), share)
         low = BOUNDS[bucket - 1] if bucket else 0.0
         high = BOUNDS[bucket] if bucket < len(BOUNDS) else self.most
         return min(max(math.sqrt(low * high), self.least), self.most)
@@ -181,6 +180,19 @@ class Histogram:
         if sum(histogram.buckets) != histogram.count:
             raise ValueError("does not add up")
         return histogram
+
+
+def bucket_of_share(counts: Mapping[int, int], share: float) -> int:
+    """Return the bucket of the duration that the given share do not exceed.
+
+    `counts` are counts of durations by bucket, at least one of them above 0.
+
+    >>> bucket_of_share({40: 98, 67: 2}, 0.98), bucket_of_share({40: 98, 67: 2}, 0.99)
+    (40, 67)
+    """
+    buckets = sorted(counts)
+    wanted = max(1, math.ceil(sum(counts.values()) * share))
+    return buckets[bisect_left(list(accumulate(counts[each] for each in buckets)), wanted)]
 
 
 _MOMENTS = ("last", "least", "most", "mean", "squares")
