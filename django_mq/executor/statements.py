@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ set enable_hashjoin = off; set enable_mergejoin = off
 
 
 Row = TypeVar("Row")
+Result = TypeVar("Result")
 
 
 class Statements:
@@ -196,17 +197,17 @@ def within_transaction(cursor: Cursor) -> AbstractContextManager[Any]:
 
 
 def skip_refused_rows(
-    change: Callable[[Sequence[Row]], Collection[int]],
+    change: Callable[[Sequence[Row]], Iterable[Result]],
     rows: Sequence[Row],
     refused: Callable[[Row, psycopg.Error], None] = lambda row, error: None,
-) -> set[int]:
-    """Return the ids from `change(rows)`; a row that the server refuses does not stop the others.
+) -> list[Result]:
+    """Return what `change(rows)` returns; a row that the server refuses does not stop the others.
 
     A refused statement changed nothing, so it is tried again with each half of its rows; `refused`
     is called with each refused row and its error. Raises the errors of a lost database.
     """
     try:
-        return set(change(rows))
+        return list(change(rows))
     except LOST:
         raise
     except psycopg.Error as error:
@@ -214,7 +215,7 @@ def skip_refused_rows(
             raise  # no row explains the error
         if len(rows) == 1:
             refused(rows[0], error)
-            return set()
+            return []
     half = len(rows) // 2
-    parts = (skip_refused_rows(change, part, refused) for part in (rows[:half], rows[half:]))
-    return set().union(*parts)
+    first = skip_refused_rows(change, rows[:half], refused)
+    return first + skip_refused_rows(change, rows[half:], refused)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import psycopg
 
 from django_mq.conf import Settings
 from django_mq.conf.error_logs import error_name, log_failure
-from django_mq.executor.statements import within_transaction
+from django_mq.executor.statements import skip_refused_rows, within_transaction
 from django_mq.signals import announce_queue, queue_deep
 from django_mq.store import (
     Cursor,
@@ -166,27 +167,25 @@ def _promote_put_aside(cursor: Cursor, settings: Settings, at: Position) -> Posi
 
 
 def _promote(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
-    """Promote messages together; after a refusal one by one, so that one stops no other."""
-    try:
-        with within_transaction(cursor):
-            free_unique_ids.promote_put_aside(cursor, ids)
-    except LOST as error:
-        if not isinstance(error, psycopg.errors.LockNotAvailable):
-            raise  # otherwise another session is taking one of them: the next walk finds the rest
-    except psycopg.Error as error:
-        if len(ids) > 1:
-            for id in ids:
-                _promote(cursor, [id])
-        else:
-            logger.warning(
-                "the message put aside for unique id %s of type %s in queue %s cannot be stored:"
-                " %s",
-                ids[0].unique_id,
-                ids[0].type,
-                ids[0].queue,
-                error_name(error),
-                extra={"event": "chore_failed", "queue": ids[0].queue},
-            )
+    """Promote messages; one that the database refuses stops no other."""
+
+    def promote_together(some: Sequence[UniqueId]) -> list[int]:
+        # Another session may be taking one of them: the next walk finds the rest.
+        with suppress(psycopg.errors.LockNotAvailable), within_transaction(cursor):
+            return free_unique_ids.promote_put_aside(cursor, some)
+        return []
+
+    def refused(id: UniqueId, error: psycopg.Error) -> None:
+        logger.warning(
+            "the message put aside for unique id %s of type %s in queue %s cannot be stored: %s",
+            id.unique_id,
+            id.type,
+            id.queue,
+            error_name(error),
+            extra={"event": "chore_failed", "queue": id.queue},
+        )
+
+    skip_refused_rows(promote_together, ids, refused)
 
 
 def _warn_of_deep(cursor: Cursor, settings: Settings, at: Position) -> Position:

@@ -206,7 +206,7 @@ class LeaseKeeper(threading.Thread):
             asked_at = lease_clock()
             fences = [each.fence for each in deliveries]
             renew = partial(leases.renew, self._statements.cursor(), lease=lease)
-            renewed = skip_refused_rows(renew, fences, lambda _, error: refused.append(error))
+            renewed = set(skip_refused_rows(renew, fences, lambda _, error: refused.append(error)))
             unrenewed.update(each.id for each in deliveries if each.id not in renewed)
             for each in deliveries:
                 if each.id in renewed and each._leased_at > LONG_AGO:  # else it is locked first

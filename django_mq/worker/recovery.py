@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 
 import psycopg
@@ -14,7 +15,7 @@ from django_mq.conf.error_logs import log_failure
 from django_mq.executor import reports, settle_effects
 from django_mq.executor.ended import Ended, failed_row, failure_end
 from django_mq.executor.outage import Outage
-from django_mq.executor.statements import Statements
+from django_mq.executor.statements import Statements, skip_refused_rows
 from django_mq.executor.watchdog import STALL_MARGIN, Link
 from django_mq.messages import ClaimedRow, Delivery, Fence
 from django_mq.policy.backoff import RetryPolicy
@@ -196,30 +197,22 @@ class Recovery:
         error_of: Callable[[DeadWorker, int], AttemptEnded],
     ) -> list[Ended]:
         """Charge the messages of `fences`; one that the database refuses stops no other."""
-        fences = [fence for fence in fences if fence not in self._refused]
-        try:
-            return self._charge_together(dead, fences, error_of)
-        except LOST:
-            raise
-        except psycopg.Error as error:
-            if len(fences) == 1:
-                self._refused.add(fences[0])
-                text = (
-                    "could not charge message %s of worker %s: it runs again when its lease lapses"
-                )
-                id, worker = fences[0].id, dead.worker
-                log_failure(
-                    "recovery_failed", error, text, id, worker, worker=worker, message_id=id
-                )
-                return []
-        charged = (self._charge(dead, [fence], error_of) for fence in fences)
-        return [each for ended in charged for each in ended]
+
+        def refused(fence: Fence, error: psycopg.Error) -> None:
+            self._refused.add(fence)
+            text = "could not charge message %s of worker %s: it runs again when its lease lapses"
+            id, worker = fence.id, dead.worker
+            log_failure("recovery_failed", error, text, id, worker, worker=worker, message_id=id)
+
+        together = partial(self._charge_together, dead, error_of)
+        left = [fence for fence in fences if fence not in self._refused]
+        return skip_refused_rows(together, left, refused)
 
     def _charge_together(
         self,
         dead: DeadWorker,
-        fences: list[Fence],
         error_of: Callable[[DeadWorker, int], AttemptEnded],
+        fences: Sequence[Fence],
     ) -> list[Ended]:
         if not fences:
             return []

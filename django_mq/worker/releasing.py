@@ -32,4 +32,4 @@ def release_all_except(
         raise
     except psycopg.Error:
         fences = recover.claimed_except(cursor, **chosen)
-        return skip_refused_rows(partial(settle.release, cursor), fences)
+        return set(skip_refused_rows(partial(settle.release, cursor), fences))

@@ -9,13 +9,15 @@ from contextlib import nullcontext
 from functools import cache, partial
 from operator import attrgetter
 
+import psycopg
+
 from django_mq import handlers
 from django_mq.conf import Settings
 from django_mq.conf.error_logs import log_failure
 from django_mq.executor import reports
 from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.settle_rows import settle_all
-from django_mq.executor.statements import within_transaction
+from django_mq.executor.statements import skip_refused_rows, within_transaction
 from django_mq.executor.tasks import Line, Task
 from django_mq.handlers import Handler, refusal
 from django_mq.handlers.nearest import nearest_handlers, nearest_types
@@ -24,7 +26,6 @@ from django_mq.policy.metadata import MAX_ADDED
 from django_mq.policy.stored_json import excess, max_brackets
 from django_mq.store import Cursor, keys, settle
 from django_mq.store import routing as store_routing
-from django_mq.store.lost import LOST
 
 #: Returns the fields on which the handler of a row depends.
 _kind_of = attrgetter("handler", "queue", "type", "schema_version")
@@ -201,29 +202,27 @@ def settle_held(cursor: Cursor, ended: Sequence[Ended]) -> None:
     They are settled together: a deploy that adds a type may leave an old worker thousands of its
     messages.
     """
-    # Each kind is one statement. If the statement of one kind is refused, nothing is settled.
-    mixed = len({each.settled for each in ended}) > 1
-    try:
+
+    def settle_together(some: Sequence[Ended]) -> set[int]:
+        # Each kind is one statement. If the statement of one kind is refused, nothing is settled.
+        mixed = len({each.settled for each in some}) > 1
         with within_transaction(cursor) if mixed else nullcontext():
-            lost = settle_all(cursor, ended)
-    except LOST:
-        raise
-    except Exception as error:
-        if len(ended) == 1:  # the lease lapses, and the attempt counts
-            log_failure("dispatch_failed", error, "message %s cannot be held", ended[0].delivery.id)
-            return
-        for each in ended:
-            settle_held(cursor, [each])
-        return
-    for each in ended:
-        if each.delivery.id in lost:
-            reports.lease_lost(each.delivery)
-    reports.all_ended(
-        each
-        for each in ended
-        if each.delivery.id not in lost
-        and (each.settled is Settled.DEAD_UNSTARTED or each.delivery._row.held_for is None)
-    )
+            lost = settle_all(cursor, some)
+        for each in some:
+            if each.delivery.id in lost:
+                reports.lease_lost(each.delivery)
+        reports.all_ended(
+            each
+            for each in some
+            if each.delivery.id not in lost
+            and (each.settled is Settled.DEAD_UNSTARTED or each.delivery._row.held_for is None)
+        )
+        return lost
+
+    def refused(each: Ended, error: psycopg.Error) -> None:  # the lease lapses, the attempt counts
+        log_failure("dispatch_failed", error, "message %s cannot be held", each.delivery.id)
+
+    skip_refused_rows(settle_together, ended, refused)
 
 
 def _is_replay(row: ClaimedRow) -> bool:
