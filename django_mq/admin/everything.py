@@ -15,8 +15,8 @@ from django_mq.admin.message_filters import HEADS_PARAMETER, filter_of
 from django_mq.admin.own_pages import own_page
 from django_mq.admin.texts import operator
 from django_mq.models import FailedAttempt, Operation, QueuedMessage
+from django_mq.operations.changes import HEAD_ACTIONS
 from django_mq.operations.filter_words import in_words
-from django_mq.operations.heads import HEAD_ACTIONS
 from django_mq.policy.column_bounds import id_of
 from django_mq.policy.message_filter import MessageFilter
 from django_mq.policy.plain_text import one_line

@@ -1,7 +1,8 @@
-"""The page of one message: its explanation, payload, fields and failed attempts."""
+"""The page of one message: its explanation, payload, fields, failed attempts and timeline."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.db.models import TextField
@@ -15,13 +16,15 @@ from django_mq.admin.fields import MessageFieldsAdmin
 from django_mq.admin.heads import Offered
 from django_mq.admin.running import RunningAdmin
 from django_mq.admin.texts import badge, excerpt, full, plain, pretty, took
-from django_mq.admin.timeline import timeline
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.queues.reasons import explain
 from django_mq.queues.stalled import line_positions
 
 #: The number of failed attempts on the page; the list of attempts has all.
 SHOWN_ATTEMPTS = 25
+
+#: One line of the timeline: what happened, when, and the durations that belong to it.
+Event = tuple[str, str, str]
 
 
 class MessagePageAdmin(
@@ -62,7 +65,7 @@ class MessagePageAdmin(
             "documents": self._documents(message) if private else (),
             **super().page_extras(request, message),
             "attempts": attempts[:SHOWN_ATTEMPTS],
-            "timeline": timeline(message, [each["row"] for each in attempts]),
+            "timeline": _timeline(message, [each["row"] for each in attempts]),
             "attempts_url": self.url(FailedAttempt, "changelist", message_id=message.pk)
             if len(attempts) > SHOWN_ATTEMPTS and self._has_right(request, "view_failedattempt")
             else "",
@@ -126,3 +129,36 @@ class MessagePageAdmin(
             }
             for attempt in found.order_by("-attempt", "-pk")[: SHOWN_ATTEMPTS + 1]
         ]
+
+
+def _timeline(message: QueuedMessage, attempts: Iterable[FailedAttempt]) -> list[Event]:
+    """Return the events of a message, the first one first, with its latest failed `attempts`.
+
+    An attempt waits from the end of the one before it. If that one is not among `attempts`, the
+    wait is unknown.
+    """
+    now = message.now  # type: ignore[attr-defined]
+    events: list[Event] = [("Broadcast", full(message.created_at, now), "")]
+    ended, number = message.created_at, 0
+    for each in sorted(attempts, key=lambda each: (each.attempt, each.pk)):
+        follows = each.attempt == number + 1
+        waited = took(ended, each.started_at) if follows and each.started_at else ""
+        ran = took(each.started_at, each.ended_at)
+        if each.started_at:
+            note = f"waited {waited}" if waited else ""
+            events.append((f"Attempt {each.attempt} started", full(each.started_at, now), note))
+        note = f"{f'ran {ran}, ' if ran else ''}{excerpt(each.error_class) or 'unknown error'}"
+        events.append((f"Attempt {each.attempt} failed", full(each.ended_at, now), note))
+        ended, number = each.ended_at, each.attempt
+    events.append(_last(message, now))
+    return events
+
+
+def _last(message: QueuedMessage, now: Any) -> Event:
+    """Return the current or the next event of the message."""
+    if message.dead_at is not None:
+        return "Dead", full(message.dead_at, now), ""
+    if message.leased_until is not None:
+        text = f"Attempt {message.attempts} in flight, leased until"
+        return text, full(message.leased_until, now), ""
+    return "Due", full(message.processable_after, now), ""

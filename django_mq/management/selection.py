@@ -16,7 +16,7 @@ from django_mq.policy.plain_text import one_line
 from django_mq.queues import Changed
 from django_mq.queues.transactions import reading
 from django_mq.states import MessageState
-from django_mq.store import selected
+from django_mq.store.select_messages import groups
 
 #: The maximum number of ids whose state is reported.
 NOTED = 10
@@ -105,15 +105,15 @@ class SelectionCommand(OperatorCommand):
         if options["json"] or not (options["dry_run"] or (question and not options["yes"])):
             return
         with reading(alias_of(database)) as cursor:
-            groups = selected.groups(cursor, found.ids, limit=MAX_GROUPS + 1)
-        if len(groups) < 2:
+            shown = groups(cursor, found.ids, limit=MAX_GROUPS + 1)
+        if len(shown) < 2:
             return
         rows = [
             (f"{number:,}", *(name or "-" for name in names), one_line(error, MAX_ERROR) or "-")
-            for number, *names, error in groups
+            for number, *names, error in shown
         ]
         self.stdout.write(table(GROUP_HEADERS, rows[:MAX_GROUPS]))
-        if len(groups) > MAX_GROUPS:
+        if len(shown) > MAX_GROUPS:
             self.stdout.write("(and smaller groups)")
 
 

@@ -59,3 +59,6 @@ CHANGES: dict[str, Change] = {
     "requeue": requeue,
     "run_now": run_now,
 }
+REMOVING_ACTIONS = ("cancel", "discard")
+#: The actions on heads of lines: only a dead head waits for an operator.
+HEAD_ACTIONS = ("requeue", "discard")

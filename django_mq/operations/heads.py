@@ -11,9 +11,6 @@ from django_mq.store import operations as store
 from django_mq.store import waiting_behind
 from django_mq.store.waiting_behind import LinePosition
 
-#: The actions on heads: only a dead head waits for an operator.
-HEAD_ACTIONS = ("requeue", "discard")
-
 
 def dead_heads(cursor: CursorWrapper, ids: Sequence[int], operation: int) -> list[int]:
     """Return the dead heads of the lines of messages; a message in no line is its own head.

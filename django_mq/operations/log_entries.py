@@ -7,9 +7,8 @@ from django.contrib.auth import get_user_model
 from django.db import connections, router, transaction
 
 from django_mq.conf.error_logs import log_failure
+from django_mq.operations.changes import REMOVING_ACTIONS
 from django_mq.operations.filter_words import public_words
-
-REMOVING_ACTIONS = ("cancel", "discard")
 
 
 def log_end(id: int, action: str, user_id: str, text: str, alias: str) -> None:

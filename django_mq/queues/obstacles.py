@@ -22,8 +22,7 @@ from django_mq.queues.decisions import effective_limit
 from django_mq.queues.fleet import WorkerProcess, last_of
 from django_mq.queues.stalled import MAX_COUNT, shown_count
 from django_mq.queues.transactions import reading, writing
-from django_mq.store import row_holder
-from django_mq.store.ahead import ahead
+from django_mq.store.obstacles import ahead, holder
 from django_mq.store.refused_rows import try_claim
 from django_mq.store.results import UNANSWERED
 
@@ -147,7 +146,7 @@ def locked(message: QueuedMessage, alias: str) -> str:
     """
     try:
         with reading(alias) as cursor:
-            found = row_holder.holder(cursor, message.pk)
+            found = holder(cursor, message.pk)
     except ProgrammingError:
         return ""
     if found is None:

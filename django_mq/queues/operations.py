@@ -13,9 +13,8 @@ from django.db import connections
 
 from django_mq.conf import alias_of, get_settings
 from django_mq.models import Operation
-from django_mq.operations.changes import CHANGES
+from django_mq.operations.changes import CHANGES, HEAD_ACTIONS
 from django_mq.operations.filter_words import public_words
-from django_mq.operations.heads import HEAD_ACTIONS
 from django_mq.operations.steps import report_end
 from django_mq.policy.message_filter import MessageFilter
 from django_mq.policy.names import check_key, check_name

@@ -6,9 +6,7 @@ from django_mq import queues
 from django_mq.admin import QueuedMessageAdmin
 from django_mq.admin.message_actions import MESSAGE_ACTIONS
 from django_mq.models.operation import ACTION_LABELS
-from django_mq.operations.changes import CHANGES
-from django_mq.operations.heads import HEAD_ACTIONS
-from django_mq.operations.log_entries import REMOVING_ACTIONS
+from django_mq.operations.changes import CHANGES, HEAD_ACTIONS, REMOVING_ACTIONS
 from django_mq.states import MessageState
 from django_mq.store.message_filters import ACTION_CONDITIONS
 

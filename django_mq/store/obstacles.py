@@ -1,6 +1,8 @@
-"""How many messages of its queue are claimed before a waiting one."""
+"""What delays a due message: the messages claimed before it, or a session that locks its row."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from django_mq.store import Cursor
 from django_mq.store.conditions import WAITS
@@ -45,3 +47,32 @@ def ahead(cursor: Cursor, *, id: int, queue: str, maximum: int) -> int:
     prepare_to_read(cursor)
     cursor.execute(AHEAD, {"id": id, "queues": [queue], "maximum": maximum})
     return int(cursor.fetchone()[0])
+
+
+# xmax is the transaction that locked the row last. If several sessions share the lock, it is the
+# id of their group instead, which belongs to no transaction, except by chance: this is only shown.
+HOLDER = """
+select a.pid, a.application_name
+  from django_mq_queuedmessage m
+  join pg_locks held
+    on held.locktype = 'transactionid' and held.transactionid = m.xmax and held.granted
+  join pg_stat_activity a on a.pid = held.pid and a.datname = current_database()
+ where m.id = %(id)s and a.pid <> pg_backend_pid()
+"""
+
+
+class RowHolder(NamedTuple):
+    """A session by its process id on the server.
+
+    `application` is empty if it has none, None where this login may not see it.
+    """
+
+    pid: int
+    application: str | None
+
+
+def holder(cursor: Cursor, id: int) -> RowHolder | None:
+    """Return the session that has message `id` locked; None if none has."""
+    cursor.execute(HOLDER, {"id": id})
+    row = cursor.fetchone()
+    return None if row is None else RowHolder._make(row)
