@@ -5,7 +5,7 @@ From a queue that backs off it claims only the probe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import count
@@ -18,18 +18,15 @@ from django_mq.store import (
     Cursor,
     claim,
     claim_keyed,
-    claim_lapsed,
     ordered_queues,
     refused_rows,
 )
-from django_mq.store.claim import LANE_START, NOTHING, Claim, Lane
-from django_mq.store.claim_lapsed import Lapsed, Mark
+from django_mq.store.claim import NOTHING, Claim, Lane
 from django_mq.worker.claim_round import ClaimResult
 from django_mq.worker.gatekeeper import Gatekeeper
 from django_mq.worker.queue_facts import QueueFacts
 from django_mq.worker.queue_options import ClaimArguments, ClaimOptions
 from django_mq.worker.refused_rows import RefusedRows
-from django_mq.worker.take_over import announce_dead, take_over
 
 #: The maximum number of batches that one statement claims.
 MAX_BATCHES = 4
@@ -62,9 +59,9 @@ class ClaimRouter:
         self._numbers = count(1)
         self._owned = owned
         self._has_any = has_any
-        self._stopped_queues = stopped_queues
+        self.stopped_queues = stopped_queues
         self.facts = QueueFacts()
-        self._gatekeeper = Gatekeeper(self.facts, probing)
+        self.gatekeeper = Gatekeeper(self.facts, probing)
         # How many messages of the last claim's average size fit into `batch_bytes`.
         self._rows_per_batch_bytes = 0
         self.refused = RefusedRows()
@@ -85,10 +82,6 @@ class ClaimRouter:
         if options.ordered or self.facts.is_gated(queue, options):
             return f"alone {queue}"
         return KEYED if self.facts.has_keys(queue) else PLAIN
-
-    def lapsed_statement_group(self, queue: str, options: ClaimOptions) -> str:
-        """Return the same as `statement_group()`, but for a claim of lapsed messages."""
-        return f"alone {queue}" if self.facts.is_gated(queue, options) else PLAIN
 
     def max_per_claim(self, queue: str, options: ClaimOptions) -> int:
         """Return the maximum number of messages of `queue` to claim with one statement."""
@@ -113,8 +106,8 @@ class ClaimRouter:
         A claimer gets at most a batch: a larger limit makes several claims in one statement. With
         `from_marks` all scans begin at marks; only then, a queue with keys returns new ones.
         """
-        if self._stopped_queues:
-            lanes = [lane for lane in lanes if not self._stopped_queues.is_all_stopped(lane.queue)]
+        if self.stopped_queues:
+            lanes = [lane for lane in lanes if not self.stopped_queues.is_all_stopped(lane.queue)]
             if not lanes:
                 return NOT_SCANNED
         waiting = partial(
@@ -143,61 +136,14 @@ class ClaimRouter:
             take = partial(self._claim_lanes, cursor, lanes, options, from_marks)
             if self.facts.is_gated(queue, options):
                 return self._claim_gated(cursor, queue, options, limit, from_marks, take)
-            arguments = self._arguments(options, self.next_claimer(), limit)
+            arguments = self.arguments(options, self.next_claimer(), limit)
             more = [self.next_claimer() for _ in range((limit - 1) // options.batch_size)]
             return self._measured(options, take(arguments, more))
 
-    def take_over(
-        self,
-        cursor: Cursor,
-        queues: Sequence[str],
-        options: ClaimOptions,
-        *,
-        limit: int,
-        marks: Mapping[str, Mark],
-    ) -> Lapsed:
-        """Take over up to `limit` lapsed messages of `queues`, which make up one statement group.
-
-        The scan of a queue begins behind its mark, if it has one. A lapsed message of a queue that
-        backs off becomes its probe: there may be no other.
-        """
-        if self._stopped_queues:
-            queues = [queue for queue in queues if not self._stopped_queues.is_all_stopped(queue)]
-            if not queues:
-                return claim_lapsed.NOTHING
-        maximum = max(limit, options.batch_size, claim_keyed.WINDOW)
-        rows = partial(refused_rows.lapsed, cursor, queues=queues, limit=maximum)
-        take = partial(self._take_over, cursor, queues, options, limit, marks)
-        found = self.refused.claim_without_refused(cursor, take, rows)
-        announce_dead(found)
-        return found
-
-    def _take_over(
-        self,
-        cursor: Cursor,
-        queues: Sequence[str],
-        options: ClaimOptions,
-        limit: int,
-        marks: Mapping[str, Mark],
-    ) -> Lapsed:
-        lined = options.ordered or any(map(self.facts.has_keys, queues))
-        take = partial(
-            take_over,
-            cursor,
-            queues=queues,
-            window=options.batch_size if lined else 0,
-            skip_dead=options.skip_dead,
-            marks=marks,
-        )
-        if not self.facts.is_gated(queues[0], options):
-            return take(**self._arguments(options, self.next_claimer(), limit))
-        mark = marks.get(queues[0], LANE_START)
-        with within_transaction(cursor):
-            return self._take_over_gated(cursor, queues[0], options, limit, mark, take)
-
-    def _arguments(
+    def arguments(
         self, options: ClaimOptions, claimer: str, limit: int, *, admitted: bool = False
     ) -> ClaimArguments:
+        """Return the arguments that all statements share."""
         return {
             "claimer": claimer,
             "lease": options.lease,
@@ -224,7 +170,7 @@ class ClaimRouter:
         take: Callable[[ClaimArguments], Claim],
     ) -> ClaimResult:
         claimer = self.next_claimer()
-        gate = self._gatekeeper.enter(cursor, queue, options, from_mark=from_marks)
+        gate = self.gatekeeper.enter(cursor, queue, options, from_mark=from_marks)
         if gate is None:
             return NOT_SCANNED._replace(contended=True)
         if gate.max_in_flight is not None:
@@ -233,38 +179,13 @@ class ClaimRouter:
             return ClaimResult(NOTHING, at_limit=bool(gate.max_in_flight))
         limit = limit if gate.room is None else min(limit, gate.room)
         if gate.level == 0:
-            taken = take(self._arguments(options, claimer, limit, admitted=True))
+            taken = take(self.arguments(options, claimer, limit, admitted=True))
             return self._measured(options, taken)._replace(at_limit=len(taken.rows) == gate.room)
-        if not self._gatekeeper.start_probe(cursor, queue, claimer, options):
+        if not self.gatekeeper.start_probe(cursor, queue, claimer, options):
             return NOT_SCANNED
-        taken = take(self._arguments(options, claimer, 1, admitted=True))
-        self._gatekeeper.end_probe_claim(cursor, queue, claimer, found=bool(taken.rows))
+        taken = take(self.arguments(options, claimer, 1, admitted=True))
+        self.gatekeeper.end_probe_claim(cursor, queue, claimer, found=bool(taken.rows))
         return self._measured(options, taken)
-
-    def _take_over_gated(
-        self,
-        cursor: Cursor,
-        queue: str,
-        options: ClaimOptions,
-        limit: int,
-        mark: Mark,
-        take: Callable[..., Lapsed],
-    ) -> Lapsed:
-        claimer = self.next_claimer()
-        gate = self._gatekeeper.enter(cursor, queue, options)
-        if (
-            gate is None
-            or gate.max_in_flight == 0
-            or not claim_lapsed.any_lapsed(cursor, queue=queue, mark=mark)
-        ):
-            return claim_lapsed.NOTHING
-        if gate.level == 0:
-            return take(**self._arguments(options, claimer, limit, admitted=True))
-        if not self._gatekeeper.start_probe(cursor, queue, claimer, options):
-            return claim_lapsed.NOTHING
-        found = take(**self._arguments(options, claimer, 1, admitted=True))
-        self._gatekeeper.end_probe_claim(cursor, queue, claimer, found=bool(found.taken))
-        return found
 
     def _claim_lanes(
         self,

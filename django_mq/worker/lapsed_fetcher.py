@@ -11,6 +11,7 @@ from django_mq.worker.claims import ClaimRouter
 from django_mq.worker.intake import Intake
 from django_mq.worker.ordered_queues import OrderedQueues
 from django_mq.worker.queue_options import ClaimOptions
+from django_mq.worker.take_over import LapsedRouter
 from django_mq.worker.watermarks import Watermarks
 
 
@@ -43,7 +44,7 @@ class LapsedFetcher:
     ) -> None:
         self._options = options
         self._intake = intake
-        self._claims = claims
+        self._router = LapsedRouter(claims)
         self._ordered_queues = ordered_queues
         self._clock = clock
         self._queues: list[str] = []
@@ -80,7 +81,7 @@ class LapsedFetcher:
                 begun = True
             began = self._clock()
             marks = {queue: self._marks.mark(queue, full=full) for queue in queues}
-            lapsed = self._claims.take_over(cursor, queues, options, limit=room, marks=marks)
+            lapsed = self._router.take_over(cursor, queues, options, limit=room, marks=marks)
             seconds = self._clock() - began
             self._marks.record_scan(lapsed.marks, seconds, full=full, group=options)
             found |= bool(lapsed.marks)
@@ -104,7 +105,7 @@ class LapsedFetcher:
         for queue in self._queues:
             options = self._options(queue)
             if not options.ordered or queue in self._ordered_queues.owned:
-                group = self._claims.lapsed_statement_group(queue, options)
+                group = self._router.statement_group(queue, options)
                 groups.setdefault((options, group), []).append(queue)
         for (options, _), queues in groups.items():
             yield options, queues
