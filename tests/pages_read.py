@@ -20,6 +20,19 @@ def _visited(plan: dict[str, Any]) -> int:
     return round(rows * plan["Actual Loops"]) + sum(map(_visited, plan.get("Plans", ())))
 
 
+def explained(cursor: psycopg.Cursor[Any], sql: str, params: Any) -> dict[str, Any]:
+    """Run a statement; return its plan with what it did."""
+    cursor.execute("explain (analyze, buffers, timing off, format json) " + sql, params)
+    [found] = cursor.fetchone() or ()
+    plan: dict[str, Any] = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+    return plan
+
+
+def pages_of(plan: dict[str, Any]) -> int:
+    """Return the number of pages that a plan touched."""
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
 class PagesRead:
     """The pages that the statements touched, and the rows that their plans looked at."""
 
@@ -32,12 +45,8 @@ class PagesRead:
     def add(self, driver: psycopg.Connection[Any], sql: str, params: Any) -> None:
         """Run the statement once more, in addition to the caller's run, and undo it."""
         with driver.transaction(force_rollback=True):
-            cursor = driver.execute(
-                "explain (analyze, buffers, timing off, format json) " + sql, params
-            )
-            [found] = cursor.fetchone() or ()
-        plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
-        self.total += plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+            plan = explained(driver.cursor(), sql, params)
+        self.total += pages_of(plan)
         rows = _visited(plan)
         self.rows += rows
         self.most_rows = max(self.most_rows, rows)

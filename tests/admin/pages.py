@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import html
+import io
+import json
 import re
 
 from django.contrib.admin.utils import quote
@@ -50,6 +53,13 @@ def text(response):
     page = response.content.decode().replace("<wbr>", "")
     found = re.sub(r"<script.*?</script>|<[^>]+>", " ", page, flags=re.DOTALL)
     return re.sub(r"\s+", " ", html.unescape(found))
+
+
+def exported(response, kind):
+    """Return the rows of an exported file."""
+    assert response.status_code == 200
+    content = b"".join(response.streaming_content).decode()
+    return json.loads(content) if kind == "json" else list(csv.DictReader(io.StringIO(content)))
 
 
 def told(response):

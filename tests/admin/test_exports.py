@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 
 import pytest
@@ -13,7 +11,7 @@ from django.db import connection
 from django.test import AsyncClient
 
 from django_mq.admin import QueuedMessageAdmin, bounds, exports, windows
-from tests.admin.pages import LIST
+from tests.admin.pages import LIST, exported
 from tests.pages_read import pages_read
 from tests.rows import add, add_all, insert_all
 
@@ -21,12 +19,9 @@ pytestmark = pytest.mark.django_db
 
 
 def export(client, kind="json", query=""):
-    """Return the rows of an exported file."""
     response = client.post(f"{LIST}export/{kind}/{query}")
-    assert response.status_code == 200
     assert "attachment" in response["Content-Disposition"]
-    content = b"".join(response.streaming_content).decode()
-    return json.loads(content) if kind == "json" else list(csv.DictReader(io.StringIO(content)))
+    return exported(response, kind)
 
 
 @pytest.mark.parametrize("kind", ["csv", "json"])

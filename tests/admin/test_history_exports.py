@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from datetime import UTC, datetime, timedelta
 
@@ -16,7 +14,7 @@ from django.test import RequestFactory
 
 from django_mq.admin import HandledMessageAdmin, exports
 from django_mq.models import HandledMessage
-from tests.admin.pages import text, told, url
+from tests.admin.pages import exported, text, told, url
 from tests.pages_read import pages_read
 
 pytestmark = pytest.mark.django_db
@@ -36,12 +34,9 @@ def keep(*rows):
 
 
 def export(client, kind="json", query=""):
-    """Return the rows of an exported file."""
     response = client.post(f"{LIST}export/{kind}/{query}")
-    assert response.status_code == 200
     assert 'filename="handled-messages-' in response["Content-Disposition"]
-    content = b"".join(response.streaming_content).decode()
-    return json.loads(content) if kind == "json" else list(csv.DictReader(io.StringIO(content)))
+    return exported(response, kind)
 
 
 @pytest.mark.parametrize("kind", ["csv", "json"])

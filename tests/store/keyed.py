@@ -11,7 +11,7 @@ from django_mq.messages import ClaimedRow, Fence
 from django_mq.models import QueuedMessage
 from django_mq.store import claim_keyed as with_keys
 from django_mq.store import keys, settle
-from django_mq.store.claim import Claim, Lane
+from django_mq.store.claim import Claim, Lane, lane_columns
 from django_mq.store.keys import KeyLine
 from tests.rows import add, stored
 
@@ -67,6 +67,32 @@ def take_open(
         max_bytes=max_bytes,
         skip_dead=skip_dead,
         more_claimers=more_claimers,
+    )
+
+
+def claim_params(**more: Any) -> dict[str, Any]:
+    """Return the parameters of a claim's first statement."""
+    return {
+        **lane_columns([Lane("mail", 0)]),
+        "limit": 100,
+        "window": 1000,
+        "skip_dead": False,
+        "admitted": False,
+        **more,
+    }
+
+
+def line_params(*lines: tuple[str, str, str, int], **more: Any) -> dict[str, Any]:
+    """Return the parameters of the second statement, for lines that the first one returned."""
+    names = ("line_queues", "line_handlers", "line_keys", "line_numbers")
+    return claim_params(
+        **{name: [line[n] for line in lines] for n, name in enumerate(names)},
+        claimers=["me:1"],
+        each=100,
+        lease=30.0,
+        bytes=1 << 20,
+        with_marks=True,
+        **more,
     )
 
 

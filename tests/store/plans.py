@@ -1,12 +1,15 @@
-"""The planner's plan of a statement."""
+"""The planner's plan of a statement, and the pages that it touches."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import psycopg
+from django.db import DEFAULT_DB_ALIAS
 
+from django_mq.executor.statements import Statements
 from tests.database import second_connection
+from tests.pages_read import explained, pages_of
 
 Cursor = psycopg.Cursor[Any]
 
@@ -43,3 +46,21 @@ def generic_plan(cursor: Cursor, statement: str, **params: Any) -> str:
         values = ", ".join(psycopg.sql.Literal(params[name]).as_string(quoting) for name in names)
     cursor.execute(f"explain (costs off) execute it ({values})")
     return "\n".join(line for (line,) in cursor.fetchall())
+
+
+def touched_pages(cursor: Cursor, statement: str, params: Any = None) -> int:
+    """Run a statement; return the number of pages that it touches."""
+    return pages_of(explained(cursor, statement, params))
+
+
+def pages(statement: str, params: dict[str, Any]) -> int:
+    """Return the number of pages that a worker's statement touches; its changes are undone."""
+    statements = Statements(DEFAULT_DB_ALIAS)
+    try:
+        cursor = statements.cursor()
+        with statements.transaction():
+            found = touched_pages(cursor, statement, params)
+            cursor.execute("rollback and chain")
+        return found
+    finally:
+        statements.close()

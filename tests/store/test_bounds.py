@@ -6,19 +6,17 @@ touches hardly more of them than among a few thousand.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from django.db import DEFAULT_DB_ALIAS
 
-from django_mq.executor.statements import Statements
 from django_mq.store import adopt, chores, expiry, figures, keys, pruning
 from django_mq.store import claim_lapsed as lapsed
 from django_mq.store import put_aside as aside
 from django_mq.store.conditions import BEGINNING
 from django_mq.store.unique_ids import UniqueId
 from tests.database import second_connection
+from tests.store.plans import pages
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.thorough]
 
@@ -132,23 +130,6 @@ PIECES: dict[str, tuple[str, dict[str, Any]]] = {
         {"queue": "keys", "limit": PIECE, **adopt.AdoptResume()._asdict()},
     ),
 }
-
-
-def pages(statement: str, params: dict[str, Any]) -> int:
-    """Return the number of pages that the statement touches; its changes are undone."""
-    statements = Statements(DEFAULT_DB_ALIAS)
-    try:
-        cursor = statements.cursor()
-        with statements.transaction():
-            cursor.execute(
-                "explain (analyze, buffers, timing off, format json) " + statement, params
-            )
-            [found] = cursor.fetchone()
-            plan = found[0]["Plan"] if isinstance(found, list) else json.loads(found)[0]["Plan"]
-            cursor.execute("rollback and chain")
-        return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
-    finally:
-        statements.close()
 
 
 def fill(first: int, last: int) -> None:

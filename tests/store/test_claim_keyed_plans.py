@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from django_mq.executor.statements import ONE_PLAN
 from django_mq.models import QueuedMessage
-from django_mq.store import claim
 from django_mq.store import claim_keyed as with_keys
-from django_mq.store.claim import Lane
 from django_mq.store.claim_keyed import CLAIM_LINES, LOCK_LINES
 from tests.rows import pks
-from tests.store.keyed import Cursor, ack, ids, keyed, take
-from tests.store.plans import generic_plan, plan
+from tests.store.keyed import Cursor, ack, claim_params, ids, keyed, line_params, take
+from tests.store.plans import generic_plan, plan, touched_pages
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -84,17 +80,6 @@ def crowd(cursor: Cursor) -> Cursor:
     return cursor
 
 
-def given_for(**more: Any) -> dict[str, Any]:
-    return {
-        **claim.lane_columns([Lane("mail", 0)]),
-        "limit": 100,
-        "window": 1000,
-        "skip_dead": False,
-        "admitted": False,
-        **more,
-    }
-
-
 @pytest.mark.parametrize("setting", ["", ONE_PLAN])
 @pytest.mark.parametrize("explain", [plan, generic_plan])
 @pytest.mark.parametrize("statement", [LOCK_LINES, CLAIM_LINES], ids=["lock", "claim"])
@@ -103,19 +88,10 @@ def test_the_plans_of_a_claim_name_their_indexes(
 ) -> None:
     if setting:
         crowd.execute(setting)
-    params = given_for(window=100)  # a scan of this table may well find a whole window
+    params = claim_params(window=100)  # a scan of this table may well find a whole window
     if statement == CLAIM_LINES:
-        params |= {
-            "line_queues": ["mail"] * 3,
-            "line_handlers": ["h"] * 3,
-            "line_keys": ["k1", "k2", "long"],
-            "line_numbers": [1, 2, 3],
-            "claimers": ["me:1"],
-            "each": 100,
-            "lease": 30.0,
-            "bytes": 1 << 20,
-            "with_marks": True,
-        }
+        lines = [("mail", "h", key, n) for n, key in enumerate(("k1", "k2", "long"), 1)]
+        params = line_params(*lines, window=100)
     text = explain(crowd, statement, **params)
     assert "using mq_claim on" in text
     assert "using mq_key on" in text or statement == LOCK_LINES
@@ -125,18 +101,11 @@ def test_the_plans_of_a_claim_name_their_indexes(
 
 
 def touched(cursor: Cursor) -> int:
-    """Return the number of buffers that a claim touches, without taking rows."""
+    """Return the number of pages that a claim touches, without taking rows."""
     total = 0
     with cursor.connection.transaction(force_rollback=True):
         for statement in (LOCK_LINES, CLAIM_LINES):
-            params = given_for(
-                line_queues=[], line_handlers=[], line_keys=[], line_numbers=[],
-                claimers=["me:1"], each=100, lease=30.0, bytes=1 << 20, with_marks=True,
-            )  # fmt: skip
-            cursor.execute("explain (analyze, buffers, format json) " + statement, params)
-            [[document]] = cursor.fetchall()
-            found = document if isinstance(document, list) else json.loads(document)
-            total += found[0]["Plan"]["Shared Hit Blocks"] + found[0]["Plan"]["Shared Read Blocks"]
+            total += touched_pages(cursor, statement, line_params())
     return total
 
 

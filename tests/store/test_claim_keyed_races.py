@@ -9,12 +9,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from django_mq.store import claim
-from django_mq.store.claim import Lane
 from django_mq.store.claim_keyed import CLAIM_LINES, LOCK_LINES
 from tests.database import second_connection, until_any_blocked
 from tests.rows import pks
-from tests.store.keyed import Cursor, ids, keyed, take, take_open
+from tests.store.keyed import Cursor, claim_params, ids, keyed, line_params, take, take_open
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -49,13 +47,7 @@ def test_a_line_that_is_locked_is_seen_as_it_is_then(
     keyed()
     theirs = other.cursor()
     theirs.execute("set transaction isolation level read committed")
-    given = {
-        **claim.lane_columns([Lane("mail", 0)]),
-        "limit": 100,
-        "window": 1000,
-        "skip_dead": False,
-        "admitted": False,
-    }
+    given = claim_params()
     cursor.execute("begin")
     cursor.execute(LOCK_LINES, given)
     assert len(cursor.fetchall()) == 1
@@ -68,44 +60,14 @@ def test_a_line_that_is_locked_is_seen_as_it_is_then(
         "update django_mq_queuedmessage"
         " set leased_until = now() + interval '30 s', claimed_by = 'x:1'"
     )
-    theirs.execute(
-        CLAIM_LINES,
-        {
-            **given,
-            "line_queues": [line[0]],
-            "line_handlers": [line[1]],
-            "line_keys": [line[2]],
-            "line_numbers": [line[3]],
-            "claimers": ["me:1"],
-            "each": 100,
-            "lease": 30.0,
-            "bytes": 1 << 20,
-            "with_marks": True,
-        },
-    )
+    theirs.execute(CLAIM_LINES, line_params(line))
     assert [row[0] for row in theirs.fetchall()] == [None]
 
 
 def claimed_by(statement: str) -> list[int]:
     """Claim the line (mail, h, k) by `statement`, on a separate connection; return the ids."""
-    given = {
-        **claim.lane_columns([Lane("mail", 0)]),
-        "limit": 100,
-        "window": 1000,
-        "skip_dead": False,
-        "admitted": False,
-        "line_queues": ["mail"],
-        "line_handlers": ["h"],
-        "line_keys": ["k"],
-        "line_numbers": [1],
-        "claimers": ["me:1"],
-        "each": 100,
-        "lease": 30.0,
-        "bytes": 1 << 20,
-        "with_marks": True,
-    }
     with second_connection() as third, third.cursor() as mine, third.transaction():
-        mine.execute(statement, given)
+        mine.execute(statement, line_params(("mail", "h", "k", 1)))
         return sorted(row[0] for row in mine.fetchall() if row[0] is not None)
 
 

@@ -17,7 +17,7 @@ from django_mq.store.gates import Gate
 from django_mq.store.poll import poll
 from tests.database import held_snapshot
 from tests.rows import add, decide, insert_all, stored
-from tests.store.test_bounds import pages
+from tests.store.plans import pages
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

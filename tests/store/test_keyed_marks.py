@@ -17,7 +17,7 @@ from tests.database import held_snapshot
 from tests.rows import add, pks
 from tests.store.conftest import lock
 from tests.store.keyed import Cursor, ack, ids, keyed, take
-from tests.store.test_bounds import pages
+from tests.store.plans import pages
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -13,7 +13,7 @@ import pytest
 
 from django_mq.store.claim_lapsed import CLAIM_LAPSED, Mark, claim_lapsed
 from tests.database import second_connection
-from tests.store.test_bounds import pages
+from tests.store.plans import pages
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -20,7 +20,7 @@ from django_mq.store.ordered_queues import CLAIM_LINE, ClaimedLine
 from tests.database import held_snapshot, second_connection
 from tests.rows import add, insert_all
 from tests.store.ordered import Cursor, claim, own, row
-from tests.store.test_bounds import pages
+from tests.store.plans import pages
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)

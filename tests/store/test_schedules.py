@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +13,7 @@ from django.db import IntegrityError, connection, transaction
 from django_mq.executor.statements import ONE_PLAN
 from django_mq.models import Schedule
 from django_mq.store import schedules as store
-from tests.store.plans import generic_plan, plan
+from tests.store.plans import generic_plan, plan, touched_pages
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -33,23 +32,19 @@ NOW = {
 }
 
 
-def pages(cursor: psycopg.Cursor[Any], statement: str, params: Any = None) -> int:
-    """Return the number of pages that a statement touches."""
-    cursor.execute("explain (analyze, buffers, format json) " + statement, params)
-    row = cursor.fetchone()
-    assert row is not None
-    found = row[0] if isinstance(row[0], list) else json.loads(row[0])
-    plan = found[0]["Plan"]
-    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+def _pages(cursor: psycopg.Cursor[Any]) -> tuple[int, int]:
+    """Return the numbers of pages that the look and the turn touch."""
+    look = touched_pages(cursor, store.NEXT_DUE, {"cron": True})
+    return look, touched_pages(cursor, store.TAKE_DUE, NOW)
 
 
 def test_the_look_of_an_idle_worker_and_a_turn_do_not_grow(cursor: psycopg.Cursor[Any]) -> None:
     cursor.execute(ONE_PLAN)
     cursor.execute(MANY, (60, 159))
-    before = pages(cursor, store.NEXT_DUE, {"cron": True}), pages(cursor, store.TAKE_DUE, NOW)
+    before = _pages(cursor)
     cursor.execute(MANY, (160, 10_059))
     cursor.execute("vacuum analyze django_mq_schedule")
-    after = pages(cursor, store.NEXT_DUE, {"cron": True}), pages(cursor, store.TAKE_DUE, NOW)
+    after = _pages(cursor)
     assert max(after) <= max(before) + 2, (before, after)  # the index is a level deeper
 
 
@@ -58,7 +53,7 @@ def test_the_look_passes_what_is_off(cursor: psycopg.Cursor[Any]) -> None:
     cursor.execute(MANY, (1, 5000))
     cursor.execute("update django_mq_schedule set next_at = null, enabled = false")
     cursor.execute("vacuum analyze django_mq_schedule")
-    assert pages(cursor, store.NEXT_DUE, {"cron": True}) <= 2
+    assert touched_pages(cursor, store.NEXT_DUE, {"cron": True}) <= 2
     assert store.next_due(cursor) is None
 
 

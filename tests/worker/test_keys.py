@@ -13,7 +13,6 @@ from django_mq.executor import async_runner as aio
 from django_mq.executor.nonatomic import NonAtomic
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
-from django_mq.store import claim
 from django_mq.store import claim_keyed as with_keys
 from django_mq.store import claim_lapsed as lapsed
 from django_mq.store.claim import Lane
@@ -21,6 +20,7 @@ from django_mq.testing import drain
 from tests.database import second_connection
 from tests.rows import add, pks, stored
 from tests.store.conftest import lock
+from tests.store.keyed import line_params
 from tests.worker.conftest import PATIENCE, Bench, Said, Start
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -135,25 +135,8 @@ def test_a_line_is_not_mixed_up_with_a_message_that_came_meanwhile() -> None:
     with second_connection() as somebody, somebody.transaction():
         lock(somebody, first.pk)
         with second_connection() as other:
-            found = other.cursor().execute(
-                with_keys.CLAIM_LINES,
-                {
-                    **claim.lane_columns([Lane("mail", 0)]),
-                    "limit": 100,
-                    "window": 1000,
-                    "skip_dead": False,
-                    "admitted": False,
-                    "line_queues": ["mail"],
-                    "line_handlers": ["h"],
-                    "line_keys": ["k"],
-                    "line_numbers": [1],
-                    "claimers": ["me:1"],
-                    "each": 100,
-                    "lease": 30.0,
-                    "bytes": 1 << 20,
-                    "with_marks": True,
-                },
-            )
+            params = line_params(("mail", "h", "k", 1))
+            found = other.cursor().execute(with_keys.CLAIM_LINES, params)
             assert [row[0] for row in found] == [came.pk]
     assert stored(second).attempts == 0
 
