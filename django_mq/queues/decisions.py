@@ -18,8 +18,8 @@ from django_mq.policy.column_bounds import MAX_INTEGER
 from django_mq.policy.names import check_name
 from django_mq.queues.arguments import MAX_SECONDS
 from django_mq.queues.transactions import wake, writing
+from django_mq.store import decisions as store
 from django_mq.store import queue_backoff
-from django_mq.store import queues as store
 from django_mq.values import When, checked_when, short_repr
 
 logger = logging.getLogger("django_mq")

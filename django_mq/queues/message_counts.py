@@ -16,7 +16,6 @@ from django_mq.policy.names import check_name
 from django_mq.policy.rounding import counted
 from django_mq.queues.decisions import effective_limit
 from django_mq.queues.transactions import reading
-from django_mq.states import GONE_AFTER
 from django_mq.store import Cursor, queue_names
 from django_mq.store import counts as store
 from django_mq.store import estimates as sampled
@@ -160,7 +159,6 @@ def _read(cursor: Cursor, asked: Sequence[str], maximum: int) -> dict[str, Queue
         ordered=ordered_queues(),
         skipping=skipping_queues(),
         limit=maximum + 1,
-        gone_after=GONE_AFTER.total_seconds(),
     )
     by_name = {row.queue: _counts(row, maximum) for row in found}
     return {name: by_name[name] for name in asked}

@@ -100,8 +100,7 @@ def commands(id: int, *, using: str | None = None) -> list[WorkerCommand]:
 def _ask(action: str, ids: Ids, by: str, using: str | None) -> Changed:
     wanted, name, alias = checked_ids(ids), operator_name(by), alias_of(using)
     with writing(alias) as cursor:
-        gone_after = GONE_AFTER.total_seconds()
-        asked = sorted(store.ask(cursor, ids=wanted, action=action, by=name, gone_after=gone_after))
+        asked = sorted(store.ask(cursor, ids=wanted, action=action, by=name))
         if asked:
             store.ring(cursor)
     logger.info(

@@ -10,7 +10,6 @@ from django_mq.models import WorkerCommand
 from django_mq.policy.names import check_name
 from django_mq.queues.arguments import names_in, operator_name
 from django_mq.queues.transactions import writing
-from django_mq.states import GONE_AFTER
 from django_mq.store import commands as store
 
 logger = logging.getLogger("django_mq")
@@ -66,8 +65,7 @@ def _order(action: str, workers: WorkerIds, by: str, using: str | None) -> tuple
     wanted = sorted(set(names_in(workers, "worker")))
     name, alias = operator_name(by), alias_of(using)
     with writing(alias) as cursor:
-        gone_after = GONE_AFTER.total_seconds()
-        told = store.order(cursor, workers=wanted, action=action, by=name, gone_after=gone_after)
+        told = store.order(cursor, workers=wanted, action=action, by=name)
         if told:
             store.ring(cursor)
     logger.info(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from django_mq.states import GONE_AFTER
 from django_mq.store import Cursor, notify
 
 # Workers read commands on each heartbeat, and at once when they are notified. Each new command also
@@ -12,6 +13,9 @@ _PRUNE_OLD = """
     delete from django_mq_workercommand
      where asked_at < statement_timestamp() - interval '1 hour'
 """
+#: A worker that has been silent for this long does not count as alive.
+_GONE = {"gone_after": GONE_AFTER.total_seconds()}
+
 ASK = f"""
 with old as ({_PRUNE_OLD}), asked as (
     insert into django_mq_workercommand (worker, message_id, attempt, action, asked_by)
@@ -26,14 +30,9 @@ select message_id from asked
 """
 
 
-def ask(
-    cursor: Cursor, *, ids: Sequence[int], action: str, by: str, gone_after: float
-) -> list[int]:
-    """Ask the live workers that claimed `ids` for `action`; return the ids that live workers have.
-
-    A worker that has been silent for `gone_after` seconds does not count as alive.
-    """
-    values = {"ids": list(ids), "action": action, "by": by, "gone_after": gone_after}
+def ask(cursor: Cursor, *, ids: Sequence[int], action: str, by: str) -> list[int]:
+    """Ask the live workers that claimed `ids` for `action`; return the ids that they have."""
+    values = {"ids": list(ids), "action": action, "by": by, **_GONE}
     cursor.execute(ASK, values)
     return [row[0] for row in cursor.fetchall()]
 
@@ -51,14 +50,9 @@ select worker from asked order by worker
 """
 
 
-def order(
-    cursor: Cursor, *, workers: Sequence[str], action: str, by: str, gone_after: float
-) -> list[str]:
-    """Order the live workers among `workers` to do `action`; return their ids.
-
-    A worker that has been silent for `gone_after` seconds does not count as alive.
-    """
-    values = {"workers": list(workers), "action": action, "by": by, "gone_after": gone_after}
+def order(cursor: Cursor, *, workers: Sequence[str], action: str, by: str) -> list[str]:
+    """Order the live workers among `workers` to do `action`; return their ids."""
+    values = {"workers": list(workers), "action": action, "by": by, **_GONE}
     cursor.execute(ORDER, values)
     return [row[0] for row in cursor.fetchall()]
 

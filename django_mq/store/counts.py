@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from django_mq.states import GONE_AFTER
 from django_mq.store import Cursor
 from django_mq.store.conditions import WAITS
 from django_mq.store.gates import IS_PAUSED
@@ -213,13 +214,12 @@ def counts(
     ordered: Sequence[str],
     skipping: Sequence[str],
     limit: int,
-    gone_after: float,
 ) -> list[Census]:
     """Count the messages of `queues`, each kind up to `limit`.
 
     `ordered` names the ordered queues among them, `skipping` the queues in which a dead head blocks
-    nothing. A worker that has been silent for `gone_after` seconds counts as running nothing. Call
-    it in a transaction after `prepare_to_read()`.
+    nothing. A worker that is gone counts as running nothing. Call it in a transaction after
+    `prepare_to_read()`.
     """
     cursor.execute(
         COUNTS,
@@ -228,7 +228,7 @@ def counts(
             "ordered": list(ordered),
             "skipping": list(skipping),
             "limit": limit,
-            "gone_after": gone_after,
+            "gone_after": GONE_AFTER.total_seconds(),
         },
     )
     return [

@@ -10,7 +10,7 @@ from django.db import OperationalError, connection, transaction
 from django_mq import queues, signals
 from django_mq.exceptions import InvalidName
 from django_mq.models import QueueState
-from django_mq.store import queues as store
+from django_mq.store import decisions as store
 from tests.database import second_connection
 from tests.rows import decide
 
