@@ -29,6 +29,7 @@ from django_mq.admin.bounds import (
     limited_statements,
     reporting_timeouts,
 )
+from django_mq.admin.message_actions import MessageAction
 from django_mq.admin.own_pages import OwnPagesAdmin
 from django_mq.admin.scope import QueueScopeMixin
 from django_mq.admin.texts import link
@@ -156,6 +157,16 @@ class ReadOnlyAdmin(QueueScopeMixin, OwnPagesAdmin):
     def may_see_messages(self, request: HttpRequest) -> bool:
         """Return whether the user may see the list of messages."""
         return self._has_right(request, "view_queuedmessage")
+
+    def may(self, request: HttpRequest, action: MessageAction) -> bool:
+        """Return whether the user may see messages and perform `action` on them."""
+        return self.may_see_messages(request) and self._has_right(request, action.permission)
+
+    def messages_url(self, request: HttpRequest, **query: object) -> str:
+        """Return the URL of the list of messages, empty if the user may not see it."""
+        if not self.may_see_messages(request):
+            return ""
+        return self.url(QueuedMessage, "changelist", **query)
 
     def seen_queues(self, request: HttpRequest) -> list[str]:
         """Return the known queues that the user may see, sorted; read once per request."""

@@ -82,13 +82,12 @@ def _end_backoff(form: QueryDict, queue: str, alias: str) -> PreparedChange:
     return end, f"Queue {queue} is no longer backing off."
 
 
-DECISIONS = {"pause": _pause, "resume": _resume, "limit": _limit, "end_backoff": _end_backoff}
-#: The buttons of the page that asks for confirmation.
-LABELS = {
-    "pause": "Pause",
-    "resume": "Resume",
-    "limit": "Limit",
-    "end_backoff": "End the backoff",
+#: The button of each decision on the page that asks for confirmation, and its change.
+DECISIONS = {
+    "pause": ("Pause", _pause),
+    "resume": ("Resume", _resume),
+    "limit": ("Limit", _limit),
+    "end_backoff": ("End the backoff", _end_backoff),
 }
 #: The fields of the forms, which the page that asks for confirmation posts again.
 FIELDS = ("queue", "seconds", "max_in_flight", "page")
@@ -118,12 +117,13 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
         queue = request.POST.get("queue", "")
         if not self.may_name(request, queue):
             raise Http404
-        change, text = DECISIONS[name](request.POST, queue, self.alias)
+        label, prepare = DECISIONS[name]
+        change, text = prepare(request.POST, queue, self.alias)
         if "confirmed" not in request.POST and not self.knows(request, queue):
-            return self._ask(request, queue, name)
+            return self._ask(request, queue, name, label)
         return self._change(request, queue, change, text)
 
-    def _ask(self, request: HttpRequest, queue: str, name: str) -> HttpResponse:
+    def _ask(self, request: HttpRequest, queue: str, name: str, label: str) -> HttpResponse:
         """Ask whether an unknown queue is meant, and offer the known queues with similar names."""
         near = similar(queue, self.seen_queues(request))
         return self.show_page(
@@ -132,7 +132,7 @@ class QueueDecisionsAdmin(QueueRowsAdmin):
             "Change an unknown queue?",
             queue=queue,
             near=[(each, self.url(QueueState, "change", each)) for each in near],
-            label=LABELS[name],
+            label=label,
             url=self.url(QueueState, name),
             fields=[(each, request.POST[each]) for each in FIELDS if each in request.POST],
             back=self.url(QueueState, "changelist"),

@@ -85,9 +85,7 @@ class ErrorsAdmin(ReadOnlyAdmin):
             "last": when(group.last, now),
             "count": f"{group.count:,}",
             "attempts_url": self.url(FailedAttempt, "changelist", **messages),
-            "messages_url": self.url(QueuedMessage, "changelist", **messages)
-            if self.may_see_messages(request)
-            else "",
+            "messages_url": self.messages_url(request, **messages),
             "actions": self._actions(request, group),
         }
 
@@ -100,8 +98,7 @@ class ErrorsAdmin(ReadOnlyAdmin):
             (action, url)
             for action in MESSAGE_ACTIONS.values()
             if fits.get(action.name)
-            and self.may_see_messages(request)
-            and self._has_right(request, action.permission)
+            and self.may(request, action)
             and (url := self.url(QueuedMessage, "everything", action.name, **query))
         ]
 

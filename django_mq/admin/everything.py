@@ -99,9 +99,8 @@ class EverythingAdmin(HeadsAdmin):
         """Return the error that the filter's fingerprint stands for, if the user may see it."""
         if wanted.fingerprint is None or not self._has_right(request, "view_failedattempt"):
             return []
-        attempts = FailedAttempt.objects.using(self.alias).filter(fingerprint=wanted.fingerprint)
-        if (allowed := self.get_queues(request)) is not None:
-            attempts = attempts.filter(queue__in=allowed)
+        attempts = self.scoped(request, FailedAttempt.objects.using(self.alias))
+        attempts = attempts.filter(fingerprint=wanted.fingerprint)
         # A fingerprint is made of these columns, so any of its attempts has them.
         found = next(iter(attempts.only("error_class", "handler", "place")[:1]), None)
         if found is None:

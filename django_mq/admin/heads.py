@@ -19,10 +19,6 @@ Offered = list[tuple[MessageAction, str]]
 class HeadsAdmin(ReadOnlyAdmin):
     """The heads of lines and the actions that the user may perform on messages."""
 
-    def may(self, request: HttpRequest, action: MessageAction) -> bool:
-        """Return whether the user may see messages and perform `action` on them."""
-        return self.may_see_messages(request) and self._has_right(request, action.permission)
-
     def offered(self, request: HttpRequest, state: str) -> Offered:
         """Return the actions that the user may perform on messages in `state`, with URLs."""
         return [

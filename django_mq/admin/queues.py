@@ -20,7 +20,7 @@ from django_mq.admin.queue_rows import COLUMNS
 from django_mq.admin.texts import clock, excerpt
 from django_mq.admin.topology import TopologyAdmin
 from django_mq.conf import get_settings
-from django_mq.models import QueuedMessage, QueueState
+from django_mq.models import QueueState
 from django_mq.queues.message_counts import read_many_counts
 from django_mq.queues.transactions import reading
 from django_mq.store.queue_names import CHORES_ROW
@@ -103,18 +103,14 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
             row=row,
             heads=self.head_rows(request, heads[:MAX_HEADS]),
             more_heads=len(heads) > MAX_HEADS,
-            blocked_url=self.url(QueuedMessage, "changelist", queue=queue, state="blocked")
-            if self.may_see_messages(request)
-            else "",
+            blocked_url=self.messages_url(request, queue=queue, state="blocked"),
             state=state,
             times={name: clock(at) for name, at in times.items() if at is not None},
             options=get_settings().queue(queue),
             handlers=_handlers_of(queue),
             timings=timing_rows(queues.timings(using=self.alias).values(), [queue]),
             history_url=self.url(QueueState, "history", queue),
-            messages_url=self.url(QueuedMessage, "changelist", queue=queue)
-            if self.may_see_messages(request)
-            else "",
+            messages_url=self.messages_url(request, queue=queue),
             **self.form_context(request),
             **(extra_context or {}),
         )

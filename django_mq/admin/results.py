@@ -15,12 +15,12 @@ from django_mq.admin.tables import TableAdmin
 from django_mq.admin.texts import (
     badge,
     block,
+    document_field,
     excerpt,
     full,
     moment_column,
     number,
     plain,
-    pretty,
     when,
 )
 from django_mq.models import Result
@@ -70,15 +70,8 @@ class ResultAdmin(TableAdmin):
             return "RESULT_RETENTION has passed"
         return full(result.keep_until, result.now)  # type: ignore[attr-defined]
 
-    @admin.display(description="arguments")
-    def arguments(self, result: Result) -> Any:
-        """Show the arguments with secrets hidden."""
-        return block(pretty(self.stored_json(result, "payload")))
-
-    @admin.display(description="value")
-    def whole_value(self, result: Result) -> Any:
-        """Show the value with secrets hidden."""
-        return block(pretty(self.stored_json(result, "value")))
+    arguments = document_field("payload", "arguments")
+    whole_value = document_field("value", "value")
 
     @admin.display(description="error")
     def whole_error(self, result: Result) -> Any:

@@ -13,10 +13,10 @@ from django_mq.admin.texts import (
     badge,
     block,
     breakable,
+    document_field,
     full,
     moment_column,
     moment_text,
-    pretty,
     titled,
     when,
 )
@@ -110,17 +110,8 @@ class ScheduleRowsAdmin(ReadOnlyAdmin):
     def error(self, row: Schedule) -> Any:
         return block(row.last_error)
 
-    @admin.display(description="payload")
-    def whole_payload(self, row: Schedule) -> Any:
-        return self._document(row, "payload")
-
-    @admin.display(description="metadata")
-    def whole_metadata(self, row: Schedule) -> Any:
-        return self._document(row, "metadata")
-
-    def _document(self, row: Schedule, column: str) -> Any:
-        """Show JSON with secrets hidden."""
-        return block(pretty(self.stored_json(row, column)))
+    whole_payload = document_field("payload", "payload")
+    whole_metadata = document_field("metadata", "metadata")
 
     def _message(self, row: Schedule) -> Any:
         return "" if row.last_message is None else self.message_link(row.last_message)

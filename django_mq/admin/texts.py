@@ -141,6 +141,16 @@ def moment_column(
     return shown
 
 
+def document_field(column: str, description: str) -> Any:
+    """Return a field of a page that shows a JSON column of its row, with secrets hidden."""
+
+    @admin.display(description=description)
+    def shown(page: Any, row: Any) -> Any:
+        return block(pretty(page.stored_json(row, column)))
+
+    return shown
+
+
 @admin.display(description="id", ordering="pk")
 def number(row: Any) -> str:
     """Return the id of a message as people copy it: without thousands separators."""

@@ -10,7 +10,7 @@ from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.bounds import limited
 from django_mq.admin.own_pages import own_page
 from django_mq.admin.texts import badge, breakable
-from django_mq.models import QueuedMessage, QueueState
+from django_mq.models import QueueState
 from django_mq.states import MessageState
 
 #: The maximum numbers of types (also of tasks) and of handlers; `mq_routes` lists all.
@@ -31,7 +31,6 @@ class TopologyAdmin(ReadOnlyAdmin):
         found = queues.topology(only=self.get_queues(request), using=self.alias)
         shown = found.handlers[:MAX_HANDLERS]
         heard = {name for each in found.types for name in each.handlers}
-        may_see_messages = self.may_see_messages(request)
         return self.show_page(
             request,
             "topology",
@@ -42,9 +41,7 @@ class TopologyAdmin(ReadOnlyAdmin):
                 (
                     each,
                     breakable(each.type),
-                    self.url(QueuedMessage, "changelist", type=each.type)
-                    if may_see_messages
-                    else "",
+                    self.messages_url(request, type=each.type),
                     [one.name in each.handlers for one in shown],
                     [one for one in found.handlers if one.name in each.handlers],
                 )

@@ -124,7 +124,7 @@ class OverviewAdmin(QueueRowsAdmin):
             rates = rates_of(cursor, new, wanted)
             workers = queues.workers(using=self.alias)
             more = {
-                **self._failures(request, allowed, names),
+                **self._failures(request, names),
                 "schedules": self._schedules(request) if allowed is None else [],
             }
         if allowed is not None:
@@ -133,7 +133,10 @@ class OverviewAdmin(QueueRowsAdmin):
         may_see_workers = self._has_right(request, "view_workerheartbeat")
         workers_url = self.url(WorkerHeartbeat, "changelist") if may_see_workers else ""
         return {
-            "tiles": state_tiles(counts.values(), self._state_urls(request)),
+            "tiles": state_tiles(
+                counts.values(),
+                {name: self.messages_url(request, state=name) for name, _label in COLUMNS},
+            ),
             "maximum": f"{maximum:,}",
             "queues_url": self.url(QueueState, "changelist"),
             "workers": workers_panel(workers, workers_url),
@@ -142,19 +145,11 @@ class OverviewAdmin(QueueRowsAdmin):
             **more,
         }
 
-    def _state_urls(self, request: HttpRequest) -> dict[str, str]:
-        """Return the URL of the list of messages per state, if the user may see it."""
-        if not self.may_see_messages(request):
-            return {}
-        return {name: self.url(QueuedMessage, "changelist", state=name) for name, label in COLUMNS}
-
-    def _failures(
-        self, request: HttpRequest, allowed: Collection[str] | None, names: Collection[str]
-    ) -> dict[str, Any]:
+    def _failures(self, request: HttpRequest, names: Collection[str]) -> dict[str, Any]:
         """Return the failed attempts of the last hour by class, and the messages that died."""
         hour_ago = Now() - timedelta(hours=1)
-        scope = {} if allowed is None else {"queue__in": list(allowed)}
-        attempts = FailedAttempt.objects.using(self.alias).filter(ended_at__gte=hour_ago, **scope)
+        attempts = self.scoped(request, FailedAttempt.objects.using(self.alias))
+        attempts = attempts.filter(ended_at__gte=hour_ago)
         classes = attempts.order_by("-ended_at").values_list("error_class", flat=True)
         found = Counter(classes[: NEWEST + 1])
         dead = QueuedMessage.objects.using(self.alias).filter(
@@ -165,7 +160,7 @@ class OverviewAdmin(QueueRowsAdmin):
         return {
             "failed": _at_most(sum(found.values())),
             "died": _at_most(died),
-            "dead_url": self._state_urls(request).get("dead", ""),
+            "dead_url": self.messages_url(request, state="dead"),
             "attempts_url": self.url(FailedAttempt, "changelist") if linked else "",
             "errors": [
                 (
