@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -84,17 +84,26 @@ class SelectionCommand(OperatorCommand):
             raise wrong_arguments("--all cannot be combined with another selection")
         return {name: options[name] for name in (*SELECTION, "limit")}
 
-    def remark(
-        self, found: Changed, none_found: str, *, database: str | None, **options: Any
+    def change(
+        self,
+        do: str,
+        done: str,
+        question: str | None,
+        found: Changed,
+        act: Callable[[], Changed],
+        **options: Any,
     ) -> None:
-        """Note why messages are not `found`; if none is, the answer ends with `none_found`."""
+        """Do so after notes on messages that are not `found`, and a preview of those that are."""
         if options["ids"] is not None:
-            self.note(notes_on_others(options["ids"], found, database, self.wanted))
+            self.none_found = ""
+            others = notes_on_others(options["ids"], found, options["database"], self.wanted)
+            self.note(others)
         elif not found:
-            self.none_found = none_found
-            self.warn_of_unknown(database=database, **options)
+            self.warn_of_unknown(**options)
+        self._preview(found, question, **options)
+        super().change(do, done, question, found, act, **options)
 
-    def preview(
+    def _preview(
         self, found: Changed, question: str | None, *, database: str | None, **options: Any
     ) -> None:
         """Print the groups of the `found` messages, unless they are all of one kind.

@@ -13,10 +13,9 @@ from django_mq.contrib.relays.consumer import READ_SECONDS, Consumer
 from django_mq.contrib.relays.dead_letters import broadcast_again
 from django_mq.exceptions import MQError
 from django_mq.management.arguments import port_and_address, wrong_arguments
+from django_mq.management.daemons import configure_logging, endpoint
 from django_mq.management.databases import UNUSABLE, add_database, chosen_database, refusal
 from django_mq.management.interruption import quiet
-from django_mq.management.logs import configure_logging
-from django_mq.management.ports import endpoint
 from django_mq.supervisor import output
 from django_mq.supervisor.attended import attended
 from django_mq.supervisor.reporter import Reporter

@@ -16,6 +16,7 @@ from django_mq.policy.rounding import message_count
 class Command(SelectionCommand):
     help = "Remove dead letters, after a confirmation. Messages in flight are never removed."
     role = "mq_operator, or for Django's tasks mq_admin"
+    none_found = ": no dead letter matches; --waiting also removes those that wait"
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -36,10 +37,9 @@ class Command(SelectionCommand):
         chosen = self.selection(options)
         chosen |= {"older_than": options["older_than"], "waiting": waiting}
         found = queues.purge(dry_run=True, using=database, **chosen)
-        none = ": no dead letter matches; --waiting also removes those that wait"
-        self.remark(found, "" if waiting else none, database=database, **options)
         count = len(found.ids)
         if waiting:
+            self.none_found = ""
             question = f"Remove {message_count(count)} permanently, dead or waiting?"
         else:
             letters = "dead letter" if count == 1 else "dead letters"
@@ -47,5 +47,4 @@ class Command(SelectionCommand):
         if chosen["ids"] is None:
             chosen["limit"] = count  # leave out messages that died since the question
         act = partial(queues.purge, using=database, **chosen)
-        self.preview(found, question, database=database, **options)
-        self.change("remove", "removed", question, found, act, **options)
+        self.change("remove", "removed", question, found, act, database=database, **options)

@@ -15,6 +15,7 @@ from django_mq.policy.rounding import message_count
 class Command(SelectionCommand):
     help = "Give dead letters more attempts, due now. Asks for confirmation unless --id is given."
     skipped = "in flight, changed, or of a unique id that is taken"
+    none_found = ": no dead letter matches; for those that wait, see mq_run_now"
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -30,9 +31,6 @@ class Command(SelectionCommand):
         attempts, ids = options["attempts"], options["ids"]
         chosen = self.selection(options)
         found = queues.requeue(attempts=attempts, dry_run=True, using=database, **chosen)
-        none = ": no dead letter matches; for those that wait, see mq_run_now"
-        self.remark(found, none, database=database, **options)
         question = f"Requeue {message_count(len(found.ids))}?" if ids is None else None
         act = partial(queues.requeue, ids or found.ids, attempts=attempts, using=database)
-        self.preview(found, question, database=database, **options)
-        self.change("requeue", "requeued", question, found, act, **options)
+        self.change("requeue", "requeued", question, found, act, database=database, **options)

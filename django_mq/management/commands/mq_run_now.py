@@ -21,15 +21,13 @@ class Command(SelectionCommand):
     selects_all = False
     wanted = (MessageState.DELAYED, MessageState.RETRYING, MessageState.HELD)
     skipped = "due, in flight, dead, expired, or behind another message of their key"
+    none_found = ": nothing that waits for a time matches; for dead ones, mq_requeue"
 
     def operate(self, *, database: str | None, **options: Any) -> None:
         found = queues.run_now(dry_run=True, using=database, **self.selection(options))
-        none = ": nothing that waits for a time matches; for dead ones, mq_requeue"
-        self.remark(found, none, database=database, **options)
         question = f"Run {message_count(len(found.ids))} now?" if options["ids"] is None else None
         act = partial(self._run_now, found, database)
-        self.preview(found, question, database=database, **options)
-        self.change("make due", "made due", question, found, act, **options)
+        self.change("make due", "made due", question, found, act, database=database, **options)
 
     def _run_now(self, found: Changed, database: str | None) -> Changed:
         changed = queues.run_now(found.ids, using=database)

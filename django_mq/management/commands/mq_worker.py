@@ -23,6 +23,7 @@ from django_mq.handlers import all_handlers
 from django_mq.handlers.nearest import IN_HANDLERS
 from django_mq.management.arguments import port_and_address, positive, seconds, wrong_arguments
 from django_mq.management.capacity import check_connections, check_max_rss, process_count
+from django_mq.management.daemons import configure_logging, endpoint
 from django_mq.management.databases import (
     UNUSABLE,
     add_database,
@@ -32,8 +33,6 @@ from django_mq.management.databases import (
     must_be_usable,
 )
 from django_mq.management.interruption import quiet
-from django_mq.management.logs import configure_logging
-from django_mq.management.ports import endpoint
 from django_mq.management.reloading import is_reloaded, run_reloading
 from django_mq.management.serving import separated, served, unmatched
 from django_mq.policy.plain_text import one_line

@@ -18,16 +18,17 @@ from django_mq.queues import RunningMessage, WorkerProcess
 #: The maximum number of running messages shown; --json has all.
 MAX_RUNNING = 100
 
+#: The function of each order, and what the question before it says; resuming asks nothing.
 ORDERS = {
-    "quiet": queues.quiet_workers,
-    "resume": queues.resume_workers,
-    "stop": queues.stop_workers,
-}
-ORDER_PHRASES = {"quiet": "be quiet", "resume": "resume", "stop": "stop"}
-NOTES = {
-    "quiet": "Running messages are finished; nothing more is claimed until mq_workers resume.",
-    "resume": "Messages are claimed again.",
-    "stop": "Running messages are finished, then the process ends and is not replaced.",
+    "quiet": (
+        queues.quiet_workers,
+        "Running messages are finished; nothing more is claimed until mq_workers resume.",
+    ),
+    "resume": (queues.resume_workers, ""),
+    "stop": (
+        queues.stop_workers,
+        "Running messages are finished, then the process ends and is not replaced.",
+    ),
 }
 
 
@@ -60,15 +61,17 @@ class Command(OperatorCommand):
         chosen = _chosen([each for each in known if each.alive], options)
         if not options["json"]:
             self.stdout.write(workers_table(chosen))
-        question = f"{action.capitalize()} {_count(chosen)}? {NOTES[action]}"
-        if action != "resume" and not self.confirm(question, **options):
+        give, effect = ORDERS[action]
+        question = f"{action.capitalize()} {_count(chosen)}? {effect}"
+        if effect and not self.confirm(question, **options):
             raise Declined
         by = login() if options["by"] is None else options["by"]
-        told = ORDERS[action]([each.id for each in chosen], by=by, using=database)
+        told = give([each.id for each in chosen], by=by, using=database)
         if options["json"]:
             self.stdout.write(as_json({"action": action, "workers": told}))
         else:
-            text = f"Told {_count(told)} to {ORDER_PHRASES[action]}."
+            order = "be quiet" if action == "quiet" else action
+            text = f"Told {_count(told)} to {order}."
             self.stdout.write(f"{text} mq_workers shows their states.")
 
     def _list(
