@@ -12,7 +12,7 @@ from typing import Protocol
 from django_mq.executor.deadline import Deadline
 from django_mq.supervisor import output
 from django_mq.supervisor.child import OUT_OF_TIME
-from django_mq.supervisor.ready import wait_ready
+from django_mq.supervisor.descriptors import wait_ready
 from django_mq.supervisor.reporter import Condition, Reporter
 from django_mq.supervisor.stop_signals import StopSignals
 

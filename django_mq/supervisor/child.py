@@ -15,6 +15,7 @@ from functools import partial
 from django_mq.conf.error_logs import log_failure
 from django_mq.messages import Fence
 from django_mq.policy.plain_text import one_line
+from django_mq.supervisor.descriptors import wait_ready
 from django_mq.supervisor.link_lines import (
     DECLARED,
     FAILED,
@@ -27,7 +28,6 @@ from django_mq.supervisor.link_lines import (
     decode_dead,
 )
 from django_mq.supervisor.memory import frozen_heap
-from django_mq.supervisor.ready import wait_ready
 from django_mq.supervisor.stop_signals import StopSignals
 from django_mq.supervisor.worker_figures import REPORT_SECONDS, ChangedTotals
 from django_mq.worker import Worker

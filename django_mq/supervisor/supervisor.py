@@ -18,11 +18,11 @@ from django_mq.executor.scoreboard import Scoreboard
 from django_mq.supervisor import child as child_process
 from django_mq.supervisor import output
 from django_mq.supervisor.child import BROKEN, DONE, OUT_OF_TIME
+from django_mq.supervisor.descriptors import wait_ready
 from django_mq.supervisor.fork_guard import ForkGuard
 from django_mq.supervisor.link_lines import FINISHED, UNFINISHED
 from django_mq.supervisor.process_slot import ProcessSlot
 from django_mq.supervisor.readiness import Readiness
-from django_mq.supervisor.ready import wait_ready
 from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.stop_signals import STOP_SIGNALS, StopSignals, leave_by, signals_held
 from django_mq.worker import Worker

@@ -18,12 +18,14 @@ from django_mq.store import (
     Cursor,
     claim,
     claim_keyed,
+    gates,
     ordered_queues,
+    queue_backoff,
     refused_rows,
 )
 from django_mq.store.claim import NOTHING, Claim, Lane
+from django_mq.store.gates import Gate
 from django_mq.worker.claim_round import ClaimResult
-from django_mq.worker.gatekeeper import Gatekeeper
 from django_mq.worker.queue_facts import QueueFacts
 from django_mq.worker.queue_options import ClaimArguments, ClaimOptions
 from django_mq.worker.refused_rows import RefusedRows
@@ -61,7 +63,7 @@ class ClaimRouter:
         self._has_any = has_any
         self.stopped_queues = stopped_queues
         self.facts = QueueFacts()
-        self.gatekeeper = Gatekeeper(self.facts, probing)
+        self._probing = probing
         # How many messages of the last claim's average size fit into `batch_bytes`.
         self._rows_per_batch_bytes = 0
         self.refused = RefusedRows()
@@ -170,7 +172,7 @@ class ClaimRouter:
         take: Callable[[ClaimArguments], Claim],
     ) -> ClaimResult:
         claimer = self.next_claimer()
-        gate = self.gatekeeper.enter(cursor, queue, options, from_mark=from_marks)
+        gate = self.enter_gate(cursor, queue, options, from_mark=from_marks)
         if gate is None:
             return NOT_SCANNED._replace(contended=True)
         if gate.max_in_flight is not None:
@@ -181,11 +183,36 @@ class ClaimRouter:
         if gate.level == 0:
             taken = take(self.arguments(options, claimer, limit, admitted=True))
             return self._measured(options, taken)._replace(at_limit=len(taken.rows) == gate.room)
-        if not self.gatekeeper.start_probe(cursor, queue, claimer, options):
+        if not self.start_probe(cursor, queue, claimer, options):
             return NOT_SCANNED
         taken = take(self.arguments(options, claimer, 1, admitted=True))
-        self.gatekeeper.end_probe_claim(cursor, queue, claimer, found=bool(taken.rows))
+        self.end_probe_claim(cursor, queue, claimer, found=bool(taken.rows))
         return self._measured(options, taken)
+
+    def enter_gate(
+        self, cursor: Cursor, queue: str, options: ClaimOptions, *, from_mark: bool = False
+    ) -> Gate | None:
+        """Take the gate of `queue` until the commit; return None while another session has it.
+
+        `from_mark` counts the messages in flight from where the last count found the first one.
+        """
+        marks = self.facts.lease_marks
+        begin = {"lease_mark": marks[queue]} if from_mark and queue in marks else {}
+        gate = gates.enter(cursor, queue=queue, limit=options.max_in_flight, **begin)
+        if gate is not None and gate.lease_mark is not None:
+            marks[queue] = gate.lease_mark
+        return gate
+
+    def start_probe(self, cursor: Cursor, queue: str, claimer: str, options: ClaimOptions) -> bool:
+        """Let the claim `claimer` be the probe of `queue`; return False if it is too early."""
+        return queue_backoff.start_probe(cursor, queue=queue, claimer=claimer, lease=options.lease)
+
+    def end_probe_claim(self, cursor: Cursor, queue: str, claimer: str, *, found: bool) -> None:
+        """Announce the probe if its claim found a message; else cancel it."""
+        if found:
+            self._probing(queue, claimer)
+        else:
+            queue_backoff.cancel_probe(cursor, queue=queue, claimer=claimer)
 
     def _claim_lanes(
         self,

@@ -91,7 +91,7 @@ class LapsedRouter:
         take: Callable[..., Lapsed],
     ) -> Lapsed:
         claimer = self._claims.next_claimer()
-        gate = self._claims.gatekeeper.enter(cursor, queue, options)
+        gate = self._claims.enter_gate(cursor, queue, options)
         if (
             gate is None
             or gate.max_in_flight == 0
@@ -100,10 +100,10 @@ class LapsedRouter:
             return claim_lapsed.NOTHING
         if gate.level == 0:
             return take(**self._claims.arguments(options, claimer, limit, admitted=True))
-        if not self._claims.gatekeeper.start_probe(cursor, queue, claimer, options):
+        if not self._claims.start_probe(cursor, queue, claimer, options):
             return claim_lapsed.NOTHING
         found = take(**self._claims.arguments(options, claimer, 1, admitted=True))
-        self._claims.gatekeeper.end_probe_claim(cursor, queue, claimer, found=bool(found.taken))
+        self._claims.end_probe_claim(cursor, queue, claimer, found=bool(found.taken))
         return found
 
 

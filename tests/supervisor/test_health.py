@@ -9,8 +9,8 @@ import socket
 import pytest
 
 from django_mq.supervisor import health
+from django_mq.supervisor.descriptors import wait_ready
 from django_mq.supervisor.readiness import Readiness
-from django_mq.supervisor.ready import wait_ready
 from django_mq.supervisor.reporter import Reporter
 from tests.waiting import SOON
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from django_mq.supervisor import child, link_lines
-from django_mq.supervisor.ready import wait_ready
+from django_mq.supervisor.descriptors import wait_ready
 from django_mq.supervisor.stop_signals import StopSignals
 from django_mq.worker import Worker
 from tests.supervisor.links import dead, linked
