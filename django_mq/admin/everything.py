@@ -20,6 +20,7 @@ from django_mq.operations.filter_words import in_words
 from django_mq.policy.column_bounds import id_of
 from django_mq.policy.message_filter import MessageFilter
 from django_mq.policy.plain_text import one_line
+from django_mq.queues.errors import error_words
 from django_mq.states import MessageState
 from django_mq.store import message_filters as filters
 
@@ -103,11 +104,7 @@ class EverythingAdmin(HeadsAdmin):
         attempts = attempts.filter(fingerprint=wanted.fingerprint)
         # A fingerprint is made of these columns, so any of its attempts has them.
         found = next(iter(attempts.only("error_class", "handler", "place")[:1]), None)
-        if found is None:
-            return []
-        handler = f" in handler {found.handler}" if found.handler else ""
-        place = f", at {found.place}" if found.place else ""
-        return [f"error {one_line(found.error_class)}{handler}{place}"]
+        return [] if found is None else [f"error {one_line(error_words(found))}"]
 
     def _ask(
         self, request: HttpRequest, action: MessageAction, wanted: MessageFilter

@@ -9,6 +9,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from django_mq.conf import alias_of
+from django_mq.models import FailedAttempt
 from django_mq.policy.column_bounds import FIRST_TIME
 from django_mq.queues.arguments import (
     Moment,
@@ -46,6 +47,13 @@ class ErrorGroup:
     dead: int = 0
     waiting: int = 0
     is_exact: bool = True
+
+
+def error_words(error: ErrorGroup | FailedAttempt) -> str:
+    """Return what a fingerprint tells apart: class, handler and place."""
+    handler = f" in handler {error.handler}" if error.handler else ""
+    place = f", at {error.place}" if error.place else ""
+    return f"{error.error_class}{handler}{place}"
 
 
 def errors(

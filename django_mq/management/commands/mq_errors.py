@@ -17,6 +17,7 @@ from django_mq.management.output import MAX_CELL_WIDTH, as_json, table
 from django_mq.management.screen import size_of
 from django_mq.models import FailedAttempt
 from django_mq.policy.plain_text import one_line
+from django_mq.queues.errors import error_words
 
 #: With the names of errors and handlers, a row would not fit into 80 columns.
 HEADERS = ("fingerprint", "count", "dead", "waiting", "last", "message")
@@ -67,7 +68,7 @@ class Command(OperatorCommand):
         self.stdout.write(headers)
         for each, row in zip(found, rows, strict=True):
             self.stdout.write(row)
-            self.stdout.write(INDENT + one_line(_error(each)))
+            self.stdout.write(INDENT + one_line(error_words(each)))
             if text := texts[each.attempt_id]:
                 self.stdout.write(INDENT + one_line(text, widest))
 
@@ -100,9 +101,3 @@ def _row(group: queues.ErrorGroup) -> tuple[object, ...]:
         local_text(group.last),
         group.message_id,
     )
-
-
-def _error(group: queues.ErrorGroup) -> str:
-    handler = f" in handler {group.handler}" if group.handler else ""
-    place = f", at {group.place}" if group.place else ""
-    return f"{group.error_class}{handler}{place}"

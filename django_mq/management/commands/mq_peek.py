@@ -22,6 +22,11 @@ from django_mq.queues.states import peek_messages
 
 #: The bytes of a payload that are shown; --json shows the whole payload.
 PAYLOAD_BYTES = 2000
+#: The columns in JSON that every login may see.
+COLUMNS = (
+    *("id", "queue", "type", "handler", "key", "state", "attempts", "max_attempts"),
+    *("processable_after", "created_at"),
+)
 
 
 class Command(OperatorCommand):
@@ -146,18 +151,7 @@ def _state(message: QueuedMessage, behind: int | None) -> str:
 
 
 def _row(message: QueuedMessage, private: bool) -> dict[str, Any]:
-    row = {
-        "id": message.pk,
-        "queue": message.queue,
-        "type": message.type,
-        "handler": message.handler,
-        "key": message.key,
-        "state": message.state.value,
-        "attempts": message.attempts,
-        "max_attempts": message.max_attempts,
-        "processable_after": message.processable_after,
-        "created_at": message.created_at,
-    }
+    row = {name: getattr(message, name) for name in COLUMNS}
     return row | _private(message) if private else row
 
 
