@@ -7,7 +7,6 @@ django_mq`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -17,14 +16,14 @@ from django.db import DatabaseError, NotSupportedError, connections
 from django.utils.version import get_version_tuple
 
 from django_mq.checks import (  # noqa: F401  (they register)
-    brokers,
     message_classes,
     misspelt,
     pooler,
     routers,
 )
-from django_mq.checks.registering import TAG, CheckMessages, check
+from django_mq.checks.registering import TAG, CheckMessages, check, database_check
 from django_mq.conf import Settings, alias_of, find_errors, is_postgresql
+from django_mq.conf.broker_options import missing_package
 from django_mq.handlers import all_handlers, allowed_queues
 from django_mq.handlers.periodic import problems
 from django_mq.policy.plain_text import one_line
@@ -47,7 +46,7 @@ def check_settings(app_configs: object, **kwargs: Any) -> list[checks.CheckMessa
 
 
 @check(TAG)
-def check_aliases(settings: Settings, databases: Collection[str]) -> CheckMessages:
+def check_aliases(settings: Settings) -> CheckMessages:
     """E002: an alias that is missing, not PostgreSQL, or unusable. Opens no connection."""
     used = {alias_of(): "DATABASE" if settings.database else "The database router"}
     if settings.wakeup not in ("notify", "poll"):
@@ -67,13 +66,9 @@ def check_aliases(settings: Settings, databases: Collection[str]) -> CheckMessag
             )
 
 
-# Not tagged django_mq: from Django 6.1, running checks by tag connects to every database.
-@check(checks.Tags.database)
-def check_versions(settings: Settings, databases: Collection[str]) -> CheckMessages:
-    """E003: a server or driver that is too old, or no server. Runs only with `--database`."""
-    alias = alias_of()
-    if alias not in databases or not is_postgresql(alias):
-        return
+@database_check
+def check_versions(alias: str) -> CheckMessages:
+    """E003: a server or driver that is too old, or no server."""
     driver = _driver_version()
     if get_version_tuple(driver) < MIN_DRIVER_VERSION:
         yield checks.Error(
@@ -101,7 +96,7 @@ def check_versions(settings: Settings, databases: Collection[str]) -> CheckMessa
 
 
 @check(TAG)
-def check_autocommit(settings: Settings, databases: Collection[str]) -> CheckMessages:
+def check_autocommit(settings: Settings) -> CheckMessages:
     """E013: without autocommit, nobody commits what a worker writes between transactions."""
     alias = alias_of()
     if is_postgresql(alias) and not connections[alias].settings_dict["AUTOCOMMIT"]:
@@ -114,7 +109,19 @@ def check_autocommit(settings: Settings, databases: Collection[str]) -> CheckMes
 
 
 @check(TAG)
-def check_encoder(settings: Settings, databases: Collection[str]) -> CheckMessages:
+def check_packages(settings: Settings) -> CheckMessages:
+    """E007: the package for a kind of broker is not installed."""
+    brokers = [(f"['RELAYS'][{name!r}]", each.kind) for name, each in settings.relays.items()]
+    brokers += [(f"['INBOXES'][{name!r}]", each.kind) for name, each in settings.inboxes.items()]
+    for where, kind in brokers:
+        if missing := missing_package(kind):
+            yield checks.Error(
+                f"DJANGO_MQ{where} is of the kind {kind!r}, and {missing}.", id="django_mq.E007"
+            )
+
+
+@check(TAG)
+def check_encoder(settings: Settings) -> CheckMessages:
     """E008: ENCODER cannot be imported or is not an encoder class."""
     try:
         settings.encoder_class  # noqa: B018  (the property imports it)
@@ -124,7 +131,7 @@ def check_encoder(settings: Settings, databases: Collection[str]) -> CheckMessag
 
 
 @check(TAG)
-def check_schedules(settings: Settings, databases: Collection[str]) -> CheckMessages:
+def check_schedules(settings: Settings) -> CheckMessages:
     """E010: a declared schedule that cannot run."""
     for name, problem in problems(settings):
         yield checks.Error(
@@ -135,7 +142,7 @@ def check_schedules(settings: Settings, databases: Collection[str]) -> CheckMess
 
 
 @check(TAG)
-def check_outbox_alias(settings: Settings, databases: Collection[str]) -> CheckMessages:
+def check_outbox_alias(settings: Settings) -> CheckMessages:
     """W001: messages are in another database than the data that they concern."""
     alias = alias_of()
     if alias != "default":
@@ -149,7 +156,7 @@ def check_outbox_alias(settings: Settings, databases: Collection[str]) -> CheckM
 
 
 @check(TAG)
-def check_wakeup(settings: Settings, databases: Collection[str]) -> CheckMessages:
+def check_wakeup(settings: Settings) -> CheckMessages:
     """W002: LISTEN through a pooler. I001: no NOTIFY.
 
     Django's own pool does not count as one: workers and waiters LISTEN on plain connections.
@@ -174,7 +181,7 @@ def check_wakeup(settings: Settings, databases: Collection[str]) -> CheckMessage
 
 
 @check(TAG)
-def check_handlers(settings: Settings, databases: Collection[str]) -> CheckMessages:
+def check_handlers(settings: Settings) -> CheckMessages:
     """W003: atomic and non-atomic handlers share a queue."""
     names: dict[str, dict[bool, list[str]]] = defaultdict(lambda: {True: [], False: []})
     for handler in all_handlers():
@@ -194,7 +201,7 @@ def check_handlers(settings: Settings, databases: Collection[str]) -> CheckMessa
 
 
 @check(TAG, checks.Tags.security, deploy=True)
-def check_deployment(settings: Settings, databases: Collection[str]) -> CheckMessages:
+def check_deployment(settings: Settings) -> CheckMessages:
     """W005: rows are kept for ever, or payloads are shown in full. W011: retries without a wait."""
     for name in ("result_retention", "attempt_retention"):
         if getattr(settings, name) is None:
@@ -219,7 +226,7 @@ def check_deployment(settings: Settings, databases: Collection[str]) -> CheckMes
 
 
 @check(TAG)
-def check_slice(settings: Settings, databases: Collection[str]) -> CheckMessages:
+def check_slice(settings: Settings) -> CheckMessages:
     """W006: slices are too long for the lease."""
     leases = {"LEASE": settings.lease}
     for name, each in settings.queues.items():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from django.core import checks
 
 from django_mq.checks.registering import TAG, CheckMessages, check
@@ -16,7 +14,7 @@ from django_mq.messages.codecs import Unsupported
 
 
 @check(TAG)
-def check_message_classes(settings: Settings, databases: Collection[str]) -> CheckMessages:
+def check_message_classes(settings: Settings) -> CheckMessages:
     """E011: a gap in a chain of upcasts, or a stray one. E012: an annotation that cannot be met."""
     for type, version in upcasts_without_class():
         yield checks.Error(
@@ -44,7 +42,7 @@ def check_message_classes(settings: Settings, databases: Collection[str]) -> Che
 
 
 @check(TAG)
-def check_versions(settings: Settings, databases: Collection[str]) -> CheckMessages:
+def check_versions(settings: Settings) -> CheckMessages:
     """W010: a handler without the message class of a type holds its current version."""
     valid = [handler for handler in all_handlers() if not any(annotation_errors(handler))]
     for each in message_classes():

@@ -5,8 +5,6 @@ Other projects may share the tables, so a name that is merely unknown here is no
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from django.core import checks
 
 from django_mq.checks.registering import TAG, CheckMessages, check
@@ -19,7 +17,7 @@ SILENCE_HINT = "If another project uses the name as it is, silence this check."
 
 
 @check(TAG)
-def check_queue_names(settings: Settings, databases: Collection[str]) -> CheckMessages:
+def check_queue_names(settings: Settings) -> CheckMessages:
     """W008: QUEUES has options for a queue whose name is probably misspelt."""
     if any(each.any_queue for each in all_handlers()):
         return  # any name may be that of a queue that only tasks use
@@ -36,7 +34,7 @@ def check_queue_names(settings: Settings, databases: Collection[str]) -> CheckMe
 
 
 @check(TAG)
-def check_scheduled_types(settings: Settings, databases: Collection[str]) -> CheckMessages:
+def check_scheduled_types(settings: Settings) -> CheckMessages:
     """W009: a declared schedule broadcasts a type that is probably misspelt."""
     for each in all_schedules():
         if found := probable_types(each.type):

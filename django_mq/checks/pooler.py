@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from django.core import checks
 from django.db import DatabaseError, connections
 
-from django_mq.checks.registering import CheckMessages, check
-from django_mq.conf import Settings, alias_of, is_postgresql
+from django_mq.checks.registering import CheckMessages, database_check
 from django_mq.policy.plain_text import one_line
 from django_mq.store.driver import may_prepare
 from django_mq.store.session_facts import is_pooled
@@ -21,11 +18,10 @@ POOLED_HINT = (
 )
 
 
-@check(checks.Tags.database)
-def check_pooler(settings: Settings, databases: Collection[str]) -> CheckMessages:
-    """W007: the settings for a pooler are missing. Runs only with `--database`."""
-    alias = alias_of()
-    if alias not in databases or not is_postgresql(alias) or not may_prepare(connections[alias]):
+@database_check
+def check_pooler(alias: str) -> CheckMessages:
+    """W007: the settings for a pooler are missing."""
+    if not may_prepare(connections[alias]):
         return
     try:
         connections[alias].ensure_connection()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
 
 from django.apps import apps
 from django.core import checks
@@ -14,7 +13,7 @@ from django_mq.conf import Settings, alias_of
 
 
 @check(TAG)
-def check_router(settings: Settings, databases: Collection[str]) -> CheckMessages:
+def check_router(settings: Settings) -> CheckMessages:
     """E009: the router sends some of our tables to another database than the messages."""
     elsewhere: dict[str, list[str]] = defaultdict(list)
     for model in apps.get_app_config("django_mq").get_models():
@@ -32,7 +31,7 @@ def check_router(settings: Settings, databases: Collection[str]) -> CheckMessage
 
 
 @check(TAG)
-def check_migrations(settings: Settings, databases: Collection[str]) -> CheckMessages:
+def check_migrations(settings: Settings) -> CheckMessages:
     """E009: the router lets some of our tables be created in other databases only.
 
     Aliases with the same NAME count as one database: migrations may run past a pooler. No error if

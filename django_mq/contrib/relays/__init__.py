@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from django.core import checks
@@ -63,7 +62,7 @@ def relay(
 
 
 @check(TAG)
-def check_destinations(settings: Settings, databases: Iterable[str]) -> CheckMessages:
+def check_destinations(settings: Settings) -> CheckMessages:
     """E014: a relay to a destination that is not there."""
     relays = (getattr(each.function, "__self__", None) for each in all_handlers())
     named = {each.to for each in relays if isinstance(each, Relay)}
