@@ -81,6 +81,27 @@ class Service:
         """Register a handler that calls the service."""
         handler("#", queue=queue, name=name, **options)(lambda delivery: self(delivery))
 
+    def ahandle(self, **options: Any) -> None:
+        """Register a coroutine that calls the service."""
+
+        @handler("#", queue="mail", name="h", **options)
+        async def h(delivery: Delivery) -> None:
+            await self.acall(delivery)
+
+    def handle_as(self, kind: str) -> None:
+        """Register a handler that calls the service: async, batch, unbound, or an atomic one."""
+        if kind == "async":
+            self.ahandle()
+        elif kind == "batch":
+
+            @handler("#", queue="mail", name="h", batch=True)
+            def together(deliveries: list[Delivery]) -> None:
+                for delivery in deliveries:
+                    self(delivery)
+
+        else:
+            self.handle(atomic=kind != "unbound")
+
     def _enter(self, delivery: Delivery) -> None:
         with self._lock:
             self.running += 1

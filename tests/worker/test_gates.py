@@ -9,7 +9,6 @@ import pytest
 from django.db import transaction
 
 from django_mq import broadcast, handler, queues
-from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
 from tests.database import second_connection
 from tests.rows import add, decide, stored
@@ -35,22 +34,7 @@ def test_never_more_in_flight_than_the_settings_allow(
     options = {"max_in_flight": 4, "ordered": kind == "ordered"}
     settings.DJANGO_MQ = {"QUEUES": {"mail": options}}
     service.pause = 0.005
-    if kind == "async":
-
-        @handler("#", queue="mail", name="h")
-        async def h(delivery: Delivery) -> None:
-            await service.acall(delivery)
-
-    elif kind == "batch":
-
-        @handler("#", queue="mail", name="h", batch=True)
-        def together(deliveries: list[Delivery]) -> None:
-            assert len(deliveries) <= 4
-            for delivery in deliveries:
-                service(delivery)
-
-    else:
-        service.handle(atomic=kind != "unbound")
+    service.handle_as(kind)
     with transaction.atomic():
         for n in range(60):
             broadcast("a", key=f"k{n % 9}" if kind == "keyed" else None)

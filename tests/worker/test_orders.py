@@ -51,11 +51,7 @@ def test_no_handler_starts_that_had_not_started(start: Start) -> None:
 def test_coroutines_too(start: Start) -> None:
     service = Service()
     service.gate.clear()
-
-    @handler("#", queue="mail", name="h")
-    async def call(delivery: Delivery) -> None:
-        await service.acall(delivery)
-
+    service.ahandle()
     insert_all({"handler": "h", "key": "k"} for _ in range(3))
     running = start()
     until(lambda: service.running == 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import unittest
 from datetime import timedelta
 from io import StringIO
 from types import ModuleType
@@ -22,6 +21,7 @@ from django_mq.models import QueuedMessage
 from django_mq.testing import drain, due
 from testproject.shop.models import Invoice, Order, Product
 from tests.contrib.tasks.conftest import BACKEND
+from tests.docs.pages import passes
 from tests.test_docs import ROOT, snippets
 
 PAGE = ROOT / "docs/tasks.md"
@@ -46,12 +46,7 @@ def story(settings: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.django_db
 def test_the_test_of_the_page_passes(story: dict[str, Any]) -> None:
-    suite = unittest.defaultTestLoader.loadTestsFromTestCase(story["PlaceOrderTest"])
-    result = unittest.TestResult()
-    suite.run(result)
-    assert result.testsRun == 2
-    assert not result.failures, result.failures
-    assert not result.errors, result.errors
+    assert passes(story["PlaceOrderTest"]) == 2
 
 
 @pytest.mark.django_db

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import unittest
 from typing import Any
 
 import pytest
 
 from django_mq.checks import check_schedules
 from django_mq.handlers import all_schedules
+from tests.docs.pages import passes
 from tests.test_docs import ROOT, snippets
 
 pytestmark = pytest.mark.django_db
@@ -25,10 +25,6 @@ def test_the_snippets_of_the_page(capsys: Any) -> None:
         "schedules.expire_carts",
     ]
     assert not check_schedules(None)
-    result = unittest.TestResult()
-    unittest.defaultTestLoader.loadTestsFromTestCase(names["ReportTest"]).run(result)
-    assert result.testsRun == 1
-    assert not result.failures, result.failures
-    assert not result.errors, result.errors
+    assert passes(names["ReportTest"]) == 1
     # Three, or one if a weekend is among the days.
     assert capsys.readouterr().out.count("daily-report 2") in (1, 2, 3, 4)

@@ -8,7 +8,6 @@ import pytest
 from django.db import transaction
 
 from django_mq import Reject, Retry, Snooze, broadcast, handler, queues
-from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
 from django_mq.policy.outcomes import TimedOut
 from tests.rows import add, decide, stored
@@ -129,11 +128,7 @@ def test_64_failures_at_once_are_over_soon(
     service.gate.clear()
     service.error = KeyError("host")
     service.recover_at(64)
-
-    @handler("#", queue="mail", name="h", retry=AT_ONCE)
-    async def h(delivery: Delivery) -> None:
-        await service.acall(delivery)
-
+    service.ahandle(retry=AT_ONCE)
     add_many(64, handler="h")
     workers = [start(async_slots=32) for _ in range(2)]
     until(lambda: service.running == 64)

@@ -26,21 +26,7 @@ def test_after_the_first_failure_nothing_else_starts(
 ) -> None:
     """NSQ-5, NSQ-16: not even in the same slice; waiting messages are released, refunded."""
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"backoff": LONG}}}
-    if kind == "async":
-
-        @handler("#", queue="mail", name="h")
-        async def h(delivery: Delivery) -> None:
-            await service.acall(delivery)
-
-    elif kind == "batch":
-
-        @handler("#", queue="mail", name="h", batch=True)
-        def together(deliveries: list[Delivery]) -> None:
-            for delivery in deliveries:
-                service(delivery)
-
-    else:
-        service.handle(atomic=kind != "unbound")
+    service.handle_as(kind)
     insert_all(
         {
             "handler": "h",
@@ -121,11 +107,7 @@ def test_a_timeout_of_a_coroutine_changes_nothing(
     """NSQ-20."""
     backing_off(settings)
     service.gate.clear()
-
-    @handler("#", queue="mail", name="h", timeout=0.05)
-    async def h(delivery: Delivery) -> None:
-        await service.acall(delivery)
-
+    service.ahandle(timeout=0.05)
     add(handler="h")
     worker = start()
     said.wait("message_retried")
