@@ -34,6 +34,8 @@ def database_url(**others: Any) -> str:
 #: The environment of a worker that keeps for a while what waits behind long handlers. Normally it
 #: releases it after a second, in which a busy test may not have looked.
 PATIENT = {"ACCEPTANCE_IMPORT": "tests.acceptance.app.patient"}
+#: The environment of such a worker whose heartbeats, and stalled parts, are seen soon.
+HURRIED = {"ACCEPTANCE_IMPORT": "tests.acceptance.app.hurried"}
 
 
 @pytest.fixture(scope="session")

@@ -86,6 +86,7 @@ def test_a_forked_process_waits_for_its_own(start: Start, queue: Queue, witness:
     assert asker(FORK, witness) == "answered\n"
 
 
+@pytest.mark.slow
 def test_asking_behind_a_pooler(
     start: Start,
     queue: Queue,

@@ -14,6 +14,7 @@ from django_mq.models import QueuedMessage
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import PATIENT, Queue
 from tests.acceptance.processes import Worker
+from tests.slow import slow
 
 #: The promise is 2 s (guarantee 6); the lease is 300 s here. This machine may be busy.
 PROMPT = 60.0
@@ -54,7 +55,7 @@ def holdings() -> dict[str, set[int]]:
     return held
 
 
-@pytest.mark.parametrize(("how", "processes"), [("kill", 2), (0, 1), (5, 1)])
+@pytest.mark.parametrize(("how", "processes"), [("kill", 2), (0, 1), *slow((5, 1))])
 def test_a_message_that_always_kills_its_process(
     start: Callable[..., Worker], queue: Queue, how: str | int, processes: int
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_killed_supervisor(start: Callable[..., Worker], queue: Queue, witness
     assert [(row.attempts, row.leased_until) for row in queue.left()] == [(0, None)] * 2
 
 
+@pytest.mark.slow
 def test_a_lost_host(start: Callable[..., Worker], queue: Queue, witness: Witness) -> None:
     """Guarantees 4, 6: no process is left to report, so its leases lapse, and others take over."""
     settings = {"LEASE": 6, "POLL_INTERVAL": 0.5}  # a busy machine may stand still for seconds

@@ -90,6 +90,7 @@ def test_a_drain_that_takes_too_long_is_cut(
     assert [(row.attempts, row.leased_until) for row in others] == [(0, None)] * 4
 
 
+@pytest.mark.slow
 def test_coroutines_that_were_cut_run_beside_each_other_again(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:

@@ -18,17 +18,20 @@ from django.db import connection
 from tests.acceptance.conftest import database_url
 from tests.acceptance.processes import Worker
 from tests.database import second_connection
+from tests.slow import slow
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--queue", "no such queue"], "no such queue"),
-        (["--queue", ""], "queue"),
-        (["--queue", "work,mail"], "--queue work --queue mail"),
-        (["--database", "nowhere"], "nowhere"),
-        (["--processes", "5000"], "processes is 5000"),
         (["--reload", "--until-empty"], "--until-empty"),
+        *slow(
+            (["--queue", ""], "queue"),
+            (["--queue", "work,mail"], "--queue work --queue mail"),
+            (["--database", "nowhere"], "nowhere"),
+            (["--processes", "5000"], "processes is 5000"),
+        ),
     ],
 )
 def test_wrong_values_are_two(start: Callable[..., Worker], options: list[Any], words: str) -> None:
@@ -89,7 +92,7 @@ def test_missing_tables_are_one(start: Callable[..., Worker], empty_database: st
     "command",
     [
         "mq_status",
-        "mq_requeue --id 1",
+        *slow("mq_requeue --id 1"),
         *(
             pytest.param(each, marks=pytest.mark.thorough)
             for each in ("mq_why 1", "mq_peek", "mq_pause mail")
@@ -110,7 +113,7 @@ def test_operators_without_tables_are_told_to_migrate(empty_database: str, comma
 
 
 @pytest.mark.parametrize(
-    ("command", "code"), [("mq_status", 1), ("mq_worker --until-empty", 1), ("mq_doctor", 2)]
+    ("command", "code"), [("mq_worker --until-empty", 1), *slow(("mq_status", 1), ("mq_doctor", 2))]
 )
 def test_they_are_told_to_migrate_that_database(
     empty_database: str, command: str, code: int
@@ -152,7 +155,7 @@ def test_they_are_told_to_migrate_that_database(
         ),
     ],
 )
-@pytest.mark.parametrize(("command", "code"), [("mq_status", 1), ("mq_doctor", 2)])
+@pytest.mark.parametrize(("command", "code"), [("mq_status", 1), *slow(("mq_doctor", 2))])
 def test_operators_without_a_database(url: str, words: str, command: str, code: int) -> None:
     done = subprocess.run(
         [sys.executable, "manage.py", command],

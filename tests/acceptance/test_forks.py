@@ -18,6 +18,7 @@ from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue, database_url
 from tests.acceptance.processes import Worker
 from tests.database import second_connection
+from tests.slow import slow
 from tests.waiting import until
 from tests.worker.proxy import Proxy
 
@@ -58,6 +59,9 @@ from django.db import connection
 link = psycopg.connect(**connection.get_connection_params())
 threading.Thread(target=threading.Event().wait, name="metrics", daemon=True).start()
 """
+
+
+POOL = {"min_size": 2, "max_size": 4}
 
 
 @pytest.fixture
@@ -132,8 +136,17 @@ def has_sockets_of_its_own(worker: Worker, proxy: Proxy) -> bool:
     return len(own) == 2 and set(own) <= {3, 4, 5} and sessions() == sum(own)
 
 
-@pytest.mark.parametrize("code", ["", CONNECTS], ids=["plain", "connects"])
-@pytest.mark.parametrize("pool", [False, {"min_size": 2, "max_size": 4}], ids=["", "pool"])
+@pytest.mark.parametrize(
+    ("pool", "code"),
+    [
+        pytest.param(False, "", id="plain"),
+        pytest.param(POOL, CONNECTS, id="pool-connects"),
+        *slow(
+            pytest.param(False, CONNECTS, id="connects"),
+            pytest.param(POOL, "", id="pool"),
+        ),
+    ],
+)
 def test_each_session_is_of_one_process(
     start_with: Callable[..., Worker], queue: Queue, proxy: Proxy, pool: Any, code: str
 ) -> None:
@@ -170,6 +183,7 @@ def test_what_else_is_open_is_named_once(start_with: Callable[..., Worker], queu
     assert re.search(r": connection to 127\.0\.0\.1:\d+, thread metrics\.", warning)
 
 
+@pytest.mark.slow
 def test_nothing_is_named_where_nothing_is_open(
     start_with: Callable[..., Worker], queue: Queue
 ) -> None:
@@ -197,7 +211,9 @@ def test_children_share_the_memory_of_the_supervisor(
         assert kilobytes["Private_Dirty:"] < 0.4 * kilobytes["Rss:"], kilobytes
 
 
-@pytest.mark.parametrize("among", ["forks", "calls", "acalls", "finishes", "blocking", "threads"])
+@pytest.mark.parametrize(
+    "among", ["forks", "calls", "acalls", *slow("finishes", "blocking", "threads")]
+)
 def test_a_process_that_a_handler_forks_ends_with_the_handler(
     start: Callable[..., Worker], queue: Queue, witness: Witness, among: str
 ) -> None:

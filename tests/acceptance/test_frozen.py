@@ -11,13 +11,14 @@ import pytest
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue, database_url
 from tests.acceptance.processes import Worker
+from tests.slow import slow
 
 SHORT = {"LEASE": 2, "POLL_INTERVAL": 0.5}
 #: Of the worker that takes over: on a busy machine, it must not lose a short lease in its turn.
 LONG = {"LEASE": 300, "POLL_INTERVAL": 0.5}
 
 
-@pytest.mark.parametrize("kind", ["call", "acall", "late"])
+@pytest.mark.parametrize("kind", ["call", "late", *slow("acall")])
 def test_a_zombie_outside_a_transaction_is_fenced(
     start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
 ) -> None:

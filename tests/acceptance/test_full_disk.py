@@ -73,6 +73,7 @@ def send_until_full(server: Server, stored: list[str]) -> None:
         stored.append(f"late{number}")
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full(
     start: Callable[..., Worker], small: tuple[Server, Path], witness: Witness
 ) -> None:

@@ -90,6 +90,7 @@ def manage(server: Server, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_full_queue_of_notifications(
     start: Callable[..., Worker], server: Server, witness: Witness
 ) -> None:

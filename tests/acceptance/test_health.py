@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
 from django.db import connection
 
 from tests.acceptance.app.witness import Witness
-from tests.acceptance.conftest import Queue, database_url
+from tests.acceptance.conftest import HURRIED, Queue, database_url
 from tests.acceptance.processes import SOON, Worker
 from tests.ports import free_port
 from tests.supervisor.test_service import heard, unit
@@ -61,6 +62,7 @@ def test_it_listens_on_the_address_that_is_named(start: Callable[..., Worker]) -
     assert worker.ends() == 0
 
 
+@pytest.mark.slow
 def test_slow_clients_keep_it_from_nothing(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
@@ -134,7 +136,7 @@ def test_a_server_that_is_away_makes_it_unready_not_dead(
 def test_a_frozen_child_is_named(start: Callable[..., Worker], empty_tables: None) -> None:
     """All its threads stand still; systemd's watchdog would end the worker, too."""
     port = free_port()
-    worker = start("--health-port", port, mq={"POLL_INTERVAL": 0.5, "LEASE": 2})
+    worker = start("--health-port", port, mq={"POLL_INTERVAL": 0.5, "LEASE": 2}, **HURRIED)
     worker.until(lambda: ask(port, "/readyz") == (200, b"ok\n"), "it is ready")
     child = worker.kill_child(0, signal.SIGSTOP)
     told = worker.until(

@@ -13,6 +13,7 @@ from django_mq.models import Operation, QueuedMessage
 from tests.acceptance.processes import Worker
 from tests.database import second_connection
 from tests.rows import add_all, stored
+from tests.slow import slow
 
 STAND = 20_317  # the advisory lock at which a step hangs
 MANY = 2500
@@ -30,7 +31,7 @@ create trigger stand before update on django_mq_queuedmessage
 STANDS = "select 1 from pg_locks where locktype = 'advisory' and objid = %s and not granted"
 
 
-@pytest.mark.parametrize("beside", [True, False], ids=["beside", "afterwards"])
+@pytest.mark.parametrize("beside", [True, *slow(False)], ids=["beside", "afterwards"])
 def test_a_worker_is_killed_in_the_middle(start: Callable[..., Worker], beside: bool) -> None:
     """No message is left out, and none is acted on twice."""
     start_idle = lambda: start("--queue", "another")  # noqa: E731

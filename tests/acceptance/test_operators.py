@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
+import pytest
 from django.db import connections, transaction
 from django.db.models.functions import Now
 
@@ -94,6 +95,7 @@ class Storm:
         self.removed |= set(queues.purge("work", limit=1).ids)
 
 
+@pytest.mark.slow
 def test_a_storm_of_operators(start: Callable[..., Worker], queue: Queue, witness: Witness) -> None:
     """Only messages reported as removed are missing; lines stay in order, and never overlap."""
     storm = Storm()

@@ -14,6 +14,7 @@ import pytest
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker
+from tests.slow import slow
 from tests.supervisor.test_service import heard, unit
 
 
@@ -50,7 +51,7 @@ def test_processes_and_threads(start: Callable[..., Worker], queue: Queue) -> No
     assert worker.ends() == 0
 
 
-@pytest.mark.parametrize(("processes", "threads"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("processes", "threads"), [(1, 2), *slow((2, 1))])
 def test_nothing_waits_behind_one_that_blocks(
     start: Callable[..., Worker], queue: Queue, witness: Witness, processes: int, threads: int
 ) -> None:

@@ -82,6 +82,7 @@ def test_an_ordered_queue_in_a_storm(
     assert violations(queue, witness, 1, 100) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP])
 def test_a_line_moves_on(
     start: Callable[..., Worker], queue: Queue, witness: Witness, how: signal.Signals

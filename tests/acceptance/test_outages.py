@@ -97,6 +97,7 @@ def seconds_used(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks in /proc")
 def test_a_server_that_crashes_and_comes_back(
     start: Callable[..., Worker], private: Server, witness: Witness

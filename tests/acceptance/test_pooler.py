@@ -154,6 +154,7 @@ def test_a_worker_that_listens_through_a_transaction_pooler_is_degraded(
     queue.wait_empty(worker)
 
 
+@pytest.mark.slow
 def test_a_listener_takes_the_last_session_of_a_pooler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it hears cannot be tried then; it listens."""
     with pooler(mode="session", size=1) as url:

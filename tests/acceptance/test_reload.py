@@ -13,6 +13,7 @@ import pytest
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker
+from tests.slow import slow
 
 
 def test_it_starts_again_when_code_changes(
@@ -48,7 +49,7 @@ def test_it_starts_again_when_code_changes(
     ("tell", "stop"),
     [
         (Worker.tell, signal.SIGTERM),
-        (Worker.tell_all, signal.SIGINT),
+        *slow((Worker.tell_all, signal.SIGINT)),
         *(
             pytest.param(*each, marks=pytest.mark.thorough)
             for each in [
@@ -97,6 +98,7 @@ def test_the_second_signal_leaves_at_once(
     assert "Traceback" not in worker.said()
 
 
+@pytest.mark.slow
 def test_it_outlives_code_that_does_not_load(
     start: Callable[..., Worker], queue: Queue, tmp_path: Path
 ) -> None:

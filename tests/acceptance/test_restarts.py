@@ -19,6 +19,7 @@ from django_mq import RetryPolicy, fixed
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker
+from tests.slow import slow
 
 #: The promise is 2 s (guarantee 26). This machine may be busy; a brake soon takes far longer.
 PROMPT = 10.0
@@ -68,7 +69,7 @@ def brakes(worker: Worker) -> list[str]:
     return re.findall(r"; restarting (now|in \d+ s)", worker.said())
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, *slow(2)])
 def test_a_poison_message_delays_nobody(
     start: Callable[..., Worker], queue: Queue, processes: int
 ) -> None:
@@ -88,7 +89,7 @@ def test_a_poison_message_delays_nobody(
     assert brakes(worker) == ["now"] * 8
 
 
-@pytest.mark.parametrize("how", ["kill", "exit"])
+@pytest.mark.parametrize("how", ["kill", *slow("exit")])
 def test_children_that_die_before_they_work_are_braked(
     start_sick: Callable[..., Worker], queue: Queue, witness: Witness, how: str
 ) -> None:
@@ -106,6 +107,7 @@ def test_children_that_die_before_they_work_are_braked(
     assert queue.done() == {"waits": 1}
 
 
+@pytest.mark.slow
 def test_children_that_are_too_large_before_they_work_are_braked(
     start_sick: Callable[..., Worker],
 ) -> None:
@@ -119,6 +121,7 @@ def test_children_that_are_too_large_before_they_work_are_braked(
     assert second >= timedelta(seconds=1.9)
 
 
+@pytest.mark.slow
 def test_a_child_that_worked_takes_the_brake_off(
     start_sick: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
@@ -139,7 +142,7 @@ def test_a_child_that_worked_takes_the_brake_off(
     assert brakes(worker) == ["in 1 s", "in 2 s", "now", "now", "in 1 s", "in 2 s"]
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("stop", [signal.SIGTERM, *slow(signal.SIGINT)])
 def test_a_signal_ends_a_brake(
     start_sick: Callable[..., Worker], queue: Queue, stop: signal.Signals
 ) -> None:
@@ -181,6 +184,7 @@ def test_an_error_where_a_child_starts_is_one_line_for_each(
     worker.has_started(1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="sets limits of another process")
 def test_no_room_for_a_process_is_waited_out(
     start: Callable[..., Worker], queue: Queue, witness: Witness
@@ -221,7 +225,7 @@ def refusals(worker: Worker) -> list[str]:
     return re.findall(r"cannot start a worker process .*; trying again (in \d+ s)", worker.said())
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("stop", [signal.SIGINT, *slow(signal.SIGTERM)])
 def test_a_signal_amid_restarts(
     start: Callable[..., Worker], queue: Queue, stop: signal.Signals
 ) -> None:
@@ -249,6 +253,7 @@ logging.getLogger("django_mq").warning("buffered, and never written")
 """
 
 
+@pytest.mark.slow
 def test_a_log_that_nobody_reads_any_more(
     start: Callable[..., Worker], queue: Queue, tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ update django_mq_queuedmessage
 """
 
 
+@pytest.mark.slow
 def test_a_table_that_changes_under_load(start: Callable[..., Worker], queue: Queue) -> None:
     """Sessions that wait for the lock continue after it: nothing is lost, charged or run again."""
     worker = start("--processes", 2)

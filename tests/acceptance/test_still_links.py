@@ -20,6 +20,7 @@ def still(empty_tables: None) -> Iterator[Proxy]:
     proxy.close()
 
 
+@pytest.mark.slow
 def test_an_idle_worker_leaves_at_once(
     start: Callable[..., Worker], queue: Queue, still: Proxy
 ) -> None:
@@ -34,6 +35,7 @@ def test_an_idle_worker_leaves_at_once(
     assert "Traceback" not in worker.said()
 
 
+@pytest.mark.slow
 def test_a_worker_goes_on_when_the_server_does(
     start: Callable[..., Worker], queue: Queue, still: Proxy
 ) -> None:

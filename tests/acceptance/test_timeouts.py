@@ -11,6 +11,7 @@ from django_mq.models import FailedAttempt
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker, is_running
+from tests.slow import slow
 
 
 def took(failed: FailedAttempt) -> float:
@@ -19,7 +20,7 @@ def took(failed: FailedAttempt) -> float:
     return (failed.ended_at - failed.started_at).total_seconds()
 
 
-@pytest.mark.parametrize("kind", ["hang", "query", "spin"])
+@pytest.mark.parametrize("kind", ["hang", "spin", *slow("query")])
 def test_its_process_is_ended(
     start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
 ) -> None:
@@ -98,7 +99,7 @@ def test_async_handlers_are_cancelled(
     assert queue.done() == {"slow": 1, "beside": 1}
 
 
-@pytest.mark.parametrize("kind", ["ablock", "athread"])
+@pytest.mark.parametrize("kind", ["ablock", *slow("athread")])
 def test_a_call_that_blocks_a_thread_of_async_handlers(
     start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
 ) -> None:

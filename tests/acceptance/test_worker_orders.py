@@ -12,7 +12,7 @@ from django_mq import queues
 from django_mq.models import FailedAttempt
 from django_mq.queues import WorkerProcess
 from tests.acceptance.app.witness import Witness
-from tests.acceptance.conftest import PATIENT, Queue
+from tests.acceptance.conftest import HURRIED, Queue
 from tests.acceptance.processes import Worker
 
 
@@ -39,7 +39,7 @@ def is_quiet(pid: int | None = None) -> bool:
 def test_a_quiet_worker_finishes_what_runs_and_claims_nothing(
     start: Callable[..., Worker], queue: Queue, witness: Witness, mq: dict[str, Any]
 ) -> None:
-    worker = start(mq=mq, **PATIENT)
+    worker = start(mq=mq, **HURRIED)
     queue.send("gate", "runs", gate="open")
     queue.send("write", "a", "b", "c")
     worker.until(lambda: witness.started("runs") and queue.leased() > 1, "one runs, others wait")

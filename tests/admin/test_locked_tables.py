@@ -176,6 +176,7 @@ def _no_wait_lasts():
         cursor.execute("set lock_timeout = '20s'")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_wait_lasts")
 @pytest.mark.parametrize(
     "model",

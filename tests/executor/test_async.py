@@ -18,6 +18,7 @@ from django_mq.models import FailedAttempt
 from testproject.shop.models import Product
 from tests.database import second_connection
 from tests.rows import add, stored
+from tests.slow import slow
 from tests.worker.conftest import (
     PATIENCE,
     Running,
@@ -201,7 +202,7 @@ def test_a_handler_cannot_end_the_loop_of_the_others(
     assert len(attempts_of(first)) == (how is not None)
 
 
-@pytest.mark.parametrize("directly", [True, False])
+@pytest.mark.parametrize("directly", [True, *slow(False)])
 def test_extend_moves_the_timeout(start: Start, directly: bool) -> None:
     """NSQ-21."""
 

@@ -13,6 +13,7 @@ import pytest
 from django_mq import RetryPolicy, fixed, handler
 from django_mq.models import FailedAttempt
 from tests.rows import add, stored
+from tests.slow import slow
 from tests.worker.conftest import PATIENCE, Running, Said, attempts_of, effect, effects, waiting
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -68,7 +69,7 @@ def test_a_suspect_is_cancelled_at_its_timeout(
     assert said.ids("message_retried") == [suspect.pk]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [2, *slow(1)])
 def test_suspects_of_both_kinds_take_turns_with_the_others(start: Start, threads: int) -> None:
     """The loop and the executors each start what is theirs, whichever ended last."""
     running: list[str] = []

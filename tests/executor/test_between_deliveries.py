@@ -21,11 +21,14 @@ from django_mq.messages import Delivery
 from django_mq.signals import message_acked, message_dead, message_retried
 from tests.database import second_connection
 from tests.rows import add
+from tests.slow import mostly_slow
 from tests.worker.conftest import (
+    BENCHES,
     Bench,
     add_many,
     effect,
     effects,
+    mostly_fresh,
     waiting,
 )
 
@@ -64,8 +67,11 @@ def other_role(transactional_db: None) -> Iterator[None]:
         other.execute("drop owned by mq_other; drop role mq_other")
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["acked", "failed"])
-@pytest.mark.parametrize("statement", SESSION)
+@pytest.mark.parametrize(
+    ("statement", "fails", "make_bench"),
+    mostly_slow(SESSION, [False, True], BENCHES),
+    indirect=["make_bench"],
+)
 def test_session_settings_are_taken_back(
     bench: Bench, statement: str, fails: bool, other_role: None
 ) -> None:
@@ -203,6 +209,7 @@ def test_a_hook_that_raises_unacks_nothing(
     assert [r.event for r in caplog.records if hasattr(r, "event")].count("hook_failed") == 2
 
 
+@mostly_fresh
 @pytest.mark.parametrize(
     "do",
     [

@@ -33,12 +33,15 @@ from tests.executor.breaking import (
     terminate_and_use,
 )
 from tests.rows import add, stored
+from tests.slow import mostly_slow
 from tests.worker.conftest import (
+    BENCHES,
     Bench,
     add_many,
     attempts_of,
     effect,
     effects,
+    mostly_fresh,
     waiting,
 )
 from tests.worker.proxy import Proxy
@@ -52,8 +55,11 @@ def ids(messages: list[QueuedMessage]) -> set[int]:
     return {message.pk for message in messages}
 
 
-@pytest.mark.parametrize("first", [False, True], ids=["after effect", "first thing"])
-@pytest.mark.parametrize("do", BREAKS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    ("do", "first", "make_bench"),
+    mostly_slow(BREAKS, [False, True], BENCHES),
+    indirect=["make_bench"],
+)
 def test_ending_or_spoiling_the_transaction_is_the_culprits_failure(
     bench: Bench, do: Callable[[Delivery], None], first: bool
 ) -> None:
@@ -118,9 +124,8 @@ def test_the_culprit_is_told_what_it_did(
     assert words in stored(message).last_error
 
 
-@pytest.mark.parametrize(
-    "do", [do for do in BREAKS if "commit" not in do.__name__], ids=lambda each: each.__name__
-)
+@mostly_fresh
+@pytest.mark.parametrize("do", [do for do in BREAKS if "commit" not in do.__name__])
 def test_the_writes_of_the_culprit_are_undone(bench: Bench, do: Callable[[Delivery], None]) -> None:
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -409,6 +414,7 @@ def test_a_violation_that_only_commit_finds_is_blamed_on_the_right_message(
     assert stored(messages[1]).attempts == 1
 
 
+@mostly_fresh
 @pytest.mark.parametrize("do", [None, *BREAKS], ids=lambda do: do.__name__ if do else "raise")
 def test_a_batch_that_fails_runs_one_by_one(
     bench: Bench, do: Callable[[Delivery], None] | None

@@ -36,8 +36,8 @@ from tests.worker.proxy import Proxy
 pytestmark = pytest.mark.django_db(transaction=True)
 
 #: The benches whose messages are not locked before they start, and those whose messages are.
-fresh = pytest.mark.parametrize("make_bench", [True], ids=["fresh"], indirect=True)
-locked_first = pytest.mark.parametrize("make_bench", [False], ids=["locked-first"], indirect=True)
+fresh = pytest.mark.parametrize("make_bench", ["fresh"], indirect=True)
+locked_first = pytest.mark.parametrize("make_bench", ["locked-first"], indirect=True)
 
 
 def ids(messages: list[QueuedMessage]) -> set[int]:

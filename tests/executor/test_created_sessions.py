@@ -17,6 +17,7 @@ from django_mq.store import session_facts
 from django_mq.worker import Worker
 from tests.executor.test_other_aliases import _two_aliases  # noqa: F401  (fixture)
 from tests.rows import add
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -70,9 +71,10 @@ def subscribe(kind: str, alias: str, seen: list[Any]) -> None:
             seen.append(read_and_change(alias))
 
 
-@pytest.mark.parametrize("kind", ["atomic", "not atomic", "async"])
-@pytest.mark.parametrize("alias", ["default", "other"])
-@pytest.mark.parametrize("batch", [1, 10])
+@pytest.mark.parametrize(
+    ("kind", "alias", "batch"),
+    mostly_slow(["atomic", "not atomic", "async"], ["default", "other"], [1, 10]),
+)
 def test_each_message_finds_them(kind: str, alias: str, batch: int, settings: Any) -> None:
     settings.DJANGO_MQ = {"BATCH_SIZE": batch}
     seen: list[Any] = []

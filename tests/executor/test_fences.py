@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from django.db import (
 )
 
 from django_mq import handler
-from django_mq.executor import simple_protocol, slice_body
+from django_mq.executor import simple_protocol, slice_body, slice_limits
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.store.limits import Limits
 from tests.database import second_connection, until_blocked
 from tests.rows import add, stored
 from tests.worker.conftest import (
@@ -31,8 +33,8 @@ from tests.worker.conftest import (
 pytestmark = pytest.mark.django_db(transaction=True)
 
 #: The benches whose messages are not locked before they start, and those whose messages are.
-fresh = pytest.mark.parametrize("make_bench", [True], ids=["fresh"], indirect=True)
-locked_first = pytest.mark.parametrize("make_bench", [False], ids=["locked-first"], indirect=True)
+fresh = pytest.mark.parametrize("make_bench", ["fresh"], indirect=True)
+locked_first = pytest.mark.parametrize("make_bench", ["locked-first"], indirect=True)
 
 
 def ids(messages: list[QueuedMessage]) -> set[int]:
@@ -242,7 +244,9 @@ def test_a_machine_that_sleeps_within_a_slice_makes_leases_old(
     assert ran == [first.pk]
 
 
-def test_a_handler_that_swallows_that_the_lock_was_refused(bench: Bench) -> None:
+def test_a_handler_that_swallows_that_the_lock_was_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It ran in vain: the rest of its transaction cannot be committed."""
     ran: list[str] = []
 
@@ -257,8 +261,7 @@ def test_a_handler_that_swallows_that_the_lock_was_refused(bench: Bench) -> None
     first, message = add_many(2, handler="h")
     before, *tasks = bench.claim()
     bench.run([before])
-    driver = bench.session.connect()
-    driver.execute("set lock_timeout = '10ms'")
+    monkeypatch.setattr(slice_limits, "Limits", partial(Limits, lock=0.05))
     with second_connection() as other, other.transaction():
         other.execute("lock table django_mq_queuedmessage")
         remainder = bench.run(tasks)

@@ -10,6 +10,7 @@ import pytest
 from django_mq import RetryPolicy, fixed, handler
 from django_mq.models import QueuedMessage
 from tests.rows import add, stored
+from tests.slow import mostly_slow
 from tests.worker.conftest import Running, attempts_of, waiting
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -69,8 +70,9 @@ def subscribe(way: str, function: Callable[[Any], None], **options: Any) -> None
         handler("#", atomic=way == "atomic", **options)(function)
 
 
-@pytest.mark.parametrize("max_attempts", [2, 1], ids=["retried", "dead"])
-@pytest.mark.parametrize("way", ["atomic", "non-atomic", "async", "list"])
+@pytest.mark.parametrize(
+    ("way", "max_attempts"), mostly_slow(["atomic", "non-atomic", "async", "list"], [2, 1])
+)
 def test_it_fails_its_own_message(start: Start, settings: Any, way: str, max_attempts: int) -> None:
     """Otherwise the executor would fail, and leave its claimed messages to their leases."""
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"backoff": {"maximum": 0}}}}

@@ -37,7 +37,7 @@ from tests.worker.proxy import Proxy
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.parametrize("make_bench", [True], ids=["fresh"], indirect=True),
+    pytest.mark.parametrize("make_bench", ["fresh"], indirect=True),
 ]
 
 

@@ -16,7 +16,8 @@ from testproject.shop.models import Product
 from tests.database import second_connection
 from tests.executor.nonatomic.conftest import NonAtomicBench, nonatomic  # noqa: F401  (a fixture)
 from tests.rows import add
-from tests.worker.conftest import Bench, add_many, waiting
+from tests.slow import mostly_slow
+from tests.worker.conftest import BENCHES, Bench, add_many, mostly_fresh, waiting
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -44,16 +45,19 @@ def run(sql: str) -> Any:
         return cursor.fetchone() if cursor.description else None
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["acked", "failed"])
-@pytest.mark.parametrize("statement", LEAVE.values(), ids=LEAVE)
-def test_a_slice_leaves_its_session_clean(bench: Bench, statement: str, fails: bool) -> None:
+@pytest.mark.parametrize(
+    ("left", "fails", "make_bench"),
+    mostly_slow([*LEAVE], [False, True], BENCHES),
+    indirect=["make_bench"],
+)
+def test_a_slice_leaves_its_session_clean(bench: Bench, left: str, fails: bool) -> None:
     """A session lock is not released by a rollback."""
     seen: list[Any] = []
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(600)))
     def h(delivery: Delivery) -> None:
         seen.append(run(SEEN))
-        run(statement)
+        run(LEAVE[left])
         if fails:
             raise ValueError
 
@@ -185,6 +189,7 @@ def collect_in_transaction(delivery: Delivery) -> None:
         Product.objects.count()
 
 
+@mostly_fresh
 @pytest.mark.parametrize("how", ["acked", "failed", "hook"])
 def test_an_iterator_of_an_earlier_slice_does_not_abort_a_transaction(
     bench: Bench, collected_by_hand: None, how: str

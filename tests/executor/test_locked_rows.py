@@ -21,7 +21,7 @@ from tests.worker.conftest import PATIENCE, Bench, add_many, effect, effects, pi
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.parametrize("make_bench", [True], ids=["fresh"], indirect=True),
+    pytest.mark.parametrize("make_bench", ["fresh"], indirect=True),
 ]
 
 

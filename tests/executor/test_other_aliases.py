@@ -23,9 +23,13 @@ from django_mq.signals import message_acked, message_started
 from django_mq.worker import Worker
 from testproject.shop.models import Product
 from tests.rows import add
+from tests.slow import mostly_slow
 from tests.worker.conftest import registry  # noqa: F401  (fixture)
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+
+KEPT = ("closed between", "kept")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,9 +42,11 @@ def _two_aliases(django_db_setup: None) -> Iterator[None]:
     del connections["other"]
 
 
-@pytest.fixture(params=[0, 600], ids=["closed between", "kept"])
+@pytest.fixture(params=KEPT)
 def _other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(connections.settings["other"], "CONN_MAX_AGE", request.param)
+    monkeypatch.setitem(
+        connections.settings["other"], "CONN_MAX_AGE", 600 if request.param == "kept" else 0
+    )
 
 
 def raw_begin() -> None:
@@ -72,14 +78,19 @@ def write(number: int) -> None:
     Product.objects.using("other").create(name=f"{number}", price=1)
 
 
-@pytest.mark.usefixtures("_other")
-@pytest.mark.parametrize("leave", [raw_begin, block_left_open, autocommit_off, pipeline_left_open])
 @pytest.mark.parametrize(
-    "options", [{}, {"atomic": False}, {"batch": True}], ids=["atomic", "not atomic", "batch"]
+    ("leave", "kind", "_other"),
+    mostly_slow(
+        [raw_begin, block_left_open, autocommit_off, pipeline_left_open],
+        ["atomic", "not atomic", "batch"],
+        KEPT,
+    ),
+    indirect=["_other"],
 )
 def test_a_transaction_left_open_is_rolled_back(
-    leave: Callable[[], None], options: dict[str, Any]
+    leave: Callable[[], None], kind: str, _other: None
 ) -> None:
+    options = {"atomic": {}, "not atomic": {"atomic": False}, "batch": {"batch": True}}[kind]
     policy = RetryPolicy(max_attempts=2, backoff=fixed(0.1))
 
     @handler("#", queue="mail", name="h", retry=policy, **options)
@@ -170,11 +181,17 @@ def path(alias: str = "other") -> str:
         return str(cursor.fetchone()[0])
 
 
-@pytest.mark.usefixtures("_other")
-@pytest.mark.parametrize("leave", [raw_begin, block_left_open, autocommit_off, set_path])
-@pytest.mark.parametrize("by", ["hook", "receiver", "receiver, not atomic"])
+@pytest.mark.parametrize(
+    ("leave", "by", "_other"),
+    mostly_slow(
+        [raw_begin, block_left_open, autocommit_off, set_path],
+        ["hook", "receiver", "receiver, not atomic"],
+        KEPT,
+    ),
+    indirect=["_other"],
+)
 def test_what_hooks_and_receivers_leave_does_not_reach_the_next_handler(
-    leave: Callable[[], None], by: str, settings: Any
+    leave: Callable[[], None], by: str, _other: None, settings: Any
 ) -> None:
     settings.DJANGO_MQ = {"BATCH_SIZE": 1}  # a slice for each message
     paths = set()

@@ -29,6 +29,7 @@ from tests.executor.other_threads import (
     turn_autocommit_off,
     ways,
 )
+from tests.slow import mostly_slow, slow
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Running, Said, attempts_of, effect, effects
 
@@ -89,8 +90,7 @@ def test_a_lost_session_is_not_the_next_calls(start: Start, said: Said, way: Way
     [
         (enter_a_block, "default", False),
         (turn_autocommit_off, "default", False),
-        (begin, "other", False),
-        (turn_autocommit_off, "default", True),
+        *slow((begin, "other", False), (turn_autocommit_off, "default", True)),
     ],
 )
 def test_a_transaction_that_is_left_open_takes_no_neighbour_along(
@@ -206,8 +206,7 @@ select row(coalesce(current_setting('app.tenant', true), ''),
 """
 
 
-@pytest.mark.parametrize("pooled", [False, True])
-@pytest.mark.parametrize("statement", LEAVE.values(), ids=LEAVE)
+@pytest.mark.parametrize(("statement", "pooled"), mostly_slow([*LEAVE.values()], [False, True]))
 def test_what_a_call_leaves_in_its_session_does_not_reach_the_next_handler(
     start: Start, said: Said, statement: str, pooled: bool, request: pytest.FixtureRequest
 ) -> None:

@@ -11,6 +11,7 @@ from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueueState
 from django_mq.testing import drain
 from tests.rows import add, stored
+from tests.slow import mostly_slow
 from tests.worker.conftest import Running, Said
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -32,23 +33,22 @@ def pauses(said: Said) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("atomic", [True, False])
-@pytest.mark.parametrize(
-    ("policy", "error"),
-    [
-        (fixed(0), ValueError("no")),
-        (intervals(0, 0), ValueError("no")),
-        (lambda attempt: 0, ValueError("no")),
-        (fixed(60), Retry(0)),
-        (fixed(60), Retry(datetime(2001, 1, 1, tzinfo=UTC))),
-    ],
-    ids=["fixed", "intervals", "callable", "asked", "a moment that is over"],
-)
+SOURCES: dict[str, tuple[Any, Exception]] = {
+    "fixed": (fixed(0), ValueError("no")),
+    "intervals": (intervals(0, 0), ValueError("no")),
+    "callable": (lambda attempt: 0, ValueError("no")),
+    "asked": (fixed(60), Retry(0)),
+    "a moment that is over": (fixed(60), Retry(datetime(2001, 1, 1, tzinfo=UTC))),
+}
+
+
+@pytest.mark.parametrize(("source", "atomic"), mostly_slow([*SOURCES], [True, False]))
 def test_from_the_second_retry_on_there_is_a_wait(
-    start: Start, said: Said, settings: Any, policy: Any, error: Exception, atomic: bool
+    start: Start, said: Said, settings: Any, source: str, atomic: bool
 ) -> None:
     """PMQ-68: for any source of a zero wait, and any kind of handler."""
     settings.DJANGO_MQ = {"RETRY_FLOOR": FLOOR, "LEASE": 300, "POLL_INTERVAL": 600}
+    policy, error = SOURCES[source]
 
     @handler("#", queue="mail", name="h", atomic=atomic, retry=RetryPolicy(backoff=policy))
     def h(delivery: Delivery) -> None:

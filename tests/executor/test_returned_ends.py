@@ -11,6 +11,7 @@ from django_mq import Reject, Retry, Snooze, handler
 from django_mq.models import FailedAttempt
 from django_mq.testing import deliver
 from tests.rows import add
+from tests.slow import mostly_slow
 from tests.worker.conftest import Running
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -56,8 +57,7 @@ def failed(id: int, returned: str) -> tuple[int, str, str]:
     return id, "TypeError", f"the handler returned {returned}: raise it instead"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shown", RETURNED)
+@pytest.mark.parametrize(("kind", "shown"), mostly_slow(KINDS, [*RETURNED]))
 def test_what_should_have_been_raised_is_a_failure(start: Start, kind: str, shown: str) -> None:
     on(kind, RETURNED[shown])
     message = add(handler="h", max_attempts=1)
@@ -75,8 +75,10 @@ def test_as_the_result_of_a_request(start: Start, kind: str) -> None:
     assert errors() == [failed(message.pk, "Reject('no')")]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("value", [Reject("no"), [None, Reject("no")], (Reject("no"), None)])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    mostly_slow(KINDS, [Reject("no"), [None, Reject("no")], (Reject("no"), None)]),
+)
 def test_as_the_result_of_a_batch_or_of_one_of_its_messages(
     start: Start, kind: str, value: Any
 ) -> None:
@@ -86,8 +88,10 @@ def test_as_the_result_of_a_batch_or_of_one_of_its_messages(
     assert errors() == [failed(each.pk, "Reject('no')") for each in messages]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("value", [None, 0, [Reject("no")], ValueError("no"), ValueError])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    mostly_slow(KINDS, [None, 0, [Reject("no")], ValueError("no"), ValueError]),
+)
 def test_other_values_are_results(start: Start, kind: str, value: Any) -> None:
     """A list is one value, unless it was returned for a list of messages."""
     on(kind, value)

@@ -17,7 +17,8 @@ from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
 from django_mq.store import open_transaction
 from tests.database import second_connection
-from tests.worker.conftest import Bench, add_many, effect, effects, waiting
+from tests.slow import mostly_slow
+from tests.worker.conftest import BENCHES, Bench, add_many, effect, effects, waiting
 from tests.worker.proxy import Proxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -63,7 +64,11 @@ def claim_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("asked_for")
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("asked_for", "make_bench", "count"),
+    mostly_slow([of_another, of_nobody], BENCHES, [1, 3]),
+    indirect=["asked_for", "make_bench"],
+)
 def test_a_slice_that_is_lost_runs_again(
     make_bench: Callable[..., Bench], proxy: Proxy, count: int
 ) -> None:

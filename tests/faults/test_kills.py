@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.faults.points import third
+from tests.faults.slow import few_of_each_kind
 from tests.samples import SEED
 
 KINDS = (
@@ -18,7 +19,7 @@ KINDS = (
 )
 
 
-@pytest.mark.parametrize(("scenario", "kind"), third(KINDS, seed=SEED))
+@pytest.mark.parametrize(("scenario", "kind"), few_of_each_kind(third(KINDS, seed=SEED)))
 def test_a_kill_breaks_no_promise(
     play: Callable[[str, str], None], scenario: str, kind: str
 ) -> None:

@@ -38,6 +38,7 @@ from django_mq.worker.resolver import line_of
 from testproject.shop.models import Product
 from tests.database import second_connection
 from tests.rows import add_all
+from tests.slow import slow
 from tests.worker.proxy import Proxy
 from tests.worker.service import Service
 
@@ -235,7 +236,15 @@ class Bench:
         self.session.close()
 
 
-@pytest.fixture(params=[True, False], ids=["fresh", "locked-first"])
+#: Messages are locked at the first use of the connection by a handler, or before it starts.
+BENCHES = ("fresh", "locked-first")
+#: Marks tests of which a plain run needs only one bench.
+mostly_fresh = pytest.mark.parametrize(
+    "make_bench", ["fresh", *slow("locked-first")], indirect=True
+)
+
+
+@pytest.fixture(params=BENCHES)
 def make_bench(
     transactional_db: None, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Bench]]:
@@ -247,7 +256,7 @@ def make_bench(
     benches: list[Bench] = []
 
     def make(**options: Any) -> Bench:
-        bench = Bench(**{"fresh": request.param, **options})
+        bench = Bench(**{"fresh": request.param == "fresh", **options})
         benches.append(bench)
         connections[DEFAULT_DB_ALIAS] = bench.wrapper
         return bench

@@ -12,6 +12,7 @@ from django.test import override_settings
 from django_mq import Delivery, handler, queues
 from django_mq.models import QueuedMessage, QueueState, WorkerHeartbeat
 from django_mq.store import leases
+from django_mq.worker import lease_keeper
 from tests.rows import add, insert_all
 from tests.waiting import until
 from tests.worker.conftest import Running, Said, Start
@@ -161,6 +162,7 @@ def test_an_order_is_obeyed_although_the_answer_to_its_heartbeat_was_lost(
         return reply
 
     monkeypatch.setattr(leases, "record_heartbeat", lose_once)
+    monkeypatch.setattr(lease_keeper, "HEARTBEAT_SECONDS", 1.0)
     running = start()
     until(lambda: running.worker.id and queues.quiet_workers(running.worker.id))
     until(lambda: lost)
