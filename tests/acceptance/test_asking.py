@@ -16,6 +16,7 @@ from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue, database_url
 from tests.acceptance.processes import SOON, Worker
 from tests.acceptance.test_pooler import pooled  # noqa: F401  (a fixture)
+from tests.slow import slow
 
 Start = Callable[..., Worker]
 
@@ -98,7 +99,7 @@ def test_asking_behind_a_pooler(
     assert asker(ASK, witness, url=pooled, WAKEUP="poll") == "answered\n"
 
 
-@pytest.mark.parametrize("kind", ["die", "hang"])
+@pytest.mark.parametrize("kind", ["die", *slow("hang")])
 def test_a_process_that_died_has_answered(
     start: Start, queue: Queue, witness: Witness, kind: str
 ) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
+import pytest
+
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker
 
 
+@pytest.mark.slow
 def test_the_sibling_runs_everything_else(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:

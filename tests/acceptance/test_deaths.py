@@ -54,7 +54,7 @@ def test_a_message_that_ends_its_process(
     assert queue.failures(poison) == ["WorkerLost"]
 
 
-@pytest.mark.parametrize("error", ["MemoryError", "RecursionError"])
+@pytest.mark.parametrize("error", ["MemoryError", *slow("RecursionError")])
 def test_a_message_that_exhausts_python(
     start: Callable[..., Worker], queue: Queue, witness: Witness, error: str
 ) -> None:

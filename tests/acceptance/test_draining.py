@@ -12,8 +12,9 @@ import pytest
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import PATIENT, Queue
 from tests.acceptance.processes import Worker
+from tests.slow import slow
 
-STOPS = pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+STOPS = pytest.mark.parametrize("stop", [signal.SIGTERM, *slow(signal.SIGINT)])
 
 
 def running_with_neighbours(queue: Queue, witness: Witness, worker: Worker) -> list[int]:
@@ -123,6 +124,7 @@ def test_what_runs_outside_a_transaction_is_ended_too(
     assert queue.empty()
 
 
+@pytest.mark.slow
 def test_coroutines_clean_up_before_their_process_is_gone(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:

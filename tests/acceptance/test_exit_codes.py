@@ -46,11 +46,13 @@ def test_wrong_values_are_two(start: Callable[..., Worker], options: list[Any], 
     "options",
     [
         ["--threads", "0"],
-        ["--processes", "many"],
-        ["--max-seconds", "-1"],
-        ["--drain-seconds", "nan"],
-        ["--health-port", "70000"],
         ["--nonsense"],
+        *slow(
+            ["--processes", "many"],
+            ["--max-seconds", "-1"],
+            ["--drain-seconds", "nan"],
+            ["--health-port", "70000"],
+        ),
     ],
 )
 def test_wrong_arguments_are_two(start: Callable[..., Worker], options: list[Any]) -> None:
@@ -112,8 +114,9 @@ def test_operators_without_tables_are_told_to_migrate(empty_database: str, comma
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "code"), [("mq_worker --until-empty", 1), *slow(("mq_status", 1), ("mq_doctor", 2))]
+    ("command", "code"), [("mq_status", 1), ("mq_worker --until-empty", 1), ("mq_doctor", 2)]
 )
 def test_they_are_told_to_migrate_that_database(
     empty_database: str, command: str, code: int
@@ -220,6 +223,7 @@ def test_a_login_without_rights_is_one(start: Callable[..., Worker], stranger: s
     )
 
 
+@pytest.mark.slow
 def test_operators_who_may_not_see_migrations_are_told_to_migrate(
     empty_database: str, stranger: str
 ) -> None:

@@ -139,9 +139,9 @@ def has_sockets_of_its_own(worker: Worker, proxy: Proxy) -> bool:
 @pytest.mark.parametrize(
     ("pool", "code"),
     [
-        pytest.param(False, "", id="plain"),
         pytest.param(POOL, CONNECTS, id="pool-connects"),
         *slow(
+            pytest.param(False, "", id="plain"),
             pytest.param(False, CONNECTS, id="connects"),
             pytest.param(POOL, "", id="pool"),
         ),

@@ -18,7 +18,7 @@ SHORT = {"LEASE": 2, "POLL_INTERVAL": 0.5}
 LONG = {"LEASE": 300, "POLL_INTERVAL": 0.5}
 
 
-@pytest.mark.parametrize("kind", ["call", "late", *slow("acall")])
+@pytest.mark.parametrize("kind", ["call", *slow("acall", "late")])
 def test_a_zombie_outside_a_transaction_is_fenced(
     start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
 ) -> None:

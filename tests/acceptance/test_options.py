@@ -73,6 +73,7 @@ def test_max_messages(start: Callable[..., Worker], queue: Queue) -> None:
     assert [(row.attempts, row.leased_until) for row in queue.left()] == [(0, None)] * 15
 
 
+@pytest.mark.slow
 def test_max_messages_counts_over_processes_that_died(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
@@ -88,6 +89,7 @@ def test_max_messages_counts_over_processes_that_died(
     assert 8 <= queue.done().total() <= 10
 
 
+@pytest.mark.slow
 def test_max_seconds(start: Callable[..., Worker], queue: Queue, tmp_path: Path) -> None:
     """The worker ends by itself, after all messages that came before are done; systemd is told."""
     queue.send("write", "a")
@@ -139,7 +141,7 @@ def test_queues_by_pattern(start: Callable[..., Worker], queue: Queue) -> None:
     assert queue.done() == {"in": 1, "out": 1}
 
 
-@pytest.mark.parametrize("kind", ["write", "call", "acall"])
+@pytest.mark.parametrize("kind", ["write", *slow("call", "acall")])
 def test_an_idle_worker_is_woken(
     start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
 ) -> None:

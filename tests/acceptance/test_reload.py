@@ -16,6 +16,7 @@ from tests.acceptance.processes import Worker
 from tests.slow import slow
 
 
+@pytest.mark.slow
 def test_it_starts_again_when_code_changes(
     start: Callable[..., Worker], queue: Queue, witness: Witness, tmp_path: Path
 ) -> None:
@@ -45,6 +46,7 @@ def test_it_starts_again_when_code_changes(
     assert "Traceback" not in worker.said()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tell", "stop"),
     [

@@ -89,7 +89,8 @@ def test_a_poison_message_delays_nobody(
     assert brakes(worker) == ["now"] * 8
 
 
-@pytest.mark.parametrize("how", ["kill", *slow("exit")])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "exit"])
 def test_children_that_die_before_they_work_are_braked(
     start_sick: Callable[..., Worker], queue: Queue, witness: Witness, how: str
 ) -> None:
@@ -121,7 +122,6 @@ def test_children_that_are_too_large_before_they_work_are_braked(
     assert second >= timedelta(seconds=1.9)
 
 
-@pytest.mark.slow
 def test_a_child_that_worked_takes_the_brake_off(
     start_sick: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
@@ -142,7 +142,8 @@ def test_a_child_that_worked_takes_the_brake_off(
     assert brakes(worker) == ["in 1 s", "in 2 s", "now", "now", "in 1 s", "in 2 s"]
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, *slow(signal.SIGINT)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_brake(
     start_sick: Callable[..., Worker], queue: Queue, stop: signal.Signals
 ) -> None:

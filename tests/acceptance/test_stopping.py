@@ -15,10 +15,11 @@ from django_mq.models import FailedAttempt
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker, is_running
+from tests.slow import slow
 from tests.test_docs import ROOT, snippets
 
 
-@pytest.mark.parametrize("kind", ["gate", "agate"])
+@pytest.mark.parametrize("kind", ["gate", *slow("agate")])
 def test_stop(start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str) -> None:
     """Only the named message is charged; a coroutine is cancelled, and its process continues."""
     worker = start("--threads", 2)

@@ -12,6 +12,7 @@ from django_mq.admin import selected_ids
 from django_mq.models import QueuedMessage, QueueState
 from tests.admin.pages import LIST, act, confirm, text, told, url
 from tests.rows import add, beat, decide
+from tests.slow import slow
 
 pytestmark = pytest.mark.django_db
 
@@ -176,7 +177,7 @@ def test_a_locked_message_is_skipped_at_once(boss, lock, action):
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("mode", ["share", "access exclusive"])
+@pytest.mark.parametrize("mode", ["access exclusive", *slow("share")])
 def test_a_locked_table_is_waited_for_a_second(boss, other, mode):
     """Guarantee 13, while another session changes the table itself."""
     message = add(**EVERY["dead"])

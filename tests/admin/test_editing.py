@@ -14,6 +14,7 @@ from tests.admin.conftest import VIEW
 from tests.admin.pages import text, told, url
 from tests.database import second_connection
 from tests.rows import add, stored
+from tests.slow import slow
 
 pytestmark = pytest.mark.django_db
 
@@ -64,7 +65,7 @@ def test_what_was_not_touched_stays_to_the_microsecond(boss):
     assert (stored(row).processable_after, row.payload["lines"]) == (before, ["a\nb"])
 
 
-@pytest.mark.parametrize("hour", [0, 1], ids=["first", "second"])
+@pytest.mark.parametrize("hour", [*slow(0), 1], ids=["first", "second"])
 def test_a_message_that_is_due_in_a_repeated_hour_can_be_edited(boss, settings, hour):
     settings.TIME_ZONE = "Europe/Berlin"
     due = datetime(2027, 10, 31, hour, 30, 0, 7, tzinfo=UTC)  # 02:30 twice
@@ -90,7 +91,7 @@ def test_a_change_in_the_meantime_is_not_overwritten(boss):
     assert (stored(row).payload, row.priority, row.processable_after) == ({"n": 2}, 4, before)
 
 
-@pytest.mark.parametrize("given", [{"leased": 60}, {"leased": -60}, {"dead": -1}])
+@pytest.mark.parametrize("given", [{"leased": 60}, *slow({"leased": -60}, {"dead": -1})])
 def test_only_a_message_that_waits_can_be_edited(boss, given):
     row = add()
     posted = fields(boss.get(page_of(row)))
@@ -152,6 +153,7 @@ def test_a_message_of_another_queue_is_not_found(boss, monkeypatch):
     assert stored(row).priority == 0
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_a_lock_of_another_session_is_told(boss):
     row = add()

@@ -14,6 +14,7 @@ from django_mq.admin import QueuedMessageAdmin, bounds, exports, windows
 from tests.admin.pages import LIST, exported
 from tests.pages_read import pages_read
 from tests.rows import add, add_all, insert_all
+from tests.slow import slow
 
 pytestmark = pytest.mark.django_db
 
@@ -24,7 +25,7 @@ def export(client, kind="json", query=""):
     return exported(response, kind)
 
 
-@pytest.mark.parametrize("kind", ["csv", "json"])
+@pytest.mark.parametrize("kind", ["csv", *slow("json")])
 def test_a_file_has_every_message_that_matches(boss, monkeypatch, kind):
     """All of them, not just a window of the list, read in parts smaller than the table."""
     for module in (bounds, windows):

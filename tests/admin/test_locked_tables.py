@@ -19,6 +19,7 @@ from tests.admin.test_schedules import FORM
 from tests.database import second_connection
 from tests.outbox.schedules.conftest import put
 from tests.rows import add, beat, decide
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -74,8 +75,9 @@ def test_a_page_without_its_rows_says_so(boss):
 
 
 @pytest.mark.usefixtures("_waits_end")
-@pytest.mark.parametrize("method", ["get", "head"])
-@pytest.mark.parametrize("page", [("change", "one"), ("changelist",)], ids="-".join)
+@pytest.mark.parametrize(
+    ("page", "method"), mostly_slow([("change", "one"), ("changelist",)], ["get", "head"])
+)
 def test_also_in_a_transaction_of_the_request(boss, monkeypatch, page, method):
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
     put("one")

@@ -23,6 +23,7 @@ from django_mq.models import (
 from tests.admin.conftest import VIEW
 from tests.admin.pages import LIST, MODELS, act, confirm, url
 from tests.rows import add, beat
+from tests.slow import slow
 
 pytestmark = pytest.mark.django_db
 
@@ -141,7 +142,7 @@ def test_view_shows_no_payload_anywhere(rows, viewer):
         assert CANARY not in response.content.decode(), address
 
 
-@pytest.mark.parametrize("role", ["reader", "superuser"])
+@pytest.mark.parametrize("role", ["reader", *slow("superuser")])
 def test_view_payload_shows_it_on_pages(rows, login, role):
     client = login(boss=True) if role == "superuser" else login(*VIEW, "view_payload")
     for model in ("queuedmessage", "failedattempt", "result", "schedule", "uniquekey"):
@@ -227,7 +228,7 @@ def test_actions_are_offered_and_done_with_their_right(login, action):
     assert LogEntry.objects.count() == 1
 
 
-@pytest.mark.parametrize("action", ["requeue", "discard"])
+@pytest.mark.parametrize("action", ["requeue", *slow("discard")])
 def test_what_is_done_to_heads_takes_the_same_right(login, action):
     """S10: on the list, on the page of a follower, on the page of the queue."""
     head = add(key="k", dead=-5)

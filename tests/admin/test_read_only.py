@@ -10,6 +10,7 @@ from django_mq.models import QueuedMessage
 from tests.admin.pages import LIST, act, text, url
 from tests.admin.test_locked_tables import changes, pages  # noqa: F401  (fixtures)
 from tests.rows import add
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -43,8 +44,9 @@ def test_every_change_says_that_nothing_was_changed(changes, boss, read_only):  
     assert not LogEntry.objects.exists()
 
 
-@pytest.mark.parametrize("in_request", [False, True], ids=["autocommit", "ATOMIC_REQUESTS"])
-@pytest.mark.parametrize("across", [{}, {"select_across": "1"}], ids=["selected", "all"])
+@pytest.mark.parametrize(
+    ("in_request", "across"), mostly_slow([False, True], [{}, {"select_across": "1"}])
+)
 def test_an_action_of_the_list_says_so(boss, read_only, monkeypatch, in_request, across):
     message = add(dead=-5, attempts=1)
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", in_request)

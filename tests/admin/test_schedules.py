@@ -405,6 +405,7 @@ def test_scope(monkeypatch, keeper):
     assert keeper.post(url("schedule", "add"), {**FORM, "queue": "mail"}).status_code == 302
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_a_locked_row_ends_in_a_notice(boss):
     """S11: the notice comes after a second, and nothing is changed."""

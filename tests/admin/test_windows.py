@@ -16,6 +16,7 @@ from django_mq.models import FailedAttempt, QueuedMessage, UniqueKey
 from tests.admin.pages import LIST, confirm, fail, listed, text, url
 from tests.pages_read import pages_read
 from tests.rows import add, add_all, beat, decide, insert_all
+from tests.slow import mostly_slow, slow
 
 pytestmark = pytest.mark.django_db
 
@@ -64,7 +65,7 @@ def test_a_condition_without_index_reads_so_many_rows_and_the_page_says_so(boss,
     assert "were searched" not in text(pages[-1])
 
 
-@pytest.mark.parametrize("state", ["held", "paused", "retrying", "delayed"])
+@pytest.mark.parametrize("state", ["held", "paused", *slow("retrying", "delayed")])
 def test_a_state_without_an_index_is_looked_for_in_as_many_rows(boss, small, state):
     """Looking for the window's end among messages of one state would read the whole table."""
     decide("stopped", paused=-1)
@@ -116,7 +117,7 @@ def test_filters_with_an_index_see_the_whole_table(boss, small, column):
     assert "were searched" not in text(page)
 
 
-@pytest.mark.parametrize(("order", "words"), [("", "Older ones"), ("&o=1", "Newer ones")])
+@pytest.mark.parametrize(("order", "words"), [("", "Older ones"), *slow(("&o=1", "Newer ones"))])
 def test_a_list_of_a_key_goes_on_over_all_its_messages(boss, small, order, words):
     """Its statements do not name them one by one: there may be a million."""
     ids = [10**12 + n for n in range(22)]  # no other number in a statement is like them
@@ -278,8 +279,13 @@ def test_a_filter_that_means_nothing_is_no_error_page(boss, data):
     assert boss.get(LIST, data).url == LIST + "?e=1"
 
 
-@pytest.mark.parametrize("zone", ["UTC", "America/Los_Angeles", "Pacific/Kiritimati"])
-@pytest.mark.parametrize("column", ["created_at", "processable_after", "dead_at"])
+@pytest.mark.parametrize(
+    ("zone", "column"),
+    mostly_slow(
+        ["UTC", "America/Los_Angeles", "Pacific/Kiritimati"],
+        ["created_at", "processable_after", "dead_at"],
+    ),
+)
 def test_a_time_that_no_row_can_have_is_no_error_page(boss, small, settings, column, zone):
     """At the ends of Python's calendar a time has no form in other zones."""
     settings.TIME_ZONE = zone

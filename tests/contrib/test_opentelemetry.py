@@ -32,7 +32,7 @@ from django_mq.models import QueuedMessage
 from django_mq.signals import worker_started, worker_stopped
 from django_mq.testing import drain, due
 from tests.docs.pages import namespace
-from tests.rows import add
+from tests.rows import add, add_all
 from tests.test_docs import ROOT, snippets
 
 pytestmark = pytest.mark.django_db
@@ -189,8 +189,8 @@ def test_a_long_list_links_to_its_first_128_producers(traced: Traced) -> None:
     got: list[Delivery] = []
     handler("a.b", queue="mail", name="h")(lambda delivery: got.append(delivery))
     parent = "00-0af7651916cd43dd8448eb211c80319c-{:016x}-01"
-    for n in range(1, 131):
-        add(handler="h", type="a.b", metadata={"traceparent": parent.format(n)})
+    rows = ({"metadata": {"traceparent": parent.format(n)}} for n in range(1, 131))
+    add_all({"handler": "h", "type": "a.b", **row} for row in rows)
     assert drain() == 130
     traced.exporter.clear()
     with surrounded(got):

@@ -68,17 +68,23 @@ def documented_events() -> dict[str, set[str]]:
     return found
 
 
-def test_the_tables_have_every_event_with_its_levels() -> None:
+@pytest.fixture(scope="module")
+def logged() -> list[Any]:
+    """The events that the package logs, with their levels and fields."""
+    return list(logged_events(ROOT / "django_mq"))
+
+
+def test_the_tables_have_every_event_with_its_levels(logged: list[Any]) -> None:
     found = defaultdict(set)
-    for event, level, _ in logged_events(ROOT / "django_mq"):
+    for event, level, _ in logged:
         found[event].add(level)
     assert len(found) > 80
     assert documented_events() == found
 
 
-def test_the_table_has_every_field() -> None:
+def test_the_table_has_every_field(logged: list[Any]) -> None:
     found: dict[str, set[str]] = defaultdict(set)
-    for event, _, fields in logged_events(ROOT / "django_mq"):
+    for event, _, fields in logged:
         found[event] |= fields
     found["operation_ended"] ^= {"**progress._asdict()", *Progress._fields}
     # The arguments of the signal. What the log has of messages, the next test sees.

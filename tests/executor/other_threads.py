@@ -14,6 +14,7 @@ from django_mq import RetryPolicy, fixed
 from django_mq.models import QueuedMessage
 from tests.database import second_connection
 from tests.rows import add
+from tests.slow import slow
 
 #: Runs a function in another thread.
 Way = Callable[..., Awaitable[Any]]
@@ -30,7 +31,7 @@ async def insensitive(function: Callable[..., Any], *args: Any) -> Any:
     return await sync_to_async(function, thread_sensitive=False)(*args)
 
 
-ways = pytest.mark.parametrize("way", [asyncio.to_thread, run_in_executor, insensitive])
+ways = pytest.mark.parametrize("way", [asyncio.to_thread, insensitive, *slow(run_in_executor)])
 
 
 def send(handler: str, **given: Any) -> QueuedMessage:

@@ -15,6 +15,7 @@ from django_mq import RetryPolicy, fixed, handler, signals
 from django_mq.models import QueuedMessage
 from tests.database import second_connection
 from tests.rows import add
+from tests.slow import slow
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Running, Said, add_many, attempts_of, effect, effects
 
@@ -174,9 +175,9 @@ select pg_backend_pid(), current_setting('work_mem') = '77MB', to_regclass('pg_t
 """
 
 
-@pytest.mark.parametrize("statement", LEAVE.values(), ids=LEAVE)
+@pytest.mark.parametrize("left", ["lock", *slow("setting", "table")])
 def test_what_a_call_leaves_in_its_session_does_not_reach_the_next_handler(
-    start: Start, said: Said, statement: str, monkeypatch: pytest.MonkeyPatch
+    start: Start, said: Said, left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With CONN_MAX_AGE the session is the same."""
     monkeypatch.setitem(connections[DEFAULT_DB_ALIAS].settings_dict, "CONN_MAX_AGE", None)
@@ -186,7 +187,7 @@ def test_what_a_call_leaves_in_its_session_does_not_reach_the_next_handler(
         with connection.cursor() as cursor:
             cursor.execute(SEEN)
             seen.append(cursor.fetchone())
-            cursor.execute(statement)
+            cursor.execute(LEAVE[left])
 
     @handler("#", queue="mail", name="h")
     async def h(delivery: Any) -> None:

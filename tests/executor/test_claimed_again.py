@@ -23,6 +23,7 @@ from django_mq.signals import message_retried
 from testproject.shop.models import Product
 from tests.database import second_connection
 from tests.rows import add, insert_all
+from tests.slow import mostly_slow
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Running, waiting
 
@@ -159,8 +160,11 @@ def test_no_slot_of_a_coroutine_is_lost(start: Start) -> None:
 
 
 @OFTEN
-@pytest.mark.parametrize("trouble", [LOST_CLAIMS, LAPSED_CLAIMS], ids=["failover", "freeze"])
-@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize(
+    ("trouble", "batch"),
+    mostly_slow([LOST_CLAIMS, LAPSED_CLAIMS], [False, True]),
+    ids=lambda each: {LOST_CLAIMS: "failover", LAPSED_CLAIMS: "freeze"}.get(each),
+)
 def test_an_earlier_claim_that_still_waits_does_not_run(
     start: Start, gate: threading.Event, batch: bool, trouble: str
 ) -> None:

@@ -29,6 +29,7 @@ from tests.worker.conftest import (
     attempts_of,
     effect,
     effects,
+    mostly_fresh,
     waiting,
 )
 from tests.worker.proxy import Proxy
@@ -154,6 +155,7 @@ def isolation(bench: Bench, level: psycopg.IsolationLevel) -> Iterator[None]:
     yield
 
 
+@mostly_fresh
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
 def test_works_at_every_isolation_level(bench: Bench, level: psycopg.IsolationLevel) -> None:
     """Guarantee 17: the loser of a conflict runs again, uncharged."""
@@ -251,6 +253,7 @@ def test_commit_without_an_answer(
     assert FailedAttempt.objects.count() == 0
 
 
+@mostly_fresh
 @pytest.mark.parametrize("word", ["for no key update skip locked", "delete from django_mq"])
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_cut_at_our_own_statements_charges_nobody(

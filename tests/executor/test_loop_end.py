@@ -67,6 +67,7 @@ def test_cancelled_handlers_have_time_to_clean_up(
     assert sorted(at_the_end) == [each.pk for each in messages]
 
 
+@pytest.mark.slow
 def test_a_handler_that_ignores_its_cancel_takes_no_time_from_tasks_left_behind(
     start: Start, said: Said, cleaned: list[int], at_the_end: list[int]
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_handler_that_ignores_its_cancel_takes_no_time_from_tasks_left_behind(
     assert at_the_end == [message.pk]
 
 
+@pytest.mark.slow
 def test_a_handler_that_cleans_up_for_long_is_still_waited_for(
     start: Start, said: Said, cleaned: list[int], at_the_end: list[int]
 ) -> None:

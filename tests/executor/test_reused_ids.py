@@ -111,7 +111,9 @@ def test_a_settle_that_is_lost_is_repeated(make_bench: Callable[..., Bench], pro
 
 
 @pytest.mark.usefixtures("claim_lost")
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("count", "make_bench"), mostly_slow([1, 3], BENCHES), indirect=["make_bench"]
+)
 def test_a_failover_that_loses_the_claim_as_well(
     make_bench: Callable[..., Bench], proxy: Proxy, count: int
 ) -> None:

@@ -23,6 +23,7 @@ from tests.worker.conftest import (
     add_many,
     effect,
     effects,
+    mostly_fresh,
     waiting,
 )
 
@@ -93,6 +94,7 @@ def test_a_handler_that_touches_nothing_opens_none(bench: Bench, statements: lis
     assert not any("savepoint" in s.lower() for s in statements)
 
 
+@mostly_fresh
 @pytest.mark.parametrize("touch", [*TOUCHES, None])
 def test_the_session_is_taken_back_after_hooks_that_used_it(
     bench: Bench, statements: list[str], touch: str | None

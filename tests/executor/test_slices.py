@@ -30,6 +30,7 @@ from tests.worker.conftest import (
     attempts_of,
     effect,
     effects,
+    mostly_fresh,
     waiting,
 )
 
@@ -278,6 +279,7 @@ def test_a_receiver_that_spoils_the_transaction_is_not_the_handlers_failure(
     assert Product.objects.filter(name="of the receiver").exists() is not error
 
 
+@mostly_fresh
 @pytest.mark.parametrize(
     "do",
     [

@@ -12,6 +12,7 @@ from django_mq import handler
 from django_mq.models import FailedAttempt
 from django_mq.testing import deliver
 from tests.rows import add
+from tests.slow import mostly_slow
 from tests.worker.conftest import Running
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -44,18 +45,13 @@ def awaited(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return wrapper
 
 
-@pytest.mark.parametrize("wrap", [wrapped, awaited], ids=["def", "async def"])
 @pytest.mark.parametrize(
-    ("function", "what"),
-    [
-        (generator, "a generator"),
-        (async_generator, "a generator"),
-        (coroutine, "a coroutine"),
-    ],
+    ("function", "wrap"), mostly_slow([generator, async_generator, coroutine], [wrapped, awaited])
 )
 def test_what_did_not_run_is_a_failure(
-    start: Callable[..., Running], wrap: Callable[..., Any], function: Any, what: str
+    start: Callable[..., Running], wrap: Callable[..., Any], function: Any
 ) -> None:
+    what = "a coroutine" if function is coroutine else "a generator"
     handler("#", queue="mail", name="h")(wrap(function))
     message = add(handler="h", max_attempts=1)
     assert start(until_empty=True).join()

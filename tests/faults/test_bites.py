@@ -8,9 +8,10 @@ from tests.faults.bite import bite
 from tests.faults.patches import PATCHES, Code, PatchLost, Text
 from tests.faults.sweep import Runner
 from tests.samples import SEED
+from tests.slow import slow
 
 #: Noticed because something happens, not because it never does. `.ci/run all` applies every patch.
-QUICK = ("no-fence", "delete-first")
+QUICK = ("delete-first", *slow("no-fence"))
 
 
 @pytest.mark.parametrize("patch", QUICK)

@@ -8,6 +8,7 @@ from tests.faults.points import Point, third
 from tests.faults.slow import few_of_each_kind
 from tests.faults.sweep import Runner
 from tests.samples import SEED
+from tests.slow import slow
 
 KINDS = (
     "none",
@@ -33,7 +34,7 @@ def test_a_link_breaks_no_promise(
 BEFORE_THE_FORK = range(1, 8)
 
 
-@pytest.mark.parametrize("at", BEFORE_THE_FORK)
+@pytest.mark.parametrize("at", [BEFORE_THE_FORK[0], *slow(*BEFORE_THE_FORK[1:])])
 def test_a_server_that_goes_while_a_worker_starts_is_said_in_a_sentence(
     runner: Runner, at: int
 ) -> None:

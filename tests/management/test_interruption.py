@@ -21,6 +21,7 @@ from django_mq.models import QueuedMessage
 from tests.acceptance.conftest import database_url
 from tests.database import second_connection
 from tests.rows import add, insert_all
+from tests.slow import slow
 from tests.waiting import SOON, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -80,7 +81,7 @@ def standing_still() -> Iterator[None]:
             cursor.execute("drop trigger stand on django_mq_queuedmessage; drop function stand")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *slow(signal.SIGINT, signal.SIGHUP)])
 def test_a_signal_in_a_long_purge_leaves_a_line_in_the_log(
     number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -111,7 +112,7 @@ def reads(pid: int) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks in /proc")
 @pytest.mark.parametrize(
-    ("key", "code"), [("\x04", 0), ("\x03", -signal.SIGINT)], ids=["Ctrl-D", "Ctrl-C"]
+    ("key", "code"), [*slow(("\x04", 0)), ("\x03", -signal.SIGINT)], ids=["Ctrl-D", "Ctrl-C"]
 )
 def test_the_keys_that_leave_a_question_change_nothing(key: str, code: int, tmp_path: Path) -> None:
     """The question is at the terminal even if the answer goes to a file."""
@@ -151,7 +152,7 @@ execute_from_command_line(["manage.py", "mq_types"])
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *slow(signal.SIGHUP)])
 def test_a_signal_while_the_interpreter_exits_ends_it_quietly(number: signal.Signals) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", AT_EXIT.format(number=int(number))],
@@ -163,7 +164,7 @@ def test_a_signal_while_the_interpreter_exits_ends_it_quietly(number: signal.Sig
     assert (ended.returncode, ended.stderr) == (-number, "")
 
 
-@pytest.mark.parametrize("name", ["mq_worker", "mq_status"])
+@pytest.mark.parametrize("name", ["mq_worker", *slow("mq_status")])
 def test_ctrl_c_while_the_server_does_not_answer_is_quiet(name: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"postgresql://ann@127.0.0.1:{silent.getsockname()[1]}/nothing"

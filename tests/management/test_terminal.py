@@ -29,6 +29,7 @@ from tests.acceptance.conftest import database_url
 from tests.management.conftest import rows, run, run_json
 from tests.queues.pooler import Pooler
 from tests.rows import add, beat, decide, tally
+from tests.slow import slow
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db
@@ -232,6 +233,7 @@ class TestProcesses:
         screens = [each for each in text.split(HOME) if "QUEUE" in each]
         return screens[:2]
 
+    @pytest.mark.slow
     def test_without_a_stdin_nobody_is_asked(self) -> None:
         """Some supervisors close it; the interpreter then has None in its place."""
         add("mail", dead=-1)
@@ -262,7 +264,7 @@ class TestProcesses:
         assert (ended.returncode, ended.stderr) == (0, b"")
         assert "zażółć \\U0001f4a5" in ended.stdout.decode("cp1250")
 
-    @pytest.mark.parametrize("columns", [40, 80, 200])
+    @pytest.mark.parametrize("columns", [40, *slow(80, 200)])
     def test_the_texts_of_errors_fit_the_terminal(self, columns: int) -> None:
         text = "the card was declined by its bank " * 9
         FailedAttempt.objects.create(
@@ -278,6 +280,7 @@ class TestProcesses:
         [line] = [line for line in said.splitlines() if "the card" in line]
         assert columns - 3 < len(line) <= columns
 
+    @pytest.mark.slow
     def test_watch_at_a_terminal(self) -> None:
         """It clears the screen each time, and Ctrl-C ends it without a traceback."""
         for text in self.watched():
@@ -285,6 +288,7 @@ class TestProcesses:
             assert re.search(r"QUEUE +STATE", text)
             assert "No worker is known" in text
 
+    @pytest.mark.slow
     def test_watch_names_a_queue_that_is_unknown(self) -> None:
         add("mail", after=-30)
         for text in self.watched("mial"):
@@ -292,6 +296,7 @@ class TestProcesses:
         for text in self.watched("mail"):
             assert "Note:" not in text
 
+    @pytest.mark.slow
     def test_watch_never_scrolls(self) -> None:
         for n in range(30):
             add(f"queue-{n}", dead=-1)
@@ -307,7 +312,7 @@ class TestProcesses:
             assert more is not None
             assert f" {more[1]} of " in lines[0]
 
-    @pytest.mark.parametrize(("lines", "columns"), [(24, 80), (24, 130)])
+    @pytest.mark.parametrize(("lines", "columns"), [(24, 80), *slow((24, 130))])
     def test_watch_shows_the_queues_that_need_someone(self, lines: int, columns: int) -> None:
         """The last by name stands still; eleven empty ones and the handlers are hidden first."""
         for n in range(11):

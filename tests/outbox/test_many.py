@@ -21,6 +21,7 @@ from django_mq.outbox import chunk as chunks
 from django_mq.store.insert import MAX_INSERT_ROWS
 from tests.outbox.conftest import subscribe
 from tests.rows import the_message
+from tests.slow import slow
 
 
 @pytest.mark.django_db
@@ -95,7 +96,7 @@ def test_an_iterator_is_read_in_chunks(by: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("form", [list, iter], ids=["list", "iterator"])
+@pytest.mark.parametrize("form", [list, *slow(iter)], ids=["list", "iterator"])
 def test_a_payload_is_held_once_for_many_subscribers(form: Callable[[Any], Any]) -> None:
     """The lines of many copies are not joined either: that would take 60 MB."""
     with handlers.isolated():

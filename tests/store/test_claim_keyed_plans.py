@@ -11,6 +11,7 @@ from django_mq.models import QueuedMessage
 from django_mq.store import claim_keyed as with_keys
 from django_mq.store.claim_keyed import CLAIM_LINES, LOCK_LINES
 from tests.rows import pks
+from tests.slow import mostly_slow
 from tests.store.keyed import Cursor, ack, claim_params, ids, keyed, line_params, take
 from tests.store.plans import generic_plan, plan, touched_pages
 
@@ -80,9 +81,11 @@ def crowd(cursor: Cursor) -> Cursor:
     return cursor
 
 
-@pytest.mark.parametrize("setting", ["", ONE_PLAN])
-@pytest.mark.parametrize("explain", [plan, generic_plan])
-@pytest.mark.parametrize("statement", [LOCK_LINES, CLAIM_LINES], ids=["lock", "claim"])
+@pytest.mark.parametrize(
+    ("statement", "explain", "setting"),
+    mostly_slow([LOCK_LINES, CLAIM_LINES], [plan, generic_plan], ["", ONE_PLAN]),
+    ids=lambda each: each[:12] if isinstance(each, str) else None,
+)
 def test_the_plans_of_a_claim_name_their_indexes(
     crowd: Cursor, statement: str, explain: Callable[..., str], setting: str
 ) -> None:

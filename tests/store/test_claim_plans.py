@@ -8,6 +8,7 @@ import pytest
 
 from django_mq.store.claim import CLAIM, Lane, lane_columns
 from django_mq.store.claim_lapsed import CLAIM_LAPSED
+from tests.slow import mostly_slow
 from tests.store.claiming import Cursor, take
 from tests.store.conftest import take_lapsed
 from tests.store.plans import generic_plan, plan
@@ -26,8 +27,13 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
-@pytest.mark.parametrize("off", [[], *[[name] for name in HOSTILE[:4]], HOSTILE[:3], HOSTILE])
+@pytest.mark.parametrize(
+    ("off", "mode"),
+    mostly_slow(
+        [[], *[[name] for name in HOSTILE[:4]], HOSTILE[:3], HOSTILE],
+        ["force_custom_plan", "force_generic_plan"],
+    ),
+)
 def test_a_batch_is_never_exceeded_whatever_the_plan(
     cursor: Cursor, off: list[str], mode: str
 ) -> None:

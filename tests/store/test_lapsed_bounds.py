@@ -58,6 +58,7 @@ def touched(queue: str, marks: Mapping[str, Mark]) -> int:
     )
 
 
+@pytest.mark.slow
 def test_a_larger_backlog_costs_no_more(cursor: Cursor) -> None:
     fill(cursor, 1, 1000)
     few = {queue: touched(queue, {}) for queue in QUEUES}

@@ -197,6 +197,7 @@ def test_it_adds_up_and_leaves_nothing(demo: Any, mark: str, tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())  # no logs
 
 
+@pytest.mark.slow
 @needs_proc
 def test_killed_it_leaves_nothing_running(demo: Any, mark: str) -> None:
     process = demo(*LONG)
@@ -206,6 +207,7 @@ def test_killed_it_leaves_nothing_running(demo: Any, mark: str) -> None:
     until(lambda: not marked(mark))
 
 
+@pytest.mark.slow
 @needs_proc
 def test_told_to_end_it_ends_all_that_it_started(demo: Any, mark: str, tmp_path: Path) -> None:
     process = demo(*LONG)

@@ -21,6 +21,7 @@ from django_mq.models import FailedAttempt
 from django_mq.store.lost import LOST
 from tests.database import second_connection
 from tests.rows import add
+from tests.slow import slow
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Said, Start, effect, effects
 from tests.worker.test_outages import terminate_all
@@ -77,7 +78,7 @@ class _Unreachable(Exception):
     """The error of a vault's client."""
 
 
-@pytest.mark.parametrize("method", ["get_connection_params", "get_new_connection"])
+@pytest.mark.parametrize("method", ["get_new_connection", *slow("get_connection_params")])
 def test_a_vault_that_is_away_is_an_outage(
     method: str, start: Start, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:

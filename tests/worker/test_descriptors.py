@@ -17,6 +17,7 @@ from django_mq.messages import Delivery
 from django_mq.requests import connection as link
 from django_mq.worker import Worker
 from tests.rows import add
+from tests.slow import slow
 from tests.worker import conftest
 from tests.worker.conftest import PATIENCE, Running
 
@@ -58,7 +59,9 @@ def handlers(transactional_db: None) -> None:
     async def coroutine(delivery: Delivery) -> None: ...
 
 
-@pytest.mark.parametrize("kinds", [(), ("atomic", "unbound"), ("coroutine",)], ids=str)
+@pytest.mark.parametrize(
+    "kinds", [("atomic", "unbound"), *slow(pytest.param(()), pytest.param(("coroutine",)))], ids=str
+)
 def test_runs_in_one_process_leave_none(start: Start, handlers: None, kinds: Any) -> None:
     def run() -> int:
         for kind in kinds:

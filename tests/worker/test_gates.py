@@ -12,6 +12,7 @@ from django_mq import broadcast, handler, queues
 from django_mq.models import FailedAttempt
 from tests.database import second_connection
 from tests.rows import add, decide, stored
+from tests.slow import slow
 from tests.waiting import until
 from tests.worker.conftest import Said, Start, add_many, waiting
 from tests.worker.service import FAR, Service, in_flight
@@ -26,7 +27,7 @@ ONE_BY_ONE = 150.0
 # ---- limits
 
 
-@pytest.mark.parametrize("kind", ["plain", "keyed", "ordered", "unbound", "async", "batch"])
+@pytest.mark.parametrize("kind", ["plain", "keyed", "ordered", "async", *slow("unbound", "batch")])
 def test_never_more_in_flight_than_the_settings_allow(
     start: Start, service: Service, settings: Any, kind: str
 ) -> None:
@@ -94,7 +95,7 @@ def test_what_was_decided_goes_before_the_settings(
     assert worker.stop()
 
 
-@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("limit", [1, *slow(2)])
 def test_a_limited_queue_drains_without_waiting_for_the_poll(
     start: Start, service: Service, settings: Any, limit: int
 ) -> None:
@@ -129,7 +130,7 @@ def test_a_place_is_taken_as_soon_as_it_is_free(
     assert worker.stop()
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, *slow(3)])
 def test_workers_share_a_limited_queue(
     start: Start, service: Service, settings: Any, workers: int
 ) -> None:
@@ -284,7 +285,7 @@ def test_lapsed_messages_keep_to_the_limit(start: Start, service: Service, setti
 # ---- pauses
 
 
-@pytest.mark.parametrize("until_when", [None, 3600], ids=["for good", "until a time"])
+@pytest.mark.parametrize("until_when", [None, *slow(3600)], ids=["for good", "until a time"])
 def test_a_pause_is_obeyed_while_workers_run(
     start: Start, service: Service, never_stuck: None, until_when: float | None
 ) -> None:

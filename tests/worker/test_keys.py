@@ -21,7 +21,7 @@ from tests.database import second_connection
 from tests.rows import add, pks, stored
 from tests.store.conftest import lock
 from tests.store.keyed import line_params
-from tests.worker.conftest import PATIENCE, Bench, Said, Start
+from tests.worker.conftest import PATIENCE, Bench, Said, Start, mostly_fresh
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,6 +30,7 @@ def keyed(key: str | None = "k", queue: str = "mail", **given: Any) -> QueuedMes
     return add(queue, **{"handler": "h", "key": key, **given})
 
 
+@mostly_fresh
 @pytest.mark.parametrize("why", ["locked", "expired"])
 def test_a_batch_does_not_overtake_what_cannot_start(bench: Bench, why: str) -> None:
     """Guarantee 8: another session briefly locks the first of a key, or it has expired."""

@@ -21,6 +21,7 @@ from django_mq.worker import DeadWorker
 from tests.committing import CLEANERS_NAME
 from tests.database import second_connection
 from tests.rows import add, decide, stored
+from tests.slow import slow
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Said, Start
 
@@ -120,8 +121,10 @@ def long(settings: Any) -> Iterator[Long]:
         pytest.param(
             "select from django_mq_queuestate where queue = ':' for update", id="turn-of-chores"
         ),
-        pytest.param("lock table django_mq_failedattempt", id="table-of-a-chore"),
-        pytest.param("lock table django_mq_uniquekey", id="unique-ids"),
+        *slow(
+            pytest.param("lock table django_mq_failedattempt", id="table-of-a-chore"),
+            pytest.param("lock table django_mq_uniquekey", id="unique-ids"),
+        ),
     ],
 )
 def test_chores_that_are_held_up_delay_no_renewal(
@@ -136,6 +139,7 @@ def test_chores_that_are_held_up_delay_no_renewal(
     long.ends(said)
 
 
+@pytest.mark.slow
 def test_a_locked_heartbeat_delays_no_renewal(start: Start, said: Said, long: Long) -> None:
     """An operator's update or delete locks it: the heartbeat is skipped."""
     start()
@@ -168,6 +172,7 @@ def test_a_table_of_queues_that_a_migration_has_delays_no_renewal(
     long.ends(said)
 
 
+@pytest.mark.slow
 def test_a_receiver_that_blocks_delays_no_renewal(
     start: Start, said: Said, long: Long, block: Block
 ) -> None:
@@ -211,6 +216,7 @@ def test_a_dead_sibling_delays_no_renewal(
     assert long.attempts == [1]
 
 
+@pytest.mark.slow
 def test_a_log_handler_that_blocks_delays_no_renewal(
     start: Start, said: Said, long: Long, block: Block
 ) -> None:
@@ -235,6 +241,7 @@ def test_a_log_handler_that_blocks_delays_no_renewal(
     long.ends(said)
 
 
+@pytest.mark.slow
 def test_limits_of_the_role_cut_no_renewal(start: Start, said: Said, long: Long) -> None:
     """Guarantee 24: a role's limits are for handlers; our statements have their own."""
     with second_connection() as own:

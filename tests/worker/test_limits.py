@@ -22,6 +22,7 @@ from django_mq.store import vacuum
 from django_mq.store.limits import Limits
 from tests.database import second_connection
 from tests.rows import add
+from tests.slow import slow
 from tests.waiting import until
 from tests.worker.conftest import Running, Said, effect, effects, waiting
 
@@ -195,6 +196,7 @@ def run_every_way(start: Start, pooled: bool) -> dict[str, list[Any]]:
     return seen
 
 
+@pytest.mark.parametrize("pooled", [False, *slow(True)], indirect=True)
 def test_slow_statements_are_not_cancelled(
     start: Start, said: Said, caplog: pytest.LogCaptureFixture, pooled: bool, settings: Any
 ) -> None:
@@ -243,7 +245,7 @@ def test_a_lock_on_the_table_is_waited_for(
     assert TROUBLE & events(caplog) == set()
 
 
-@pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "not-atomic"])
+@pytest.mark.parametrize("atomic", [True, *slow(False)], ids=["atomic", "not-atomic"])
 def test_a_limit_of_transactions_does_not_end_a_slice(
     start: Start, said: Said, caplog: pytest.LogCaptureFixture, atomic: bool
 ) -> None:
@@ -265,7 +267,7 @@ def test_a_limit_of_transactions_does_not_end_a_slice(
     assert TROUBLE & events(caplog) == set()
 
 
-@pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "not-atomic"])
+@pytest.mark.parametrize("atomic", [True, *slow(False)], ids=["atomic", "not-atomic"])
 def test_a_limit_of_idle_sessions_does_not_end_those_of_handlers(
     start: Start, said: Said, caplog: pytest.LogCaptureFixture, atomic: bool
 ) -> None:
@@ -293,6 +295,7 @@ def test_a_limit_of_idle_sessions_does_not_end_those_of_handlers(
     assert TROUBLE & events(caplog) == set()
 
 
+@pytest.mark.slow
 def test_a_limit_of_idle_sessions_does_not_end_a_session_that_a_handler_opened(
     start: Start, said: Said, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -24,6 +24,7 @@ from django_mq.worker import liveness
 from django_mq.worker.parts import Parts
 from tests.database import second_connection
 from tests.rows import add
+from tests.slow import slow
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Running, Said, effect, effects, proxied, waiting
 from tests.worker.proxy import Proxy
@@ -232,7 +233,7 @@ def test_a_handlers_own_statement_is_not_bounded(start: Start, said: Said) -> No
     assert FailedAttempt.objects.count() == 0
 
 
-@pytest.mark.parametrize("held", ["idle", "running"])
+@pytest.mark.parametrize("held", ["running", *slow("idle")])
 def test_a_drain_ends_whatever_the_link_does(
     start: Start, said: Said, through: Proxy, monkeypatch: pytest.MonkeyPatch, held: str
 ) -> None:

@@ -16,6 +16,7 @@ from django_mq.testing import drain
 from tests.database import second_connection
 from tests.roles import skip_unless_able
 from tests.rows import add
+from tests.slow import slow
 from tests.waiting import until
 from tests.worker.conftest import Running, Said, effect, waiting
 
@@ -45,7 +46,7 @@ def owner() -> Iterator[psycopg.Connection[tuple[object, ...]]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "calls"), [("writes", 2), ("uses nothing", 1), ("not atomic", 1), ("async", 1)]
+    ("kind", "calls"), [("writes", 2), ("not atomic", 1), *slow(("uses nothing", 1), ("async", 1))]
 )
 def test_a_missing_right_to_ack_charges_no_attempt(
     start: Start,
@@ -105,6 +106,7 @@ def test_a_missing_right_to_record_a_failure_is_waited_for(
     assert FailedAttempt.objects.get().message_id == message.pk
 
 
+@pytest.mark.slow
 def test_a_right_that_stays_missing_is_waited_for_ever_longer(
     start: Start,
     said: Said,

@@ -23,6 +23,7 @@ from django_mq.worker.claims import MAX_BATCHES, ClaimRouter
 from django_mq.worker.queue_options import ClaimOptions
 from tests.database import second_connection
 from tests.rows import add, decide, stored
+from tests.slow import slow
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Said, Start, proxied
 from tests.worker.proxy import Proxy
@@ -80,9 +81,11 @@ def test_an_owner_that_is_told_nothing_keeps_its_line(
     [
         (["long"], 1),
         (["suspect"], 2),
-        (["long", "suspect"], 2),
-        (["coroutine"], 1),
-        (["coroutine of several", "suspect"], 2),
+        *slow(
+            (["long", "suspect"], 2),
+            (["coroutine"], 1),
+            (["coroutine of several", "suspect"], 2),
+        ),
     ],
 )
 def test_an_owner_that_is_busy_lets_its_line_go(

@@ -299,8 +299,13 @@ def test_one_of_several_that_are_stranded_cannot_be_freed(refuse: Callable[..., 
 
 
 def test_the_neighbours_of_a_refused_message_of_a_dead_worker_run(
-    refuse: Callable[..., None], ran: list[int], start: Start, said: Said
+    refuse: Callable[..., None],
+    ran: list[int],
+    start: Start,
+    said: Said,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("django_mq.executor.outage.MAX_RECONNECT_WAIT", 0.25)
     fences = {
         name: [Fence(add(handler="h", payload=name, **DIED).pk, 1, "dead:4") for _ in range(2)]
         for name in ("bad", "good")

@@ -11,6 +11,7 @@ from django.db import connection
 from django_mq import handler
 from django_mq.messages import Delivery
 from tests.database import second_connection
+from tests.slow import slow
 from tests.worker.conftest import Start, add_many, waiting
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -37,7 +38,7 @@ def settled(settings: Any) -> Iterator[str]:
         other.execute("drop function slow_settle() cascade; drop sequence settled")
 
 
-@pytest.mark.parametrize("uses", [True, False], ids=["uses-the-connection", "uses-nothing"])
+@pytest.mark.parametrize("uses", [True, *slow(False)], ids=["uses-the-connection", "uses-nothing"])
 def test_a_slow_settle_does_not_make_slices_small(start: Start, settled: str, uses: bool) -> None:
     """A settle takes as long for one message as for a hundred."""
 

@@ -65,6 +65,7 @@ def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return released
 
 
+@pytest.mark.slow
 def test_queues_alternate_although_what_was_prefetched_is_released(
     start: Start,
     gated: Gated,

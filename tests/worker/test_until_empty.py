@@ -15,13 +15,14 @@ from django_mq.worker import Worker
 from django_mq.worker import claims as claiming
 from tests.database import second_connection
 from tests.rows import add, decide
+from tests.slow import slow
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.mark.parametrize("kind", ["plain", "keyed", "ordered"])
+@pytest.mark.parametrize("kind", ["plain", *slow("keyed", "ordered")])
 def test_as_many_attempts_as_can_be_do_not_stop_the_queue(settings: Any, kind: str) -> None:
     """S17."""
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": kind == "ordered"}}}
@@ -57,6 +58,7 @@ def test_claims_that_fail_leave_a_queue_that_is_not_empty(monkeypatch: pytest.Mo
         return real(*args, **options)
 
     monkeypatch.setattr(claiming.claim, "claim", claim)
+    monkeypatch.setattr("django_mq.executor.outage.MAX_RECONNECT_WAIT", 0.25)
     assert Worker(queues=["mail"]).run(until_empty=True)
     assert len(ran) == 5
 

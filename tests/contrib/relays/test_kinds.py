@@ -12,13 +12,22 @@ from django.db import transaction
 from django_mq import broadcast
 from django_mq.contrib.relays import relay
 from django_mq.models import QueuedMessage
-from tests.contrib.relays.brokers import Broker, KafkaServer, needs_proxy
+from tests.contrib.relays.brokers import SERVERS, Broker, KafkaServer, needs_proxy
 from tests.contrib.relays.conftest import deliver
 from tests.rows import the_message
+from tests.slow import slow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 Declare = Callable[..., None]
+
+#: Kafka takes seconds to begin, and a plain run has it in two tests.
+rarely_kafka = pytest.mark.parametrize(
+    "broker",
+    [*(kind for kind in SERVERS if kind != KafkaServer.kind), *slow(KafkaServer.kind)],
+    indirect=True,
+    scope="module",
+)
 
 
 def send(place: str, *numbers: int, **options: object) -> list[str]:
@@ -69,6 +78,7 @@ def test_a_message_arrives_as_an_event(broker: Broker, place: str, relayed: Decl
         assert found.native_id == id
 
 
+@rarely_kafka
 def test_a_structured_event_is_one_document(broker: Broker, place: str, relayed: Declare) -> None:
     relayed(options={"envelope": "structured"})
     [id] = send(place, 1)
@@ -89,6 +99,7 @@ def test_a_structured_event_is_one_document(broker: Broker, place: str, relayed:
     }
 
 
+@rarely_kafka
 def test_a_raw_message_is_its_payload(broker: Broker, place: str, relayed: Declare) -> None:
     relayed(options={"envelope": "raw"})
     send(place, 1, metadata={"tenant": "a"})
@@ -136,6 +147,7 @@ def test_while_the_broker_is_away_messages_wait_without_an_attempt(
     assert relay_events(caplog) == ["relay_away", "relay_back"]
 
 
+@rarely_kafka
 def test_a_connection_that_was_cut_between_two_batches_is_replaced(
     broker: Broker, place: str, relayed: Declare, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -192,6 +204,7 @@ def test_a_link_that_is_cut_is_not_waited_for(
     assert {each.body["n"] for each in broker.received(place, 2)} == {1, 2}
 
 
+@pytest.mark.slow
 def test_kafka_while_the_cluster_is_away_messages_wait_without_an_attempt(
     settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

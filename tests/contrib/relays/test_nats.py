@@ -23,6 +23,7 @@ from tests.contrib.relays.brokers import NatsServer, program
 from tests.contrib.relays.conftest import deliver
 from tests.contrib.relays.test_kinds import relay_events, send
 from tests.rows import the_message
+from tests.slow import slow
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -125,7 +126,7 @@ def test_two_inboxes_of_one_stream_need_two_groups(inbox: Callable[..., Source])
     inbox("shop.stock", group="other")
 
 
-@pytest.mark.parametrize("what", ["consumer", "stream"])
+@pytest.mark.parametrize("what", ["stream", *slow("consumer")])
 def test_what_was_deleted_is_noticed_and_used_again(
     what: str,
     server: NatsWithUsers,
@@ -210,6 +211,7 @@ class NatsWithTLS(NatsServer):
         return [*command, *given], environment
 
 
+@pytest.mark.slow
 def test_a_certificate_of_an_authority_of_your_own(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

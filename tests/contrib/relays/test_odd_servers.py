@@ -20,6 +20,7 @@ from django_mq.contrib.relays.consumer import Consumer
 from tests.contrib.relays.conftest import deliver
 from tests.contrib.relays.test_kinds import relay_events, send
 from tests.rows import the_message
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -92,13 +93,18 @@ def address_of(odd: str) -> Iterator[str]:
         link.close()
 
 
-@pytest.fixture(params=[*ODD, "refuses", "unknown host"])
+SERVERS = [*ODD, "refuses", "unknown host"]
+
+
+@pytest.fixture
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
     with address_of(request.param) as address:
         yield address
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("scheme", "address"), mostly_slow([*SCHEMES], SERVERS), indirect=["address"]
+)
 def test_a_relay_uses_no_attempt(
     scheme: str, address: str, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -146,7 +152,11 @@ def test_nats_a_group_is_the_name_of_a_consumer(group: str) -> None:
     assert "must have no blanks" in str(error)
 
 
-@pytest.mark.parametrize("scheme", [each for each in SCHEMES if not each.startswith("http")])
+@pytest.mark.parametrize(
+    ("scheme", "address"),
+    mostly_slow([each for each in SCHEMES if not each.startswith("http")], SERVERS),
+    indirect=["address"],
+)
 def test_an_inbox_waits(
     scheme: str, address: str, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -24,6 +24,7 @@ from tests.acceptance.conftest import database_url
 from tests.acceptance.test_health import ask
 from tests.contrib.relays.brokers import Broker, kinds
 from tests.ports import free_port
+from tests.slow import slow
 from tests.waiting import until
 from tests.worker.conftest import proxy as proxy
 from tests.worker.proxy import Proxy
@@ -71,7 +72,7 @@ def has_stored(count: int) -> bool:
 
 
 @pytest.mark.parametrize("broker", kinds("redis", "webhook"), indirect=True, scope="module")
-@pytest.mark.parametrize("outage", [False, True])
+@pytest.mark.parametrize("outage", [True, *slow(False)])
 def test_a_worker_ends_cleanly_with_open_connections(
     broker: Broker, place: str, start: Start, tmp_path: Path, outage: bool
 ) -> None:
@@ -134,7 +135,7 @@ def test_what_a_killed_consumer_had_is_stored_once(
     ("drain_seconds", "signals", "codes"),
     [
         (0.2, [signal.SIGTERM], {OUT_OF_TIME}),
-        (60, [signal.SIGTERM, signal.SIGINT], {128 + signal.SIGTERM, 128 + signal.SIGINT}),
+        *slow((60, [signal.SIGTERM, signal.SIGINT], {128 + signal.SIGTERM, 128 + signal.SIGINT})),
     ],
 )
 def test_a_consumer_ends_in_time_whatever_hangs(
@@ -166,6 +167,7 @@ def test_a_consumer_ends_in_time_whatever_hangs(
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "broker", kinds("redis", without=("webhook",)), indirect=True, scope="module"
 )
@@ -184,6 +186,7 @@ def test_an_idle_consumer_ends_well_without_time_to_drain(
     assert any(ended(number) == 0 for number in (1, 2, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broker", ["redis"], indirect=True, scope="module")
 def test_probes_hear_whether_a_consumer_waits_for_its_broker(
     broker: Broker, place: str, start: Start
@@ -203,6 +206,7 @@ def test_probes_hear_whether_a_consumer_waits_for_its_broker(
     assert ask(port, "/livez")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_consumer_says_which_port_is_taken(start: Start, tmp_path: Path) -> None:
     inbox = {"kind": "redis", "url": "redis://127.0.0.1:9", "source": "s"}
     with socket.create_server(("127.0.0.1", 0)) as taken:

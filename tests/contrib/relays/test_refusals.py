@@ -53,6 +53,7 @@ def test_amqp_a_message_that_no_queue_gets_may_be_fine(place: str, relayed: Decl
     assert not QueuedMessage.objects.exists()
 
 
+@pytest.mark.slow
 @only(RabbitServer)
 def test_amqp_a_missing_exchange_is_an_outage(
     place: str, relayed: Declare, caplog: pytest.LogCaptureFixture

@@ -28,6 +28,7 @@ from tests.outbox.races.conftest import (
     sleep_until_expired,
 )
 from tests.rows import add
+from tests.slow import slow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -57,7 +58,7 @@ def live() -> QueuedMessage:
     return QueuedMessage.objects.with_state().exclude(state__in=["expired", "dead"]).get()
 
 
-@pytest.mark.parametrize("rollback", [False, True])
+@pytest.mark.parametrize("rollback", [False, *slow(True)])
 def test_put_aside_content(together: Callable[..., Future[Any]], rollback: bool) -> None:
     waiting = send(1, expires=EXPIRES).copies[0].id
     with second_connection() as other:
@@ -74,7 +75,7 @@ def test_put_aside_content(together: Callable[..., Future[Any]], rollback: bool)
     assert UniqueKey.objects.filter(put_aside__isnull=False).exists() != rollback
 
 
-@pytest.mark.parametrize("rollback", [False, True])
+@pytest.mark.parametrize("rollback", [False, *slow(True)])
 def test_a_dead_letter(together: Callable[..., Future[Any]], rollback: bool) -> None:
     dead = add("default", type="a.b", payload=3, unique_id="u", dead=-1, attempts=1)
     waiting = send(1, expires=EXPIRES).copies[0].id

@@ -23,6 +23,7 @@ from tests.outbox.races.conftest import (
     sleep_until_expired,
     uncommitted,
 )
+from tests.slow import slow
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -53,7 +54,7 @@ def test_a_producer_waits_for_the_one_that_updates(
     assert QueuedMessage.objects.get().payload == 3
 
 
-@pytest.mark.parametrize("rollback", [False, True])
+@pytest.mark.parametrize("rollback", [False, *slow(True)])
 def test_an_expired_message_keeps_its_id_if_an_open_update_gives_it_more_time(
     together: Callable[..., Future[Any]], rollback: bool
 ) -> None:

@@ -117,6 +117,7 @@ select count(*) from (
 """
 
 
+@pytest.mark.slow
 def test_many_producers_of_the_same_ids(together: Callable[..., Future[Any]]) -> None:
     """Two live rows never share an id, nothing deadlocks, and each message is handled once.
 

@@ -18,6 +18,7 @@ from django_mq.store.limits import Limits
 from tests.database import second_connection
 from tests.requests.questions import echo
 from tests.requests.waiting.conftest import names, waiting
+from tests.slow import mostly_slow
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Start, proxy  # noqa: F401  (a fixture)
 from tests.worker.proxy import Proxy
@@ -58,11 +59,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "STALL_MARGIN", 0.2)
 
 
-@pytest.fixture(params=[False, True], ids=["direct", "pooled"])
+POOLED = ("direct", "pooled")
+
+
+@pytest.fixture(params=POOLED)
 def pooled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the connection seems to go through a pooler, so that no SET may outlast a query."""
-    monkeypatch.setattr(link, "is_pooled", lambda driver: request.param)
-    return bool(request.param)
+    is_pooled: bool = request.param == "pooled"
+    monkeypatch.setattr(link, "is_pooled", lambda driver: is_pooled)
+    return is_pooled
 
 
 def far(payload: Any) -> PendingReply:
@@ -83,7 +88,9 @@ def on_a_loop(*pendings: PendingReply) -> list[Any]:
 
 
 @pytest.mark.usefixtures("quick", "pooled")
-@pytest.mark.parametrize("wait", [one_by_one, together, on_a_loop])
+@pytest.mark.parametrize(
+    ("wait", "pooled"), mostly_slow([one_by_one, on_a_loop, together], POOLED), indirect=["pooled"]
+)
 def test_a_stalled_connection_is_replaced(
     start: Start,
     through: Proxy,

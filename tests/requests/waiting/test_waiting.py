@@ -46,6 +46,7 @@ def others() -> list[int]:
 # ---- thousands
 
 
+@pytest.mark.slow
 def test_thousands_wait_on_one_connection(start: Start) -> None:
     """Guarantee: waiters do not take a connection or a thread each."""
 

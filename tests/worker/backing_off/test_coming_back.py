@@ -11,6 +11,7 @@ from django_mq import Reject, Retry, Snooze, broadcast, handler, queues
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
 from django_mq.policy.outcomes import TimedOut
 from tests.rows import add, decide, stored
+from tests.slow import slow
 from tests.waiting import until
 from tests.worker.backing_off.conftest import AT_ONCE, LONG, backing_off, changes, level, rest
 from tests.worker.conftest import Said, Start, add_many, waiting
@@ -69,7 +70,7 @@ def test_the_sequence_over_a_fleet(
     assert FailedAttempt.objects.count() == at_once + 1  # waiting messages used no attempts
 
 
-@pytest.mark.parametrize("error", [Retry(), Snooze(60), TimedOut("slow")])
+@pytest.mark.parametrize("error", [Retry(), *slow(Snooze(60), TimedOut("slow"))])
 def test_a_probe_that_says_nothing_waits_anew(
     start: Start, said: Said, service: Service, settings: Any, error: BaseException
 ) -> None:
@@ -178,7 +179,7 @@ def test_other_queues_go_on(start: Start, service: Service, settings: Any) -> No
     assert service.failed == 1
 
 
-@pytest.mark.parametrize("kind", ["keyed", "ordered"])
+@pytest.mark.parametrize("kind", ["keyed", *slow("ordered")])
 def test_lines_keep_their_order(
     start: Start, said: Said, service: Service, settings: Any, kind: str
 ) -> None:

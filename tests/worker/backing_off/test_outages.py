@@ -9,6 +9,7 @@ from django.db import connections
 
 from tests.database import second_connection
 from tests.rows import add, decide
+from tests.slow import slow
 from tests.waiting import until
 from tests.worker.backing_off.conftest import AT_ONCE, LONG, backing_off, changes, rest
 from tests.worker.conftest import Said, Start, add_many, proxied, waiting
@@ -64,7 +65,7 @@ def test_a_locked_row_delays_a_step(
     assert service.failed == 1
 
 
-@pytest.mark.parametrize("waits", ["nothing", "the probe", "the wait", "a dead head"])
+@pytest.mark.parametrize("waits", ["the probe", "a dead head", *slow("nothing", "the wait")])
 def test_a_queue_that_backs_off_does_not_spin(
     start: Start, service: Service, settings: Any, waits: str
 ) -> None:

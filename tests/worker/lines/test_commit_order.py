@@ -11,6 +11,7 @@ from django.db import connections, transaction
 from django_mq import Message, broadcast, broadcast_many, handler
 from django_mq.messages import Delivery
 from django_mq.testing import drain, due
+from tests.slow import slow
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Start
 from tests.worker.lines.conftest import LATER, Log, empty
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 # ---- keys
 
 
-@pytest.mark.parametrize("count", [1, 20, 200])
+@pytest.mark.parametrize("count", [1, 200, *slow(20)])
 def test_bulk_keeps_the_order_of_a_list(start: Start, log: Log, count: int) -> None:
     """One statement or COPY: ids rise in the order of the list."""
 

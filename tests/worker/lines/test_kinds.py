@@ -14,6 +14,7 @@ from django_mq import handler
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
 from tests.rows import add_all, insert_all, pks
+from tests.slow import mostly_slow, slow
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Start
 from tests.worker.lines.conftest import AT_ONCE, Log, empty, keyed, row
@@ -112,8 +113,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("slots", [2, 100])
+@pytest.mark.parametrize(("kind", "slots"), mostly_slow([*KINDS], [100, 2]))
 def test_every_kind_of_handler_keeps_keys_in_order(
     start: Start, log: Log, kind: str, slots: int
 ) -> None:
@@ -191,7 +191,7 @@ def test_coroutines_of_different_keys_run_at_once(start: Start) -> None:
     assert not FailedAttempt.objects.exists()
 
 
-@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("slots", [3, *slow(1)])
 def test_keys_never_take_more_slots_than_there_are(start: Start, log: Log, slots: int) -> None:
     """NSQ-23: a message that waits for its key will need a slot, too."""
 

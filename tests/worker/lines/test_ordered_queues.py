@@ -16,6 +16,7 @@ from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.queues import actions as acting
 from tests.database import second_connection
 from tests.rows import add, decide, pks, stored
+from tests.slow import mostly_slow
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Said, Start
 from tests.worker.lines.conftest import AT_ONCE, LATER, Log, empty, make_due, row
@@ -128,8 +129,10 @@ def swallows(delivery: Delivery) -> None:
         cursor.execute("select 1/0")
 
 
-@pytest.mark.parametrize("form", [fails, fails_inside, rolls_back_inside, spoils_it, swallows])
-@pytest.mark.parametrize("queue", ["line", "mail"])
+@pytest.mark.parametrize(
+    ("form", "queue"),
+    mostly_slow([fails, fails_inside, rolls_back_inside, spoils_it, swallows], ["line", "mail"]),
+)
 def test_a_failing_first_goes_before_the_second_however_it_fails(
     start: Start, log: Log, form: Callable[[Delivery], None], queue: str
 ) -> None:
