@@ -99,5 +99,18 @@ def test_a_named_test_is_there_and_names_the_behaviour(id: str, path: str, test:
     assert id in mentioned(found_in(path)[test])
 
 
+def is_plain(path: str, test: str) -> bool:
+    """Return whether a plain run has the test, or cases of it."""
+    marked = r"pytest\.mark\.(slow|thorough)\b"
+    return not (
+        re.search(f"@{marked}", found_in(path)[test])
+        or re.search(rf"^pytestmark = .*{marked}", (TESTS / path).read_text(), re.MULTILINE)
+    )
+
+
+def test_a_plain_run_shows_every_behaviour() -> None:
+    assert {id for id, *_ in named()} == {id for id, *test in named() if is_plain(*test)}
+
+
 def test_ids_in_tests_are_ids_of_the_page() -> None:
     assert mentioned("\n".join(path.read_text() for path in OTHERS)) <= set(EVERY)
