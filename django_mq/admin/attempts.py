@@ -18,7 +18,6 @@ from django_mq.admin.filter_boxes import (
 )
 from django_mq.admin.filter_moments import EndedFilter
 from django_mq.admin.filters import ErrorFilter
-from django_mq.admin.tables import TableAdmin
 from django_mq.admin.texts import (
     block,
     breakable,
@@ -29,6 +28,7 @@ from django_mq.admin.texts import (
     took,
     when,
 )
+from django_mq.admin.windows import TableAdmin
 from django_mq.models import FailedAttempt
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -31,7 +31,6 @@ from django_mq.admin.bounds import (
 )
 from django_mq.admin.message_actions import MessageAction
 from django_mq.admin.own_pages import OwnPagesAdmin
-from django_mq.admin.scope import QueueScopeMixin
 from django_mq.admin.texts import link
 from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage
@@ -44,6 +43,31 @@ class ActionForm(helpers.ActionForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["action"].widget.attrs["x-model"] = "action"
+
+
+class QueueScopeMixin:
+    """Limits the queues that a user sees, on pages and in filters, counts, actions and searches."""
+
+    #: The model's column with the queue's name; None if it has none.
+    queue_field: str | None = "queue"
+
+    def get_queues(self, request: HttpRequest) -> Collection[str] | None:
+        """Return the names of the queues that the user may see and change, None for all."""
+        return None
+
+    def may_see(self, request: HttpRequest, queue: str) -> bool:
+        """Return whether `queue` is one of `get_queues()`."""
+        allowed = self.get_queues(request)
+        return allowed is None or queue in allowed
+
+    def scoped(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Filter rows to the user's queues; a model without a queue column has none for them."""
+        allowed = self.get_queues(request)
+        if allowed is None:
+            return queryset
+        if self.queue_field is None:
+            return queryset.none()
+        return queryset.filter(**{f"{self.queue_field}__in": list(allowed)})
 
 
 class ReadOnlyAdmin(QueueScopeMixin, OwnPagesAdmin):

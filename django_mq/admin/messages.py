@@ -36,9 +36,8 @@ from django_mq.admin.json_paths import read_path
 from django_mq.admin.message_page import MessagePageAdmin
 from django_mq.admin.state_counts import StateCountsAdmin
 from django_mq.admin.suggesting import SuggestingAdmin
-from django_mq.admin.tables import TableAdmin
 from django_mq.admin.texts import badge, breakable, excerpt, link, notes_below, number, titled, when
-from django_mq.admin.windows import AFTER_PARAMETER
+from django_mq.admin.windows import AFTER_PARAMETER, TableAdmin
 from django_mq.conf.local_time import local
 from django_mq.models import (
     FailedAttempt,

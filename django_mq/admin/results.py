@@ -11,7 +11,6 @@ from django.http import HttpRequest
 from django_mq.admin.filter_boxes import HandlerFilter
 from django_mq.admin.filter_moments import CreatedFilter
 from django_mq.admin.filters import OutcomeFilter
-from django_mq.admin.tables import TableAdmin
 from django_mq.admin.texts import (
     badge,
     block,
@@ -23,6 +22,7 @@ from django_mq.admin.texts import (
     plain,
     when,
 )
+from django_mq.admin.windows import TableAdmin
 from django_mq.models import Result
 
 

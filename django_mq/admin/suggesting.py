@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -15,13 +17,16 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.bounds import TookTooLong, limited_statements
-from django_mq.admin.json_paths import most_seen, paths_in
 from django_mq.admin.own_pages import own_page
 from django_mq.models import QueuedMessage
+from django_mq.queues.redaction import REDACTED, redacted
 
 #: The number of newest messages that are examined, and the number of characters from which a
 #: document is too large.
 NEWEST, MAX_DOCUMENT_CHARS = 200, 8192
+#: The maximum number of paths that are offered, and of keys in a path.
+MAX_PATHS, MAX_PATH_KEYS = 50, 5
+_KEY = re.compile(r"[^.:\x00-\x1f\x7f-\x9f]{1,64}")
 
 
 class SuggestingAdmin(ReadOnlyAdmin):
@@ -77,3 +82,31 @@ def _decoded(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def paths_in(document: Any, column: str) -> Iterator[str]:
+    """Return the paths to the values of a document, without those under a secret key.
+
+    Positions in lists are left out: a search needs the right position, which differs in the next
+    row.
+
+    >>> list(paths_in({"user": {"id": 7, "api_token": "x"}, "odd.key": 1, "lines": [1]}, "payload"))
+    ['payload.user.id']
+    """
+    if not isinstance(document, dict):
+        return
+    covered = redacted(document)
+    for key, value in document.items():
+        if covered[key] == REDACTED or not _KEY.fullmatch(key):
+            continue
+        path = f"{column}.{key}"
+        if isinstance(value, dict):
+            if path.count(".") < MAX_PATH_KEYS:
+                yield from paths_in(value, path)
+        elif not isinstance(value, list):
+            yield path
+
+
+def most_seen(paths: Iterator[str]) -> list[str]:
+    """Return the `MAX_PATHS` most frequent paths, by name, as the beginnings of searches."""
+    return sorted(f"{path}:" for path, _times in Counter(paths).most_common(MAX_PATHS))

@@ -10,8 +10,8 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 
 from django_mq.admin.filter_boxes import QueueFilter, TypeFilter
-from django_mq.admin.tables import TableAdmin
 from django_mq.admin.texts import badge, block, breakable, full, pretty, titled, when
+from django_mq.admin.windows import TableAdmin
 from django_mq.models import UniqueKey
 from django_mq.policy.durations import span
 

@@ -1,8 +1,9 @@
-"""Describe what workers run and for how long, and whether all workers of a queue are busy."""
+"""Describe what workers run and for how long, and whether they are busy, also with suspects."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from django_mq import handlers
@@ -13,12 +14,20 @@ from django_mq.models import QueuedMessage
 from django_mq.policy.durations import precise_span, span
 from django_mq.queues.fleet import WorkerProcess
 from django_mq.queues.running import RunningMessage, running
-from django_mq.queues.suspects import claimed_suspects
+from django_mq.states import MessageState
 
 #: For how long each message of a busy worker must have run: shorter ones soon make room.
 BUSY_AFTER = timedelta(seconds=5)
 #: How many running messages are named, the longest-running first.
 MAX_NAMED = 3
+#: In these states, `suspect` says how the next attempt will run.
+_WAITS = (
+    *(MessageState.BLOCKED, MessageState.HELD, MessageState.PAUSED),
+    *(MessageState.RETRYING, MessageState.DELAYED, MessageState.PROCESSABLE),
+)
+#: How `last_error` begins after a lease lapsed: the worker that took over the message has stored
+#: that the next one is to suspect it, but runs it beside others.
+_VANISHED = "WorkerVanished"
 
 
 def holder(message: QueuedMessage, workers: Sequence[WorkerProcess]) -> str:
@@ -56,7 +65,7 @@ def busy(serving: Sequence[WorkerProcess], alias: str) -> str:
     free thread would have claimed by now: then a worker is busy if all that it runs has run for
     BUSY_AFTER, or if it has claimed a suspect.
     """
-    suspects = claimed_suspects(alias) if serving else {}
+    suspects = _claimed_suspects(alias) if serving else {}
     others = [worker for worker in serving if worker.id not in suspects]
     found: dict[str, list[RunningMessage]] = {worker.id: [] for worker in others}
     ids = {id for worker in others for id in worker.running if id > 0}
@@ -77,6 +86,32 @@ def busy(serving: Sequence[WorkerProcess], alias: str) -> str:
         del named[MAX_NAMED:]
         named.append(f"and {more:,} more message{' runs' if more == 1 else 's run'}")
     return f"; the workers that serve its queue are busy: {', '.join(named)}"
+
+
+def suspicion(message: QueuedMessage) -> str:
+    """Say why a message that was read with its state waits to run alone; empty if it does not."""
+    state = message.state
+    leased = state is MessageState.LEASED and not message.last_error.startswith(_VANISHED)
+    if not (message.suspect and (leased or state in _WAITS)):
+        return ""
+    return (
+        "It is a suspect (its process died while it ran, or its lease lapsed), so it waits until"
+        " nothing else runs in the process that claims it, and runs there alone"
+    )
+
+
+def _claimed_suspects(alias: str) -> Mapping[str, Sequence[QueuedMessage]]:
+    """Return the suspects that each worker has claimed: nothing else starts beside them there.
+
+    Suspects whose lease has just lapsed are left out: their rows do not tell whether they run
+    alone.
+    """
+    leased = QueuedMessage.objects.using(alias).filter(leased_until__isnull=False, suspect=True)
+    found = leased.exclude(last_error__startswith=_VANISHED).order_by("leased_until", "pk")
+    by_worker: dict[str, list[QueuedMessage]] = defaultdict(list)
+    for each in found.only("handler", "claimed_by", "leased_until"):
+        by_worker[worker_of(each.claimed_by)].append(each)
+    return by_worker
 
 
 def _has_suspects(worker: str, suspects: Sequence[QueuedMessage]) -> str:

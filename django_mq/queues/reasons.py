@@ -10,7 +10,7 @@ from django_mq.conf import alias_of, command_on
 from django_mq.conf.local_time import local_text
 from django_mq.messages import worker_of
 from django_mq.models import QueuedMessage, QueueState
-from django_mq.queues.busy import holder, own_run
+from django_mq.queues.busy import holder, own_run, suspicion
 from django_mq.queues.case import LATE, VERY_LATE, Case, read_message
 from django_mq.queues.dead_letters import OWN_REASONS, death, remedy, remedy_of_head
 from django_mq.queues.obstacles import (
@@ -22,7 +22,6 @@ from django_mq.queues.obstacles import (
     other_code,
 )
 from django_mq.queues.stalled import shown_count
-from django_mq.queues.suspects import suspicion
 from django_mq.states import MessageState
 from django_mq.store.waiting_behind import LinePosition
 
