@@ -17,7 +17,8 @@ from django.core.checks import CheckMessage, Tags, run_checks
 from django.db import NotSupportedError, connections
 from django.test import override_settings
 
-from django_mq.checks import TAG, UPGRADE
+from django_mq.checks.databases import UPGRADE
+from django_mq.checks.registering import TAG
 from django_mq.conf import get_settings
 from django_mq.handlers import add, all_handlers, handler, isolated, periodic
 

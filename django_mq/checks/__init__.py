@@ -12,26 +12,14 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, NotSupportedError, connections
-from django.utils.version import get_version_tuple
 
-from django_mq.checks import (  # noqa: F401  (they register)
-    message_classes,
-    misspelt,
-    pooler,
-    routers,
-)
-from django_mq.checks.registering import TAG, CheckMessages, check, database_check
-from django_mq.conf import Settings, alias_of, find_errors, is_postgresql
+from django_mq.checks import databases, message_classes, misspelt  # noqa: F401  (they register)
+from django_mq.checks.registering import TAG, CheckMessages, check
+from django_mq.conf import Settings, find_errors
 from django_mq.conf.broker_options import missing_package
 from django_mq.handlers import all_handlers, allowed_queues
 from django_mq.handlers.periodic import problems
-from django_mq.policy.plain_text import one_line
 
-MIN_SERVER_VERSION = 15
-UPGRADE = f"Upgrade the server to PostgreSQL {MIN_SERVER_VERSION} or later."
-#: Older versions lose a NOTIFY that arrives while another statement runs on the connection.
-MIN_DRIVER_VERSION = (3, 2, 6)
 #: A lease is renewed after a third of its length; a slice that lasts longer misses a renewal.
 RENEWALS = 3
 
@@ -43,69 +31,6 @@ def check_settings(app_configs: object, **kwargs: Any) -> list[checks.CheckMessa
         checks.Error(f"{error.where} {error.problem}", hint=error.hint, id="django_mq.E001")
         for error in find_errors(getattr(django_settings, "DJANGO_MQ", {}))
     ]
-
-
-@check(TAG)
-def check_aliases(settings: Settings) -> CheckMessages:
-    """E002: an alias that is missing, not PostgreSQL, or unusable. Opens no connection."""
-    used = {alias_of(): "DATABASE" if settings.database else "The database router"}
-    if settings.wakeup not in ("notify", "poll"):
-        used.setdefault(settings.wakeup, "WAKEUP ('notify', 'poll' or an alias)")
-    for alias, source in used.items():
-        if alias not in connections:
-            yield checks.Error(
-                f"{source} names the database {alias!r}, which is not in DATABASES.",
-                hint=f"Use one of the aliases in DATABASES: {', '.join(map(repr, connections))}.",
-                id="django_mq.E002",
-            )
-        elif problem := _unfit(alias):
-            yield checks.Error(
-                f"{source} names the database {alias!r}, {problem}.",
-                hint="Messages need PostgreSQL: name an alias whose ENGINE is one for PostgreSQL.",
-                id="django_mq.E002",
-            )
-
-
-@database_check
-def check_versions(alias: str) -> CheckMessages:
-    """E003: a server or driver that is too old, or no server."""
-    driver = _driver_version()
-    if get_version_tuple(driver) < MIN_DRIVER_VERSION:
-        yield checks.Error(
-            f"The installed psycopg version is {driver}; django_mq needs 3.2.6 or later.",
-            hint='Install "psycopg>=3.2.6".',
-            id="django_mq.E003",
-        )
-    try:
-        server = connections[alias].pg_version // 10000  # type: ignore[attr-defined]
-    except DatabaseError as error:
-        yield checks.Error(
-            f"The database {alias!r} cannot be used: {one_line(str(error))}",
-            hint=UPGRADE
-            if isinstance(error, NotSupportedError)
-            else "Start its server, or correct HOST, PORT, NAME, USER and PASSWORD of the alias.",
-            id="django_mq.E003",
-        )
-        return
-    if server < MIN_SERVER_VERSION:
-        yield checks.Error(
-            f"The database {alias!r} runs PostgreSQL {server}, which django_mq does not support.",
-            hint=UPGRADE,
-            id="django_mq.E003",
-        )
-
-
-@check(TAG)
-def check_autocommit(settings: Settings) -> CheckMessages:
-    """E013: without autocommit, nobody commits what a worker writes between transactions."""
-    alias = alias_of()
-    if is_postgresql(alias) and not connections[alias].settings_dict["AUTOCOMMIT"]:
-        yield checks.Error(
-            f"AUTOCOMMIT is off for the database {alias!r}: a worker could not commit its work.",
-            hint="Remove AUTOCOMMIT from this alias and use transaction.atomic(), or set DATABASE"
-            " to an alias without it.",
-            id="django_mq.E013",
-        )
 
 
 @check(TAG)
@@ -138,45 +63,6 @@ def check_schedules(settings: Settings) -> CheckMessages:
             f"The schedule {name!r} cannot run: {problem}.",
             hint="Correct its periodic(...) or @handler(..., cron=...) in handlers.py.",
             id="django_mq.E010",
-        )
-
-
-@check(TAG)
-def check_outbox_alias(settings: Settings) -> CheckMessages:
-    """W001: messages are in another database than the data that they concern."""
-    alias = alias_of()
-    if alias != "default":
-        yield checks.Warning(
-            f"Messages are stored in {alias!r}, so they do not commit together with data in"
-            " 'default'.",
-            hint="Store messages in the same database as the data they concern, or silence this"
-            " check.",
-            id="django_mq.W001",
-        )
-
-
-@check(TAG)
-def check_wakeup(settings: Settings) -> CheckMessages:
-    """W002: LISTEN through a pooler. I001: no NOTIFY.
-
-    Django's own pool does not count as one: workers and waiters LISTEN on plain connections.
-    """
-    alias = settings.listen_alias(alias_of())
-    if alias is None:
-        yield checks.Info(
-            "WAKEUP is 'poll', so a message may wait up to POLL_INTERVAL"
-            f" ({settings.poll_interval:g} s) before a worker sees it.",
-            id="django_mq.I001",
-        )
-        return
-    if not is_postgresql(alias):
-        return
-    if connections[alias].settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
-        yield checks.Warning(
-            f"Workers LISTEN on {alias!r}, which seems to be behind a transaction pooler:"
-            " DISABLE_SERVER_SIDE_CURSORS is set.",
-            hint="Set WAKEUP to an alias that connects to the server directly, or to 'poll'.",
-            id="django_mq.W002",
         )
 
 
@@ -240,20 +126,3 @@ def check_slice(settings: Settings) -> CheckMessages:
                 hint=f"Set SLICE_SECONDS to a third of the lease or less: {lease / RENEWALS:g} s.",
                 id="django_mq.W006",
             )
-
-
-def _unfit(alias: str) -> str:
-    """Say why the database of `alias` cannot have messages; empty if it can."""
-    try:
-        vendor = connections[alias].vendor
-    except ImproperlyConfigured as error:  # Django imports the backend only now
-        return f"whose backend cannot be loaded: {one_line(str(error.__cause__ or error), 200)}"
-    return "" if vendor == "postgresql" else "which is not PostgreSQL"
-
-
-def _driver_version() -> str:
-    try:
-        import psycopg
-    except ImportError:
-        return "0 (not installed; psycopg2 is not supported)"
-    return psycopg.__version__

@@ -17,7 +17,7 @@ from django.db import connection
 
 import django_mq
 from django_mq import queues
-from django_mq.checks import MIN_DRIVER_VERSION, MIN_SERVER_VERSION
+from django_mq.checks.databases import MIN_DRIVER_VERSION, MIN_SERVER_VERSION
 from django_mq.conf import QueueOptions, Settings, _read_settings, find_errors
 from django_mq.handlers import all_handlers
 from tests.docs.pages import DOCS, story

@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, connections
 
 from django_mq import queues
-from django_mq.checks.pooler import POOLED, POOLED_HINT
+from django_mq.checks.databases import POOLED, POOLED_HINT
 from django_mq.conf import Settings, get_settings
 from django_mq.executor.connections import plain_connection_as
 from django_mq.executor.deadline import Deadline

@@ -7,7 +7,7 @@ from contextlib import closing
 
 from django.db import connections
 
-from django_mq.checks.pooler import POOLED, POOLED_HINT
+from django_mq.checks.databases import POOLED, POOLED_HINT
 from django_mq.conf import get_settings, is_postgresql
 from django_mq.executor.connections import plain_connection
 from django_mq.executor.outage import reason_of
