@@ -101,8 +101,6 @@ def _ask(action: str, ids: Ids, by: str, using: str | None) -> Changed:
     wanted, name, alias = checked_ids(ids), operator_name(by), alias_of(using)
     with writing(alias) as cursor:
         asked = sorted(store.ask(cursor, ids=wanted, action=action, by=name))
-        if asked:
-            store.ring(cursor)
     logger.info(
         "asked workers to %s: %d messages, by %s",
         "stop" if action == "stop" else "show the stack",

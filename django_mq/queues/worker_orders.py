@@ -66,8 +66,6 @@ def _order(action: str, workers: WorkerIds, by: str, using: str | None) -> tuple
     name, alias = operator_name(by), alias_of(using)
     with writing(alias) as cursor:
         told = store.order(cursor, workers=wanted, action=action, by=name)
-        if told:
-            store.ring(cursor)
     logger.info(
         "told workers to %s: %s, by %s",
         _EVENTS[action],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from django_mq.states import GONE_AFTER
 from django_mq.store import Cursor, notify
@@ -13,8 +14,22 @@ _PRUNE_OLD = """
     delete from django_mq_workercommand
      where asked_at < statement_timestamp() - interval '1 hour'
 """
-#: A worker that has been silent for this long does not count as alive.
-_GONE = {"gone_after": GONE_AFTER.total_seconds()}
+#: The channel on which workers hear of commands.
+CHANNEL = "django_mq_commands"
+RING = f"select pg_notify('{CHANNEL}', '') where {notify.HAS_ROOM}"
+
+
+def _store(cursor: Cursor, statement: str, **values: object) -> list[Any]:
+    """Return what a statement has stored commands for: listening workers read them at the commit.
+
+    A worker that has been silent for `GONE_AFTER` does not count as alive.
+    """
+    cursor.execute(statement, {**values, "gone_after": GONE_AFTER.total_seconds()})
+    found = [row[0] for row in cursor.fetchall()]
+    if found and notify.is_enabled():
+        cursor.execute(RING)
+    return found
+
 
 ASK = f"""
 with old as ({_PRUNE_OLD}), asked as (
@@ -32,9 +47,7 @@ select message_id from asked
 
 def ask(cursor: Cursor, *, ids: Sequence[int], action: str, by: str) -> list[int]:
     """Ask the live workers that claimed `ids` for `action`; return the ids that they have."""
-    values = {"ids": list(ids), "action": action, "by": by, **_GONE}
-    cursor.execute(ASK, values)
-    return [row[0] for row in cursor.fetchall()]
+    return _store(cursor, ASK, ids=list(ids), action=action, by=by)
 
 
 ORDER = f"""
@@ -52,20 +65,7 @@ select worker from asked order by worker
 
 def order(cursor: Cursor, *, workers: Sequence[str], action: str, by: str) -> list[str]:
     """Order the live workers among `workers` to do `action`; return their ids."""
-    values = {"workers": list(workers), "action": action, "by": by, **_GONE}
-    cursor.execute(ORDER, values)
-    return [row[0] for row in cursor.fetchall()]
-
-
-#: The channel on which workers hear of commands.
-CHANNEL = "django_mq_commands"
-RING = f"select pg_notify('{CHANNEL}', '') where {notify.HAS_ROOM}"
-
-
-def ring(cursor: Cursor) -> None:
-    """Make listening workers read their commands as soon as the transaction commits."""
-    if notify.is_enabled():
-        cursor.execute(RING)
+    return _store(cursor, ORDER, workers=list(workers), action=action, by=by)
 
 
 ANSWER = """
