@@ -86,11 +86,12 @@ def _say_held(ended: Sequence[Ended]) -> None:
         alike[each.delivery.type, each.delivery.queue, each.reason].append(each.delivery.id)
     for (type, queue, reason), (first, *others) in alike.items():
         logger.warning(
-            "message %s%s (%s, queue %s) is held: %s",
+            "message %s%s (%s, queue %s) %s held: %s",
             first,
             f" and {len(others):,} like it" if others else "",
             type,
             queue,
+            "are" if others else "is",
             reason,
             extra={
                 "event": "message_held",

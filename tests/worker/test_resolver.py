@@ -121,7 +121,7 @@ def test_messages_that_cannot_run_are_held_together(caplog: pytest.LogCaptureFix
     assert {each["type"] for each in logged} == {"new", "newer"}
     [alone] = [each for each in logged if each["message_id"] == other.pk]
     assert alone["message"].startswith(f"message {other.pk} (newer, queue mail) is held: this")
-    assert any(" like it (new, queue mail) is held: " in each["message"] for each in logged)
+    assert any(" like it (new, queue mail) are held: " in each["message"] for each in logged)
 
 
 def test_a_held_message_names_what_may_have_been_meant() -> None:
