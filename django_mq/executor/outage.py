@@ -110,8 +110,8 @@ class Outage:
 
     It is over once a thread that lost the database gets an answer. The answers that other threads
     get do not count while that thread fails: a server may keep their connections, and refuse it a
-    new one. A thread that was idle may find only later that the outage has cut its connection: that
-    is not logged as another outage.
+    new one. A thread that was idle may find only later that the outage has cut its connection: it
+    tries again soon, and that is not logged as another outage.
     """
 
     def __init__(self, stop: threading.Event) -> None:
@@ -139,10 +139,10 @@ class Outage:
         thread = threading.get_ident()
         with self._lock:
             now = monotonic()
-            wait, says = self._wait_of(error).next(now)
+            late = not _is_refusal(error) and self._is_late(thread, now)
+            wait, says = (RECONNECT_WAIT, False) if late else self._wait_of(error).next(now)
             if not _is_refusal(error):
-                self._lost, first = self._lost or says, not self._lost
-                says = not self._is_aftermath(thread, now, first=first) and says
+                self._lost = self._lost or says or late
                 self._logged = self._logged or says
                 self._tries_until[thread] = now + wait + RETRY_SECONDS
             elif isinstance(error, psycopg.Error | DjangoError):
@@ -151,16 +151,16 @@ class Outage:
             log_wait(error, wait)
         self._stop.wait(wait)
 
-    def _is_aftermath(self, thread: int, now: float, *, first: bool) -> bool:
-        """Return whether `thread` has only now met the last outage, which cut its connection.
+    def _is_late(self, thread: int, now: float) -> bool:
+        """Return whether `thread` has only now met an outage that another thread met before.
 
-        `first`: as far as the other threads know, the database is there.
+        The outage may be over: it has cut the connection of this thread, too.
         """
-        if first and (thread in self._met_by or now - self._over_at > DEAD_SECONDS):
-            self._met_by.clear()
-        aftermath = first and bool(self._met_by)
+        if not self._lost and (thread in self._met_by or now - self._over_at > DEAD_SECONDS):
+            self._met_by.clear()  # another outage begins
+        late = bool(self._met_by) and thread not in self._met_by
         self._met_by.add(thread)
-        return aftermath
+        return late
 
     def _wait_of(self, error: BaseException) -> _GrowingWait:
         if not is_missing_right(error):
@@ -187,7 +187,7 @@ class Outage:
 
         If that ends the outage, the next one begins with a short wait again.
         """
-        if self._lost_wait.seconds == RECONNECT_WAIT and not self._refused:
+        if not (self._lost or self._refused) and self._lost_wait.seconds == RECONNECT_WAIT:
             return
         back = False
         with self._lock:

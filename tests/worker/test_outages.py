@@ -206,6 +206,37 @@ def test_a_connection_that_the_last_outage_cut_is_no_other_outage(
     assert events()[4:] == ["database_lost"]
 
 
+def test_a_thread_that_meets_an_outage_late_tries_again_soon(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own connection was cut long ago: perhaps the server is back, and a message waits."""
+    now = 100.0
+    monkeypatch.setattr("django_mq.executor.outage.monotonic", lambda: now)
+    waits: list[float | None] = []
+
+    class Recording(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            return False
+
+    outage = Outage(Recording())
+    cut = psycopg.OperationalError("the connection is lost")
+    for _ in range(4):
+        outage.wait(cut)
+        now += 5
+
+    def twice() -> None:
+        outage.wait(cut)
+        outage.wait(cut)
+
+    thread = threading.Thread(target=twice)
+    thread.start()
+    thread.join()
+    assert waits == [0.25, 0.5, 1, 2, 0.25, 4]
+    assert [record.getMessage()[-5:] for record in caplog.records][-1] == "n 4 s"
+    assert len(caplog.records) == 5
+
+
 def test_a_claim_whose_answer_is_lost_is_given_back(start: Start, said: Said, proxy: Proxy) -> None:
     """No worker holds its rows: otherwise they would wait for the lease, and be charged."""
     attempts: list[int] = []
