@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, groupby
+from operator import itemgetter
 from typing import TypeVar
 
 from django_mq.policy.routing import Pattern
@@ -62,8 +63,8 @@ class Lanes:
         """
         lanes = self._in_order()
         for part in lanes[:FIRST_LANES], lanes[FIRST_LANES:]:
-            for shared, group in groupby(self._gathered(part, key), key):
-                yield shared, list(group)
+            for shared, groups in groupby(self._gathered(part, key), itemgetter(0)):
+                yield shared, [lane for _, group in groups for lane in group]
 
     def pass_turn(self, lanes: Sequence[LaneName], taken: Collection[LaneName]) -> None:
         """Move `lanes`, up to the last one that is in `taken`, behind their equals."""
@@ -84,12 +85,12 @@ class Lanes:
 
     def _gathered(
         self, lanes: Sequence[LaneName], key: Callable[[LaneName], Key]
-    ) -> Iterator[LaneName]:
+    ) -> Iterator[tuple[Key, list[LaneName]]]:
         for _, equals in groupby(lanes, self._rank):
             by_key: dict[Key, list[LaneName]] = {}
             for lane in equals:
                 by_key.setdefault(key(lane), []).append(lane)
-            yield from chain.from_iterable(by_key.values())
+            yield from by_key.items()
 
     def _in_order(self) -> list[LaneName]:
         return list(chain.from_iterable(self._equals.values()))
