@@ -120,9 +120,8 @@ class EverythingAdmin(HeadsAdmin):
         )
         text = f"Operation {made.pk} begins: a worker carries it out."
         self.message_user(request, text, notices.SUCCESS)
-        if not self._has_right(request, "view_operation"):
-            return HttpResponseRedirect(self.url(self.model, "changelist"))
-        page = self.url(Operation, "changelist")
+        may_view = self._has_right(request, "view_operation")
+        page = self.url(Operation, "changelist") if may_view else ""
         return HttpResponseRedirect(page or self.url(self.model, "changelist"))
 
     def _count(self, wanted: MessageFilter, action: MessageAction) -> int | None:
