@@ -23,21 +23,24 @@ def begin(
     fences: Sequence[PlainFence],
     settings: Mapping[str, str],
     *,
+    own_session: bool = True,
     savepoint: bool = False,
 ) -> row_locks.LockResult:
     """Begin a transaction on `driver` and lock the rows of `fences`, in one round trip.
 
     Skips rows that another session has locked. The server `settings` hold until the end of the
-    transaction; the limits of the worker hold outside the savepoints of handlers. With `savepoint`,
-    a handler's savepoint is open afterwards. Continues a transaction that is already open (a
-    test's), under its limits. Raises psycopg's errors, after which no transaction is open.
+    transaction; in a worker's `own_session`, its limits hold outside the savepoints of handlers.
+    With `savepoint`, a handler's savepoint is open afterwards. Continues a transaction that is
+    already open (a test's). Raises psycopg's errors, after which no transaction is open.
     """
     within = driver.info.transaction_status == TransactionStatus.INTRANS
-    steps = "" if within else f"{begin_statement(driver)}; {slice_limits.worker_limits(settings)}; "
+    steps = "" if within else f"{begin_statement(driver)}; "
+    if own_session:
+        steps += f"{slice_limits.worker_limits(settings)}; "
     steps += set_each(settings) + row_locks.lock(fences)
     if savepoint:
         steps += f"; savepoint {SAVEPOINT}"
-        if not within:
+        if own_session:
             steps += f"; {slice_limits.handler_limits(settings)}"
     rows = _query(driver, steps, within)
     return row_locks.parse_lock_result(rows[0] if rows else (), fences)

@@ -134,7 +134,10 @@ class SliceBody:
 
     def _begin(self, state: SliceState) -> None:
         """Begin the transaction before a handler starts; lock the rows that have not started."""
-        _locked(state, locks.begin(state.driver, _fences(state), state.settings))
+        own_session = not self.session.borrowed
+        fences = _fences(state)
+        locked = locks.begin(state.driver, fences, state.settings, own_session=own_session)
+        _locked(state, locked)
         self.session.savepoint.begun()
 
     def _begin_for_handler(self, state: SliceState) -> None:

@@ -161,7 +161,8 @@ class SliceRunner:
 
     def _settle_bound(self, state: SliceState) -> None:
         if state.bound.ended:
-            if any(each.delivery._row.key is not None for each in state.bound.ended):
+            keyed = any(each.delivery._row.key is not None for each in state.bound.ended)
+            if keyed and not self._session.borrowed:
                 # A claim that parks messages behind these holds a lock that their ack needs. The
                 # claim does not wait, so this cannot deadlock. Wait for it: if the ack failed, all
                 # of them would run again, one by one.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import connections
+from django.db import connection, connections
 
 from django_mq import RemoteError, ReplyTimeout, RetryPolicy, ask, handler, signals
 from django_mq.models import QueuedMessage
@@ -111,3 +111,37 @@ def test_an_error_that_the_asker_gets_is_not_told_twice() -> None:
     _fails(ZeroDivisionError("no"), queue="answers", retry=RetryPolicy.never())
     with answering(), pytest.raises(RemoteError, match="ZeroDivisionError"):
         ask("test.fails")
+
+
+# ---- the limits of the server
+
+
+@pytest.mark.parametrize(
+    "_database",
+    [
+        pytest.param("a test's transaction", marks=pytest.mark.django_db),
+        pytest.param(
+            "none",
+            marks=pytest.mark.django_db(
+                transaction=True, available_apps=["django_mq", "testproject.shop"]
+            ),
+        ),
+    ],
+)
+@pytest.mark.parametrize("batch", [True, False])
+def test_a_handler_has_the_limits_of_the_test(_database: str, batch: bool) -> None:
+    """Not those of the worker's own statements, which would end a slow statement of a handler."""
+    found = []
+
+    @handler("test.any", name="any", batch=batch)
+    def any_(delivery: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("select current_setting('statement_timeout')")
+            found.extend(cursor.fetchone())
+            cursor.execute("select current_setting('lock_timeout')")
+            found.extend(cursor.fetchone())
+
+    for _ in range(2):
+        send("test.any", key="one")
+    drain()
+    assert found == ["0", "0"] * 2
