@@ -202,7 +202,7 @@ def check_pooler(alias: str) -> CheckMessages:
     except DatabaseError as error:
         yield checks.Warning(
             f"Cannot find out whether {alias!r} connects through a pooler:"
-            f" {one_line(str(error), 200)}.",
+            f" {one_line(str(error), 200)}",
             hint="Check that the server runs and that HOST, PORT, USER and PASSWORD are right.",
             id="django_mq.W007",
         )

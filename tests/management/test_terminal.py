@@ -193,7 +193,9 @@ def test_check_says_that_it_could_not_look_for_a_pooler(monkeypatch: pytest.Monk
     monkeypatch.setitem(connection.settings_dict, "PORT", 1)
     connection.close()
     found = checks.run_checks(tags=["database"], databases=["default"])
-    assert [each.msg[:15] for each in found if each.id == "django_mq.W007"] == ["Cannot find out"]
+    [unknown] = [each.msg for each in found if each.id == "django_mq.W007"]
+    assert unknown.startswith("Cannot find out")
+    assert not unknown.endswith("."), "the server's text may end with a question"
 
 
 @pytest.mark.django_db(transaction=True)
