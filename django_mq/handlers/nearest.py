@@ -18,6 +18,7 @@ MAX_COMPARED = 256
 _compared: set[str] = set()
 IN_HANDLERS = "handlers are looked for in handlers.py of each installed app"
 OTHERWISE = " (handlers here take it only from other queues or with other metadata)"
+NAMELESS_TASK = " (only enqueue() writes rows that run this task)"
 IN_TASKS = "tasks are looked for in tasks.py of each installed app and in OPTIONS['modules']"
 
 
@@ -55,7 +56,7 @@ def nearest_types(type: str) -> str:
     """
     known = _known_types(type)
     if type in known:
-        return OTHERWISE
+        return NAMELESS_TASK if type.startswith(TASKS) else OTHERWISE
     return _suggestion(type, known, IN_TASKS if type.startswith(TASKS) else IN_HANDLERS)
 
 

@@ -176,7 +176,9 @@ def test_a_row_of_a_task_without_its_name_is_held() -> None:
         queue="default", type=f"tasks.{NOTE}", payload={"args": [], "kwargs": {}}
     )
     assert drain() == 0
-    assert QueuedMessage.objects.with_state().get().state == "held"
+    held = QueuedMessage.objects.with_state().get()
+    assert held.state == "held"
+    assert "(only enqueue() writes rows that run this task)" in held.last_error
     assert jobs.ran == []
 
 
