@@ -284,6 +284,23 @@ def test_what_adds_nothing_is_not_refused() -> None:
         send(unique_id="3")
 
 
+@pytest.mark.django_db(transaction=True)
+def test_what_is_put_aside_waits_behind_a_quiet_time_but_not_behind_a_claimed_message() -> None:
+    """The second takes the place of the claimed message, so it adds nothing."""
+    handlers.handler("a.b", name="h", queue="mail")(lambda delivery: None)
+    with transaction.atomic():
+        send(unique_id="quiet", unique_for=60)
+    drain()
+    with transaction.atomic():
+        send(unique_id="claimed")
+        QueuedMessage.objects.update(leased_until="9000-01-01T00:00Z", claimed_by="w:1", attempts=1)
+        for _ in range(3):
+            send()
+        assert send(unique_id="claimed", on_duplicate="rerun").outcome == "requeued"
+        with pytest.raises(BroadcastBusy):
+            send(unique_id="quiet", on_duplicate="rerun")
+
+
 def test_other_queues_pay_nothing(django_assert_num_queries: Any) -> None:
     with django_assert_num_queries(1):
         send(queue="other")

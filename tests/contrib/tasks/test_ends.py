@@ -140,6 +140,21 @@ def test_a_task_that_is_requeued_is_ready_and_can_be_cancelled() -> None:
 # ---- not run in time
 
 
+def test_an_expired_task_that_is_requeued_has_no_error() -> None:
+    """It has not run, and may run at any time from then on."""
+    result = jobs.note.using(expires=60).enqueue()
+    QueuedMessage.objects.update(expires_at=Now() - timedelta(seconds=1))
+    drain()
+    assert errors_of(result) == [TaskExpired]
+    assert queues.requeue(int(result.id))
+    result.refresh()
+    assert (result.status, result.finished_at, result.attempts) == (READY, None, 0)
+    assert result.errors == []
+    drain()
+    result.refresh()
+    assert (result.status, result.errors, result.attempts) == (SUCCESSFUL, [], 1)
+
+
 def test_an_expired_task(announced: Announced) -> None:
     """Either the claim ends it, or the chore, while the task waits."""
     met = jobs.note.using(expires=60).enqueue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from datetime import UTC, datetime, timedelta
 
@@ -115,7 +116,8 @@ def test_catching_up_goes_on_in_further_transactions():
     assert len(messages("b")) == 1
 
 
-def test_overlap_skips_while_a_message_waits_or_runs():
+def test_overlap_skips_while_a_message_waits_or_runs(caplog):
+    caplog.set_level(logging.DEBUG, "django_mq")
     put(overlap="skip")
     assert turn() == 1
     [message] = messages()
@@ -130,6 +132,12 @@ def test_overlap_skips_while_a_message_waits_or_runs():
     QueuedMessage.objects.all().delete()
     Schedule.objects.update(next_at=before.last_at)
     assert turn() == 1
+    told = [(each.event, each.levelname, each.schedule, each.type) for each in caplog.records]
+    fired, skipped = (
+        (event, level, "hourly", "shop.ping")
+        for event, level in (("schedule_fired", "DEBUG"), ("schedule_skipped", "INFO"))
+    )
+    assert told == [fired, skipped, skipped, fired]
 
 
 def test_a_dead_message_does_not_hold_up_its_schedule():
