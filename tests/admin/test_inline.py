@@ -10,6 +10,7 @@ from django.urls import reverse
 from django_mq.models import Result
 from tests.admin.pages import LIST, MODELS, fail, url
 from tests.rows import add, beat, decide
+from tests.slow import slow
 
 pytestmark = pytest.mark.django_db
 
@@ -43,7 +44,7 @@ def inline(response):
     return parser.found
 
 
-@pytest.mark.parametrize("query", ["", "?q=nosuch", "?o=1"])
+@pytest.mark.parametrize("query", ["", *slow("?q=nosuch", "?o=1")])
 def test_no_page_has_inline_code_or_styles(boss, query):
     message = add(dead=-5, last_error="<b onclick=x>", key="k", payload={"a": "<script>"})
     add(key="k", blocked_by=message.pk)

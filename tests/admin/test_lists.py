@@ -17,7 +17,7 @@ from django_mq.models import FailedAttempt, HandledMessage, QueuedMessage, Resul
 from django_mq.states import MessageState
 from tests.admin.pages import LIST, MODELS, listed, text, told, url
 from tests.rows import add, beat, decide
-from tests.slow import mostly_slow
+from tests.slow import mostly_slow, slow
 
 pytestmark = pytest.mark.django_db
 
@@ -102,14 +102,18 @@ def test_a_line_says_what_people_ask(boss):
         ("shop.orders.placed", {"a", "b"}),
         ("order:7", {"b"}),
         ("once-9", {"a"}),
-        (" once-9 ", {"a"}),
-        ("shop.orders", set()),
-        ("secret", set()),
-        ("a b", set()),
+        *slow(
+            (" once-9 ", {"a"}),
+            ("shop.orders", set()),
+            ("secret", set()),
+            ("a b", set()),
+        ),
         ("kötbullar #2", {"c"}),
         ("%", set()),
-        ("é", set()),
-        ("9" * 60, set()),
+        *slow(
+            ("é", set()),
+            ("9" * 60, set()),
+        ),
     ],
 )
 def test_search_is_exact(boss, term, hits):

@@ -170,6 +170,7 @@ def test_a_slice_ends_when_its_time_is_over(make_bench: Callable[..., Bench]) ->
     assert waiting() == ids(messages[1:])
 
 
+@mostly_fresh
 def test_a_slice_has_fifty_savepoints_at_most(bench: Bench) -> None:
     """More savepoints would overflow into every other backend's snapshot."""
 

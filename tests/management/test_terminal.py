@@ -266,6 +266,7 @@ class TestProcesses:
         assert (ended.returncode, ended.stderr) == (0, b"")
         assert "zażółć \\U0001f4a5" in ended.stdout.decode("cp1250")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("columns", [40, *slow(80, 200)])
     def test_the_texts_of_errors_fit_the_terminal(self, columns: int) -> None:
         text = "the card was declined by its bank " * 9

@@ -315,6 +315,7 @@ def test_d002_a_table_that_is_missing(table: str) -> None:
     assert found("D001") == []
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_d002_a_router_refused_all_tables(empty_database: None) -> None:
     """migrate records migrations all the same; the hint creates the tables."""
@@ -1036,6 +1037,7 @@ class TestAnotherDatabase:
         assert "mq_schedule run full --database default broadcasts" in full
         assert "mq_schedule enable ended --database default." in ended
 
+    @pytest.mark.slow
     def test_the_commands_that_are_copied_from_it_change_this_one(self) -> None:
         beat()
         add(held=-9, type="shop.lost")

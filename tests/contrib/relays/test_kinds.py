@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 Declare = Callable[..., None]
 
-#: Kafka takes seconds to begin, and a plain run has it in two tests.
+#: Kafka takes seconds to begin: a plain run has it in one test.
 rarely_kafka = pytest.mark.parametrize(
     "broker",
     [*(kind for kind in SERVERS if kind != KafkaServer.kind), *slow(KafkaServer.kind)],
@@ -109,6 +109,7 @@ def test_a_raw_message_is_its_payload(broker: Broker, place: str, relayed: Decla
     assert broker.kind == "nats" or found.content_type == "application/json"
 
 
+@rarely_kafka
 def test_each_message_arrives_once_and_those_of_a_key_in_order(
     broker: Broker, place: str, relayed: Declare
 ) -> None:
