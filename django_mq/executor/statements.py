@@ -199,23 +199,29 @@ def within_transaction(cursor: Cursor) -> AbstractContextManager[Any]:
 def skip_refused_rows(
     change: Callable[[Sequence[Row]], Iterable[Result]],
     rows: Sequence[Row],
-    refused: Callable[[Row, psycopg.Error], None] = lambda row, error: None,
+    refused: Callable[[Row, Exception], None] = lambda row, error: None,
+    *,
+    errors: type[Exception] = psycopg.Error,
 ) -> list[Result]:
     """Return what `change(rows)` returns; a row that the server refuses does not stop the others.
 
     A refused statement changed nothing, so it is tried again with each half of its rows; `refused`
-    is called with each refused row and its error. Raises the errors of a lost database.
+    is called with each refused row and its error. Raises the errors of a lost database, and those
+    that are none of `errors`.
     """
     try:
         return list(change(rows))
     except LOST:
         raise
-    except psycopg.Error as error:
+    except errors as error:
         if not rows:
             raise  # no row explains the error
         if len(rows) == 1:
             refused(rows[0], error)
             return []
     half = len(rows) // 2
-    first = skip_refused_rows(change, rows[:half], refused)
-    return first + skip_refused_rows(change, rows[half:], refused)
+    return [
+        result
+        for part in (rows[:half], rows[half:])
+        for result in skip_refused_rows(change, part, refused, errors=errors)
+    ]

@@ -175,7 +175,7 @@ def _promote(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
             return free_unique_ids.promote_put_aside(cursor, some)
         return []
 
-    def refused(id: UniqueId, error: psycopg.Error) -> None:
+    def refused(id: UniqueId, error: Exception) -> None:
         logger.warning(
             "the message put aside for unique id %s of type %s in queue %s cannot be stored: %s",
             id.unique_id,

@@ -14,7 +14,6 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-import psycopg
 from psycopg.errors import LockNotAvailable
 
 from django_mq.conf.error_logs import traced
@@ -197,7 +196,7 @@ class LeaseKeeper(threading.Thread):
             self._error_recorded_at, self._last_error = monotonic(), error
 
     def _renew(self) -> None:
-        refused: list[psycopg.Error] = []
+        refused: list[Exception] = []
         unrenewed: set[int] = set()
         by_lease: dict[float, list[Delivery]] = {}
         for delivery in self._local_queue.unsettled.all():

@@ -198,7 +198,7 @@ class Recovery:
     ) -> list[Ended]:
         """Charge the messages of `fences`; one that the database refuses stops no other."""
 
-        def refused(fence: Fence, error: psycopg.Error) -> None:
+        def refused(fence: Fence, error: Exception) -> None:
             self._refused.add(fence)
             text = "could not charge message %s of worker %s: it runs again when its lease lapses"
             id, worker = fence.id, dead.worker

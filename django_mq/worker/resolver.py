@@ -9,8 +9,6 @@ from contextlib import nullcontext
 from functools import cache, partial
 from operator import attrgetter
 
-import psycopg
-
 from django_mq import handlers
 from django_mq.conf import Settings
 from django_mq.conf.error_logs import log_failure
@@ -203,26 +201,30 @@ def settle_held(cursor: Cursor, ended: Sequence[Ended]) -> None:
     messages.
     """
 
+    unsettled: set[int] = set()
+
     def settle_together(some: Sequence[Ended]) -> set[int]:
         # Each kind is one statement. If the statement of one kind is refused, nothing is settled.
         mixed = len({each.settled for each in some}) > 1
         with within_transaction(cursor) if mixed else nullcontext():
-            lost = settle_all(cursor, some)
-        for each in some:
-            if each.delivery.id in lost:
-                reports.lease_lost(each.delivery)
-        reports.all_ended(
-            each
-            for each in some
-            if each.delivery.id not in lost
-            and (each.settled is Settled.DEAD_UNSTARTED or each.delivery._row.held_for is None)
-        )
-        return lost
+            return settle_all(cursor, some)
 
-    def refused(each: Ended, error: psycopg.Error) -> None:  # the lease lapses, the attempt counts
+    def refused(each: Ended, error: Exception) -> None:  # the lease lapses, the attempt counts
         log_failure("dispatch_failed", error, "message %s cannot be held", each.delivery.id)
+        unsettled.add(each.delivery.id)
 
-    skip_refused_rows(settle_together, ended, refused)
+    # Errors of any kind: a row that cannot be held stops no other.
+    lost = skip_refused_rows(settle_together, ended, refused, errors=Exception)
+    for each in ended:
+        if each.delivery.id in lost:
+            reports.lease_lost(each.delivery)
+    unsettled.update(lost)
+    reports.all_ended(
+        each
+        for each in ended
+        if each.delivery.id not in unsettled
+        and (each.settled is Settled.DEAD_UNSTARTED or each.delivery._row.held_for is None)
+    )
 
 
 def _is_replay(row: ClaimedRow) -> bool:

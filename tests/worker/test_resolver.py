@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,8 +17,10 @@ from django_mq.executor.ended import Ended
 from django_mq.executor.tasks import Task
 from django_mq.messages import Delivery
 from django_mq.models import QueuedMessage
+from django_mq.store import Cursor
 from django_mq.store.claim import Lane, claim
 from django_mq.worker import Worker
+from django_mq.worker import resolver as resolver_module
 from django_mq.worker.resolver import Resolver, settle_held
 from tests.database import second_connection
 from tests.rows import add, stored
@@ -312,3 +314,20 @@ def test_a_row_that_was_taken_meanwhile_is_not_split() -> None:
         )
     assert stored(message).handler == ""
     assert QueuedMessage.objects.count() == 1
+
+
+def test_an_error_of_any_kind_at_one_held_message_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, bad, last = (add(type="unknown") for _ in range(3))
+    settle = resolver_module.settle_all
+
+    def raises(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
+        if bad.pk in {each.delivery.id for each in ended}:
+            raise ValueError
+        return settle(cursor, ended)
+
+    monkeypatch.setattr(resolver_module, "settle_all", raises)
+    assert sort() == []
+    assert [stored(each).held_since is None for each in (first, bad, last)] == [False, True, False]
+    assert f"message {bad.pk} cannot be held" in caplog.text
