@@ -23,7 +23,7 @@ def begin(
     fences: Sequence[PlainFence],
     settings: Mapping[str, str],
     *,
-    own_session: bool = True,
+    own_session: bool,
     savepoint: bool = False,
 ) -> row_locks.LockResult:
     """Begin a transaction on `driver` and lock the rows of `fences`, in one round trip.

@@ -111,7 +111,7 @@ class Outage:
     It is over once a thread that lost the database gets an answer. The answers that other threads
     get do not count while that thread fails: a server may keep their connections, and refuse it a
     new one. A thread that was idle may find only later that the outage has cut its connection: it
-    tries again soon, and that is not logged as another outage.
+    tries again soon, and within DEAD_SECONDS that is not logged as another outage.
     """
 
     def __init__(self, stop: threading.Event) -> None:

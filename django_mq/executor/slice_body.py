@@ -134,10 +134,7 @@ class SliceBody:
 
     def _begin(self, state: SliceState) -> None:
         """Begin the transaction before a handler starts; lock the rows that have not started."""
-        own_session = not self.session.borrowed
-        fences = _fences(state)
-        locked = locks.begin(state.driver, fences, state.settings, own_session=own_session)
-        _locked(state, locked)
+        _locked(state, self._lock(state, savepoint=False))
         self.session.savepoint.begun()
 
     def _begin_for_handler(self, state: SliceState) -> None:
@@ -150,12 +147,21 @@ class SliceBody:
         self.entries.set_deadline(float("inf"), len(running))
         self.session.link.in_handler = False
         try:
-            locked = locks.begin(state.driver, _fences(state), state.settings, savepoint=True)
+            locked = self._lock(state, savepoint=True)
             _locked(state, self._wait_for_locks(state, locked) if locked.missing else locked)
         finally:
             self.session.link.in_handler = True
             state.deadline += monotonic() - began
             self.entries.set_deadline(state.deadline, len(running))
+
+    def _lock(self, state: SliceState, *, savepoint: bool) -> LockResult:
+        return locks.begin(
+            state.driver,
+            _fences(state),
+            state.settings,
+            own_session=not self.session.borrowed,
+            savepoint=savepoint,
+        )
 
     def _wait_for_locks(self, state: SliceState, locked: LockResult) -> LockResult:
         """Lock the missing rows whose handler is running, since it cannot go on without them."""

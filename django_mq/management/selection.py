@@ -93,7 +93,7 @@ class SelectionCommand(OperatorCommand):
         act: Callable[[], Changed],
         **options: Any,
     ) -> None:
-        """Do so after notes on messages that are not `found`, and a preview of those that are."""
+        """Print notes on ids that are not `found` and a preview of the others; then change them."""
         if options["ids"] is not None:
             self.none_found = ""
             others = notes_on_others(options["ids"], found, options["database"], self.wanted)

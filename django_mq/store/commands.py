@@ -20,7 +20,7 @@ RING = f"select pg_notify('{CHANNEL}', '') where {notify.HAS_ROOM}"
 
 
 def _store(cursor: Cursor, statement: str, **values: object) -> list[Any]:
-    """Return what a statement has stored commands for: listening workers read them at the commit.
+    """Run a statement that stores commands, and ring the workers at the commit; return its ids.
 
     A worker that has been silent for `GONE_AFTER` does not count as alive.
     """

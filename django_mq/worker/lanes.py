@@ -58,8 +58,9 @@ class Lanes:
     def groups(self, key: Callable[[LaneName], Key]) -> Iterator[tuple[Key, list[LaneName]]]:
         """Yield lanes with equal keys; the first FIRST_LANES apart from the others.
 
-        Equal lanes with a key follow the first of them, so that one claim serves them: their turns
-        still come round, since each claim moves some lanes of its own group behind the others.
+        Lanes of equal rank with the same key follow the first of them, so that one claim serves
+        them: their turns still come round, since each claim moves some lanes of its own group
+        behind the others.
         """
         lanes = self._in_order()
         for part in lanes[:FIRST_LANES], lanes[FIRST_LANES:]:

@@ -800,7 +800,7 @@ class TestQueuesAndTypes:
         (text,) = found("D024")
         assert "2 messages wait in the queue mail behind 2 dead letters of their key" in text
         (several,) = [each for each in examine() if each.id == "D024"]
-        assert "mq_peek mail --heads lists the dead letters" in several.hint
+        assert "manage.py mq_peek mail --heads lists them" in several.hint
         command = finding.hint.partition("manage.py ")[2].split("manage.py ")[1].split(" runs")[0]
         call_command(*command.split(), stdout=StringIO())
         (text,) = found("D024")

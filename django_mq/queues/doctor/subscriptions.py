@@ -176,8 +176,8 @@ def stalled(alias: str) -> Iterator[Finding]:
         n, first = shown_count(len(stopped), MAX_LINES), stopped[0].id
         capped = len(found) == MAX_LINES or any(each.capped for each in stopped)
         behind = counted(sum(each.behind for each in stopped), 0, stopped=capped)
-        listing = f"{command_on(alias, f'mq_peek {queue} --heads')} lists the dead letters."
-        others = "" if n == "1" else f" {listing}"
+        peek = command_on(alias, f"mq_peek {queue} --heads")
+        others = "" if n == "1" else f" manage.py {peek} lists them, among other heads."
         yield Finding(
             id="D024",
             level="warning",
