@@ -308,8 +308,8 @@ def allowed(role: str, call: Call) -> bool:
         return False
 
 
-#: The roles that a plain run tries; the others have parts of their rights.
-PLAIN = ("mq_producer", "mq_operator", "mq_admin", "mq_worker")
+#: The roles that a plain run tries; the others have parts of the rights of these.
+PLAIN = ("mq_producer", "mq_monitor", "mq_operator", "mq_admin", "mq_worker")
 
 
 @pytest.mark.usefixtures("roles")

@@ -281,7 +281,7 @@ def test_actions_take_a_token(boss, action):
     assert not LogEntry.objects.exists()
 
 
-@pytest.mark.parametrize("page", ["pause", *slow(*(page for page in DECISIONS if page != "pause"))])
+@pytest.mark.parametrize("page", DECISIONS)
 def test_queues_are_changed_by_those_who_may(rows, login, viewer, page):
     for client in (viewer, login("change_queue", name="blind")):
         data = {"queue": "mail", "max_in_flight": "5"}
