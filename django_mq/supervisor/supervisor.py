@@ -132,16 +132,16 @@ class Supervisor:
                 self._kill_all()
                 leave_by(number)
             return
+        self._reporter.stopping()
+        self._deadline = Deadline(self._drain_seconds + DRAIN_GRACE_SECONDS)
+        for slot in self._slots:
+            slot.signal(signal.SIGTERM)
         logger.info(
             "%s: draining for at most %g s; SIGTERM or Ctrl-C now stops at once",
             signal.Signals(number).name,
             self._drain_seconds,
             extra={"event": "draining"},
         )
-        self._reporter.stopping()
-        self._deadline = Deadline(self._drain_seconds + DRAIN_GRACE_SECONDS)
-        for slot in self._slots:
-            slot.signal(signal.SIGTERM)
 
     def _start(self, slot: ProcessSlot, *, last: bool = False) -> None:
         """Start a process, or try again later if the system refuses to fork."""

@@ -25,6 +25,12 @@ def running_with_neighbours(queue: Queue, witness: Witness, worker: Worker) -> l
     return [first, *ids]
 
 
+def drains(queue: Queue, worker: Worker) -> None:
+    """Wait until the process has heard of the drain, after its supervisor: it releases the rest."""
+    worker.says("draining")
+    worker.until(lambda: queue.leased() == 1, "what waits is released")
+
+
 @STOPS
 def test_the_first_signal_drains(
     start: Callable[..., Worker], queue: Queue, witness: Witness, stop: signal.Signals
@@ -33,7 +39,7 @@ def test_the_first_signal_drains(
     worker = start(**PATIENT)
     running_with_neighbours(queue, witness, worker)
     worker.tell(stop)
-    worker.says("draining")
+    drains(queue, worker)
     witness.open("open")
     assert worker.ends() == 0
     assert queue.done() == {"runs": 1}
@@ -52,6 +58,7 @@ def test_a_terminal_that_closes_drains(
     worker.says("SIGHUP: draining")
     worker.tell_all(signal.SIGHUP)
     worker.tell_all(signal.SIGHUP)
+    drains(queue, worker)
     witness.open("open")
     assert worker.ends() == 0
     assert queue.done() == {"runs": 1}
