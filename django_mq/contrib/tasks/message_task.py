@@ -111,7 +111,7 @@ def task(
     Django's own options are `priority`, `queue_name`, `backend` and `takes_context`. The decorator
     of Django 6.0 takes no others; those of 6.1 and of the backport do.
     """
-    given = {**_DEFAULTS, **_given(options, TaskOptions.__optional_keys__)}
+    given = {**_DEFAULTS, **_given(options, TaskOptions.__optional_keys__, "takes_context")}
 
     def wrapper(function: Callable[..., Any]) -> Any:
         alias = given["backend"]
@@ -140,8 +140,12 @@ def _check_known(options: Set[str], task_class: type[Any], alias: str) -> None:
         )
 
 
-def _given(options: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return the options that are not None; raises TypeError for one that is not `known`."""
+def _given(options: Mapping[str, Any], known: Collection[str], *others: str) -> dict[str, Any]:
+    """Return the options that are not None; raises TypeError for one that is not `known`.
+
+    The error also lists `others`, options that the caller takes itself.
+    """
     if unknown := options.keys() - known:
-        raise TypeError(f"a task has no option {min(unknown)!r}: use {', '.join(sorted(known))}")
+        usable = ", ".join(sorted([*known, *others]))
+        raise TypeError(f"a task has no option {min(unknown)!r}: use {usable}")
     return {name: value for name, value in options.items() if value is not None}
