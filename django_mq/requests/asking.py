@@ -8,6 +8,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import transaction
+from django.utils.asyncio import async_unsafe
 
 from django_mq.exceptions import CannotWait
 from django_mq.messages import Message, MessageInstance, current_delivery, foreign_alias
@@ -30,6 +31,7 @@ handler with @handler(atomic=False); or store a request with your data and wait 
     pending.result(timeout=10)"""
 
 
+@async_unsafe("request() blocks, and a coroutine calls it: `await arequest(...)`")
 def request(
     type: str | MessageInstance,
     payload: Any = None,
@@ -73,6 +75,7 @@ def request(
     return PendingReply._of(receipt, message.type, connection)
 
 
+@async_unsafe("ask() blocks, and a coroutine calls it: `await aask(...)`")
 def ask(
     type: str | MessageInstance,
     payload: Any = None,

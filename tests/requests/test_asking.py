@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextvars import copy_context
 from datetime import timedelta
@@ -335,3 +335,14 @@ def test_the_loop_is_not_blocked_unawares() -> None:
             PendingReply(1, using="default").result()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("call", "awaitable"), [(ask, "aask"), (request, "arequest")])
+def test_in_a_coroutine_they_name_the_async_version(
+    call: Callable[[str], Any], awaitable: str
+) -> None:
+    async def view() -> None:
+        call("test.echo")
+
+    with pytest.raises(SynchronousOnlyOperation, match=rf"await {awaitable}\("):
+        asyncio.run(view())

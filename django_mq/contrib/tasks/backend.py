@@ -10,6 +10,7 @@ from typing import Any
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
+from django.utils.asyncio import async_unsafe
 from django.utils.connection import ConnectionDoesNotExist
 from django.utils.module_loading import autodiscover_modules
 
@@ -83,6 +84,7 @@ class MessageQueueBackend(BaseTaskBackend):
             raise InvalidTask(f"{task.module_path}: {error}") from error
         self._handler_of(task)
 
+    @async_unsafe("enqueue() blocks, and a coroutine calls it: `await task.aenqueue(...)`")
     def enqueue(self, task: Task[..., Any], args: Any, kwargs: Any) -> Any:
         """Store the task in the open transaction, if there is one, else in one of its own.
 
@@ -110,6 +112,10 @@ class MessageQueueBackend(BaseTaskBackend):
         task_enqueued.send(type(self), task_result=result)
         return result
 
+    @async_unsafe(
+        "reading a result blocks, and a coroutine does it: `await aget_result(id)` of the task or"
+        " backend, or `await result.arefresh()`"
+    )
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
         """Return the result of a task of this backend; raises TaskResultDoesNotExist."""
         result = self._stored(result_id)

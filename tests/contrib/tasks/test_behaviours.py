@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, connections, transaction
 from django.test import TestCase, TransactionTestCase, override_settings
 from django.test.utils import CaptureQueriesContext
@@ -68,6 +70,23 @@ def test_a_task_is_validated_by_the_settings_of_the_moment(settings: Any) -> Non
         with pytest.raises(InvalidTask, match="Queue 'was-allowed' is not valid"):
             enqueue()
     assert not QueuedMessage.objects.exists()
+
+
+def test_in_a_coroutine_each_call_names_its_async_version() -> None:
+    result = jobs.note.enqueue(1)
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (jobs.note.enqueue, "await task.aenqueue("),
+        (lambda: task_backends["default"].get_result(result.id), "await aget_result(id)"),
+        (result.refresh, "await result.arefresh()"),
+    ]
+
+    async def view(call: Callable[[], Any]) -> None:
+        call()
+
+    for call, way in calls:
+        with pytest.raises(SynchronousOnlyOperation, match=re.escape(way)):
+            async_to_sync(view)(call)
+    assert QueuedMessage.objects.count() == 1
 
 
 def test_each_call_is_one_statement() -> None:
