@@ -8,6 +8,7 @@ from typing import Any, overload
 
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
+from django.utils.asyncio import async_unsafe
 
 from django_mq.conf import get_settings
 from django_mq.messages import BulkReceipt, Cancelled, Message, MessageInstance, Receipt
@@ -125,6 +126,7 @@ async def abroadcast(*args: Any, using: str | None = None, **options: Any) -> Re
     return await sync_to_async(send_durably, thread_sensitive=True)(message, using=using)
 
 
+@async_unsafe("cancel() blocks, and a coroutine calls it: `await sync_to_async(cancel)(...)`")
 def cancel(
     *,
     id: int | None = None,

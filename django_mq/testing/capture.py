@@ -20,6 +20,7 @@ from django_mq.outbox.chunk import observers
 from django_mq.outbox.send import queue_connection
 from django_mq.store.rows import NewRow
 from django_mq.testing.call import encoded
+from django_mq.testing.on_loop import refuse_on_loop
 
 _ANY = object()
 DRAINED = """. Messages that drain() has run do not count: assert before it, or use \
@@ -170,6 +171,7 @@ def _seen(using: str | None) -> Counter[tuple[str, str]]:
         return Counter((each.type, _text(each.payload)) for each in captured)
     from django_mq.models import QueuedMessage
 
+    refuse_on_loop("assert_broadcast")
     alias = queue_connection(using).alias
     rows = QueuedMessage.objects.using(alias).only("type", "payload", "handler")
     copies = Counter((row.type, _text(row.payload), row.handler) for row in rows)

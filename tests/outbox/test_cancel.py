@@ -4,6 +4,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, transaction
 
 from django_mq import InvalidName, InvalidOption, Message, broadcast, broadcast_many, cancel
@@ -97,3 +99,11 @@ def test_cancel_finds_an_id_by_its_index() -> None:
 def test_cancel_refuses_what_names_nothing(error: type[Exception], options: Any) -> None:
     with pytest.raises(error):
         cancel(**options)
+
+
+def test_in_a_coroutine_it_says_how_to_cancel() -> None:
+    async def view() -> None:
+        cancel(id=1)
+
+    with pytest.raises(SynchronousOnlyOperation, match=r"await sync_to_async\(cancel\)\("):
+        async_to_sync(view)()

@@ -12,7 +12,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 
 from django_mq import handler
-from django_mq.testing import deliver, drain, due
+from django_mq.testing import assert_broadcast, capture_broadcasts, deliver, drain, due
 from tests.rows import add
 
 pytestmark = pytest.mark.django_db
@@ -39,6 +39,7 @@ def _handlers(_own_handlers: None) -> None:
         ("due", due),
         ("deliver", lambda: deliver(plain, 1)),
         ("deliver", lambda: deliver(coroutine, 1)),
+        ("assert_broadcast", lambda: assert_broadcast("a.b")),
     ],
 )
 def test_on_a_loop_they_name_the_way(name: str, call: Callable[[], Any]) -> None:
@@ -59,3 +60,11 @@ def test_in_a_thread_they_work(function: Any) -> None:
         assert await sync_to_async(deliver)(function, 1) == 1
 
     async_to_sync(test)()
+
+
+def test_what_was_captured_is_asserted_on_a_loop() -> None:
+    async def test() -> None:
+        with capture_broadcasts():
+            assert_broadcast("a.b", times=0)
+
+    asyncio.run(test())
