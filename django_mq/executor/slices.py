@@ -96,9 +96,7 @@ class SliceRunner:
         """Run as many of `tasks` in one transaction as time allows; return the rest."""
         state = SliceState(
             tasks,
-            slice_limits.limits(
-                [task.timeout for task in tasks], slice_seconds=self._slice_seconds
-            ),
+            self._limits(tasks),
             until=monotonic() + self._slice_seconds,
             announcing=is_observed(message_started),
         )
@@ -107,7 +105,8 @@ class SliceRunner:
         try:
             state.driver = driver = self._session.connect()
             self._session.check_silent()
-            state.settings.update(slice_limits.of_server(driver.info.server_version))
+            if not self._session.borrowed:
+                state.settings.update(slice_limits.of_server(driver.info.server_version))
             with self._session.block():
                 self._body.run(state)
                 self._settle_bound(state)
@@ -131,6 +130,13 @@ class SliceRunner:
             self._session.discard()
         self._session.record_activity()
         return self._remainder(state)
+
+    def _limits(self, tasks: Sequence[Task]) -> dict[str, str]:
+        if self._session.borrowed:  # they would last until the end of a test's transaction
+            return {}
+        return slice_limits.limits(
+            [task.timeout for task in tasks], slice_seconds=self._slice_seconds
+        )
 
     def _remainder(self, state: SliceState) -> Remainder:
         locked = self._still_ours(state.skipped)

@@ -10,6 +10,7 @@ from asgiref.sync import sync_to_async
 from django.db import connection, connections
 
 from django_mq import RemoteError, ReplyTimeout, RetryPolicy, ask, handler, signals
+from django_mq.executor.slice_limits import limits
 from django_mq.models import QueuedMessage
 from django_mq.testing import answering, drain, due
 from testproject.shop.models import Product
@@ -130,18 +131,27 @@ def test_an_error_that_the_asker_gets_is_not_told_twice() -> None:
 )
 @pytest.mark.parametrize("batch", [True, False])
 def test_a_handler_has_the_limits_of_the_test(_database: str, batch: bool) -> None:
-    """Not those of the worker's own statements, which would end a slow statement of a handler."""
+    """Not those of a worker, which end a slow statement or a test that stops in a debugger."""
     found = []
 
     @handler("test.any", name="any", batch=batch)
     def any_(delivery: Any) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("select current_setting('statement_timeout')")
-            found.extend(cursor.fetchone())
-            cursor.execute("select current_setting('lock_timeout')")
-            found.extend(cursor.fetchone())
+        found.append(_limits())
 
+    before = _limits()
     for _ in range(2):
         send("test.any", key="one")
     drain()
-    assert found == ["0", "0"] * 2
+    assert found == [before] * 2
+    assert _limits() == before
+
+
+def _limits() -> dict[str, str]:
+    """Return the settings that a worker changes for a slice, as far as the server has them."""
+    names = [
+        *limits([1.0, 2.0], slice_seconds=0.1),
+        *("statement_timeout", "lock_timeout", "transaction_timeout"),
+    ]
+    with connection.cursor() as cursor:
+        cursor.execute("select name, setting from pg_settings where name = any(%s)", [names])
+        return dict(cursor.fetchall())
