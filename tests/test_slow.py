@@ -1,4 +1,4 @@
-"""What a plain run leaves to CI, and what it keeps."""
+"""A plain run leaves the slow cases to CI, and keeps each value and each kind of fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What delays a due message: the messages claimed before it, or a session that locks its row."""
+"""The obstacles of a due message: the messages claimed before it, or a session that locks it."""
 
 from __future__ import annotations
 
