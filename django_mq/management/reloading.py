@@ -19,7 +19,7 @@ from django.utils.autoreload import (
     start_django,
 )
 
-from django_mq.supervisor.stop_signals import STOP_SIGNALS, is_ignored_hangup, leave_by
+from django_mq.supervisor.stop_signals import STOP_SIGNALS, is_ignored_hangup
 
 #: Exit code of Django's reloader when code changed.
 RELOAD_EXIT_CODE = 3
@@ -57,13 +57,14 @@ def _handle_stop_signals(handle: Callable[[int, object], None]) -> None:
 
 def _leave(number: int, frame: object) -> None:
     """Begin to end this process; after that, only Ctrl-C cuts its drain short."""
-    _handle_stop_signals(_leave_at_once)
+    _handle_stop_signals(_ignore)  # the others come from the parent, after a Ctrl-C for both
+    # By the kernel: the main thread waits for the drain, and another one may receive the signal.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(0)
 
 
-def _leave_at_once(number: int, frame: object) -> None:
-    if number == signal.SIGINT:  # the others come from the parent, after a Ctrl-C for both
-        leave_by(number)
+def _ignore(number: int, frame: object) -> None:
+    """Do nothing; with SIG_IGN, Python would complain about a signal that came just before."""
 
 
 class _Reloader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import signal
@@ -94,6 +95,26 @@ def test_the_second_signal_leaves_at_once(
     worker.tell_all(stop)
     worker.says(r"waiting at most 600 s for message \d+")
     worker.tell_all(stop)
+    worker.ends()
+    worker.until(lambda: not worker.remaining(), "nothing is left")
+    assert not queue.done()
+    assert "Traceback" not in worker.said()
+
+
+@pytest.mark.slow
+def test_the_second_signal_leaves_at_once_if_another_thread_receives_it(
+    start: Callable[..., Worker], queue: Queue, witness: Witness
+) -> None:
+    """The kernel may choose any thread; Python's handlers would wait for the main one."""
+    worker = start("--reload", "--drain-seconds", 600)
+    queue.send("gate", "runs", gate="open")
+    worker.until(lambda: witness.started("runs"), "it runs")
+    worker.tell(signal.SIGTERM)
+    worker.says(r"waiting at most 600 s for message \d+")
+    [child] = worker.children()
+    tasks = (int(task.name) for task in Path(f"/proc/{child}/task").iterdir())
+    thread = min(task for task in tasks if task != child)
+    assert ctypes.CDLL(None).tgkill(child, thread, signal.SIGINT) == 0
     worker.ends()
     worker.until(lambda: not worker.remaining(), "nothing is left")
     assert not queue.done()
