@@ -28,15 +28,17 @@ class ClaimRound:
     """The sums of one round of claims, one claim per group of lanes.
 
     `filled`: the kinds of executors for which more messages may be due. `no_room`: a group was
-    skipped. `unfinished`: a claim stopped early. `contended`: another session was claiming from the
-    queue. `full_in`: the seconds until a group in which a scan from a mark found nothing may be
-    scanned from the front; None if there is no such group.
+    skipped. `unfinished`: a claim stopped early. `at_limit`: a queue has as many messages in
+    flight as it may. `contended`: another session was claiming from the queue. `full_in`: the
+    seconds until a group in which a scan from a mark found nothing may be scanned from the front;
+    None if there is no such group.
     """
 
     count: int = 0
     filled: set[str] = field(default_factory=set)
     no_room: bool = False
     unfinished: bool = False
+    at_limit: bool = False
     contended: bool = False
     full_in: float | None = None
 

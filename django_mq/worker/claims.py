@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from operator import attrgetter
+from time import perf_counter
 
 from django_mq.executor.statements import within_transaction
 from django_mq.executor.stopped_queues import StoppedQueues
@@ -78,6 +79,10 @@ class ClaimRouter:
         """Return the name of the next claim, which its rows carry."""
         self.of_round.append(f"{self._worker}:{next(self._numbers)}")
         return self.of_round[-1]
+
+    def clock(self) -> float:
+        """Return the seconds of a clock that times scans: it stands still during searches."""
+        return perf_counter() - self.refused.searched_for
 
     def statement_group(self, queue: str, options: ClaimOptions) -> str:
         """Return a text that is equal for queues which one claim can serve, given equal options."""

@@ -1,22 +1,20 @@
-"""Decide when to claim, from which lanes, and how much."""
+"""Decide when to poll, when to claim, and when to take over messages whose leases have lapsed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import monotonic, perf_counter
+from time import monotonic
 
 from django_mq.executor.last_starts import LastStarts
-from django_mq.executor.lease_clock import lease_clock
 from django_mq.store import Cursor, poll
-from django_mq.store.claim import LANE_START, Lane
-from django_mq.worker.claim_round import ClaimResult, ClaimRound
-from django_mq.worker.claims import KEYED, PLAIN, ClaimRouter
+from django_mq.worker.claims import ClaimRouter
+from django_mq.worker.due_fetcher import DueFetcher
 from django_mq.worker.intake import Intake
 from django_mq.worker.lanes import Lanes
 from django_mq.worker.lapsed_fetcher import LapsedFetcher
 from django_mq.worker.ordered_queues import OrderedQueues
 from django_mq.worker.queue_options import ClaimOptions
-from django_mq.worker.watermarks import GroupWatermarks, LaneName, Rest
+from django_mq.worker.watermarks import Rest
 
 #: Seconds until the next poll, after a ring or a claim that took something: it finds messages whose
 #: rings were coalesced.
@@ -44,22 +42,16 @@ class Fetcher:
         last_starts: LastStarts,
         poll_interval: float,
     ) -> None:
-        self._options = options
         self._intake = intake
         self._claims = claims
         self._ordered_queues = ordered_queues
         self._last_starts = last_starts
         self._poll_interval = poll_interval
-        self._marks = GroupWatermarks()
-        self._lapsed = LapsedFetcher(
-            options=options,
-            intake=intake,
-            claims=claims,
-            ordered_queues=ordered_queues,
-            clock=self._clock,
-        )
         self._lanes = Lanes(patterns)
-        self._kinds: set[str] = set()
+        self._due = DueFetcher(options=options, intake=intake, claims=claims, lanes=self._lanes)
+        self._lapsed = LapsedFetcher(
+            options=options, intake=intake, claims=claims, ordered_queues=ordered_queues
+        )
         self._rung = self._postponed = False
         self._may_be_due = True
         self._must_poll = True
@@ -100,7 +92,7 @@ class Fetcher:
         For when a message has ended that held up its key, its ordered queue or its limited queue.
         """
         self.empty = False
-        self._marks.request_full()
+        self._due.request_full()
         self._may_be_due = True
 
     def on_outage_over(self) -> None:
@@ -141,7 +133,8 @@ class Fetcher:
 
     def _claim(self, cursor: Cursor) -> float:
         self._may_be_due = False  # an executor may set it again while the statement runs
-        claimed = self._claim_round(cursor)
+        claimed = self._due.fetch(cursor)
+        self._was_limited = claimed.at_limit or claimed.contended
         if claimed.unfinished:
             self.empty = False
             self._may_be_due = True
@@ -159,81 +152,9 @@ class Fetcher:
             return max(0.0, min(self._poll_interval, wait, self._ordered_queues.next_turn_in()))
         if claimed.full_in is not None:
             self._may_be_due = True
-            self._marks.request_full()
+            self._due.request_full()
             return min(claimed.full_in, self._sleep(cursor))
         return self._sleep(cursor)
-
-    def _claim_round(self, cursor: Cursor) -> ClaimRound:
-        """Claim once from each group of lanes, the most preferred first."""
-        claimed = ClaimRound()
-        self._was_limited = False
-        # Read once: a full scan of one group of lanes must not postpone that of the next group.
-        full: dict[str, bool] = {}
-        for (options, group), lanes in self._lanes.groups(self._group):
-            kind = options.kind
-            if claimed.is_filled(kind):
-                continue
-            # A queue that is claimed alone has a line, or a limit in flight, which counts claims.
-            ahead = options.ahead and group in (PLAIN, KEYED)
-            room = self._intake.room(kind, options.list_size, ahead=ahead)
-            room = min(room, self._claims.max_per_claim(lanes[0][0], options))
-            if room <= 0:
-                claimed.no_room = True
-                continue
-            if group not in full:
-                full[group] = self._is_full(group, lanes[0][0], options)
-                self._marks[group].begin_scan(full=full[group])
-            result = self._claim_from(cursor, lanes, options, room, group=group, full=full[group])
-            rows = result.claim.rows
-            if result.scanned and not (rows or full[group] or group == KEYED):
-                claimed.note_mark(self._marks[group].full_in())
-            claimed.count += len(rows)
-            self._was_limited |= result.at_limit or result.contended
-            claimed.unfinished |= result.claim.unfinished
-            claimed.contended |= result.contended
-            if len(rows) == room or result.size > options.batch_bytes // 2:
-                claimed.filled.add(kind)
-                if all(map(claimed.is_filled, self._kinds)):
-                    break
-        return claimed
-
-    def _claim_from(
-        self,
-        cursor: Cursor,
-        lanes: list[LaneName],
-        options: ClaimOptions,
-        room: int,
-        *,
-        group: str,
-        full: bool,
-    ) -> ClaimResult:
-        asked_at, began = lease_clock(), self._clock()
-        own = self._marks[group]
-        marked = [Lane(*lane, *own.mark(lane, full=full)) for lane in lanes]
-        result = self._claims.claim(cursor, marked, options, limit=room, from_marks=not full)
-        has_marks = any(lane.at != LANE_START[0] for lane in marked)
-        if result.scanned and (has_marks or full or group != KEYED):
-            seconds, counted = self._clock() - began, result.at_limit and not result.claim.rows
-            own.record_scan(result.claim.marks, seconds, full=full, group=(options, counted))
-        else:  # neither a full scan that was due, nor a regular one
-            own.advance(result.claim.marks)
-        if group == KEYED and has_marks and len(result.claim.rows) < room // 2:
-            own.record_sparse_scan()
-            result = result._replace(claim=result.claim._replace(unfinished=True))
-        if rows := result.claim.rows:
-            self._lanes.pass_turn(lanes, {(row.queue, row.priority) for row in rows})
-            size = options.list_size
-            self._intake.take(cursor, rows, lapsed=False, list_size=size, asked_at=asked_at)
-        return result
-
-    def _is_full(self, group: str, queue: str, options: ClaimOptions) -> bool:
-        """Return whether the next scan of `group`, which contains `queue`, begins at the front."""
-        if group in (PLAIN, KEYED):
-            return self._marks[group].full_is_due()
-        # What an operator requeues comes first in its line, so only rests keep it from the front.
-        # With keys, most freed messages lie there.
-        keyed = self._claims.facts.has_keys(queue) and not options.ordered
-        return keyed or not self._marks[group].full_in()
 
     def _take_over(self, cursor: Cursor, now: float) -> None:
         # Twice per poll interval while there is a backlog, since a lapsed row also waits behind the
@@ -259,9 +180,7 @@ class Fetcher:
         self._lapsed.update(leased)
         lanes = [(each.queue, each.number) for each in mine if each.kind == "lane"]
         self.due_queues = {each.queue for each in mine if each.due}
-        self._lanes.update(lanes, now)
-        self._kinds = {self._options(queue).kind for queue, _ in self._lanes.known}
-        self._marks.keep(self._lanes.known, {self._group(each)[1] for each in self._lanes.known})
+        self._due.update(lanes, now)
         self._last_starts.keep(self._lanes.known)
         waits = [each.next_in for each in mine if each.next_in and each.next_in > 0]
         self._due_at = now + min(waits, default=float("inf"))
@@ -289,12 +208,3 @@ class Fetcher:
         if self._must_poll and self._repoll_at == float("inf"):
             until = min(until, self._poll_allowed_at)
         return max(0.0, min(until - monotonic(), self._ordered_queues.next_turn_in()))
-
-    def _clock(self) -> float:
-        """Return the seconds of a clock for timing scans: it stands still during searches."""
-        return perf_counter() - self._claims.refused.searched_for
-
-    def _group(self, lane: LaneName) -> tuple[ClaimOptions, str]:
-        """Return the options and the statement group, which all lanes of a claim have in common."""
-        options = self._options(lane[0])
-        return options, self._claims.statement_group(lane[0], options)

@@ -28,10 +28,7 @@ class TakenOver:
 
 
 class LapsedFetcher:
-    """Takes over lapsed messages for one process. The thread that runs the loop calls `fetch()`.
-
-    `clock` measures scans, see `Fetcher`.
-    """
+    """Takes over lapsed messages for one process. The thread that runs the loop calls `fetch()`."""
 
     def __init__(
         self,
@@ -40,13 +37,12 @@ class LapsedFetcher:
         intake: Intake,
         claims: ClaimRouter,
         ordered_queues: OrderedQueues,
-        clock: Callable[[], float],
     ) -> None:
         self._options = options
         self._intake = intake
+        self._claims = claims
         self._router = LapsedRouter(claims)
         self._ordered_queues = ordered_queues
-        self._clock = clock
         self._queues: list[str] = []
         self._marks: Watermarks[str] = Watermarks()
         self._rows_behind = False
@@ -79,10 +75,10 @@ class LapsedFetcher:
             if not begun:  # once: another full scan may be requested during the first statement
                 self._marks.begin_scan(full=full)
                 begun = True
-            began = self._clock()
+            began = self._claims.clock()
             marks = {queue: self._marks.mark(queue, full=full) for queue in queues}
             lapsed = self._router.take_over(cursor, queues, options, limit=room, marks=marks)
-            seconds = self._clock() - began
+            seconds = self._claims.clock() - began
             self._marks.record_scan(lapsed.marks, seconds, full=full, group=options)
             found |= bool(lapsed.marks)
             done.freed |= bool(lapsed.released or lapsed.dead)

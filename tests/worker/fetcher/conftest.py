@@ -12,6 +12,7 @@ from django_mq.executor.last_starts import LastStarts
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.messages import ClaimedRow
 from django_mq.policy.line_marks import LineMarks
+from django_mq.worker import claims as claims_module
 from django_mq.worker import fetcher as fetcher_module
 from django_mq.worker import watermarks as marks_module
 from django_mq.worker.claims import ClaimRouter
@@ -19,6 +20,7 @@ from django_mq.worker.fetcher import Fetcher
 from django_mq.worker.intake import Intake
 from django_mq.worker.ordered_queues import OrderedQueues
 from django_mq.worker.queue_options import ClaimOptions
+from django_mq.worker.watermarks import GroupWatermarks
 from tests.database import second_connection
 
 
@@ -88,6 +90,10 @@ class Rig:
         )
         return self
 
+    @property
+    def marks(self) -> GroupWatermarks:
+        return self.fetcher._due._marks
+
     def room(self, kind: str, list_size: int = 1, *, ahead: bool = True) -> int:
         return self.rooms[kind]
 
@@ -129,7 +135,7 @@ def rig(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig
     clock = Clock()
     monkeypatch.setattr(fetcher_module, "monotonic", clock)
     # A slow full scan, as on a busy machine, would put off the next one.
-    monkeypatch.setattr(fetcher_module, "perf_counter", clock)
+    monkeypatch.setattr(claims_module, "perf_counter", clock)
     monkeypatch.setattr(marks_module, "monotonic", clock)
     with second_connection() as own, own.cursor() as cursor:
         yield Rig(Counting(cursor, clock), clock)

@@ -9,7 +9,7 @@ import pytest
 from django_mq.models import QueuedMessage
 from django_mq.policy.line_marks import FRONT
 from django_mq.store import ordered_queues
-from django_mq.worker import fetcher as fetcher_module
+from django_mq.worker import claims as claims_module
 from django_mq.worker.queue_options import ClaimOptions
 from tests.rows import add
 from tests.waiting import until
@@ -57,7 +57,7 @@ def id_before_the_mark(rig: Rig) -> int:
 
 def let_full_scans_rest(rig: Rig, queue: str) -> None:
     """As after two expensive ones."""
-    rig.fetcher._marks[f"alone {queue}"]._allowed_at = rig.clock.now + REST
+    rig.marks[f"alone {queue}"]._allowed_at = rig.clock.now + REST
 
 
 @pytest.mark.parametrize("given", [{"queue": "mail"}, {"queue": "line", "ordered": True}])
@@ -126,7 +126,7 @@ def test_what_was_not_scanned_lets_no_full_scan_rest(
     alone: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does it end a rest: of two scans, the quicker one counts."""
-    marks = alone.fetcher._marks["alone line"]
+    marks = alone.marks["alone line"]
     marks.record_scan({}, 1.0, full=True, group=alone.options["line"])
     monkeypatch.setattr(alone.fetcher._claims, "_has_any", lambda queue: queue == "line")
     add("line", ordered=True)
@@ -141,8 +141,8 @@ def test_counts_at_the_limit_do_not_pass_for_quick_scans(
 ) -> None:
     """Between two expensive scans of the lanes, the queue is at its limit."""
     alone.options["mail"] = alone.options["mail"]._replace(max_in_flight=1)
-    monkeypatch.setattr(fetcher_module, "perf_counter", lambda: alone.cursor.asked.count("claim"))
-    marks = alone.fetcher._marks["alone mail"]
+    monkeypatch.setattr(claims_module, "perf_counter", lambda: alone.cursor.asked.count("claim"))
+    marks = alone.marks["alone mail"]
     for _ in range(2):
         message = add()
         alone.fetcher.on_ring()
@@ -161,7 +161,7 @@ def test_marks_of_queues_that_are_gone_are_forgotten(
 ) -> None:
     add("line", ordered=True), add()
     take_all(alone)
-    assert {"alone line", "alone mail"} <= alone.fetcher._marks.keys()
+    assert {"alone line", "alone mail"} <= alone.marks.keys()
     alone.clock.now += 3600
     alone.settle()
-    assert not {"alone line", "alone mail"} & alone.fetcher._marks.keys()
+    assert not {"alone line", "alone mail"} & alone.marks.keys()

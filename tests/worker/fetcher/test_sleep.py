@@ -9,7 +9,8 @@ import pytest
 from django.db.models.functions import Now
 
 from django_mq.models import QueuedMessage, QueueState
-from django_mq.worker import fetcher as fetcher_module
+from django_mq.store import poll
+from django_mq.worker import claims as claims_module
 from django_mq.worker.claims import MAX_BATCHES, PLAIN
 from django_mq.worker.fetcher import REPOLL_DELAY
 from django_mq.worker.queue_options import ClaimOptions
@@ -47,7 +48,7 @@ def test_a_message_that_is_retried_while_it_looks_is_not_overlooked(
 ) -> None:
     """An executor commits the retry after the statement has run, and before its rows are read."""
     rig.make(poll=600.0)
-    statement = fetcher_module.poll.poll
+    statement = poll.poll
 
     def look(cursor: Any) -> Any:
         seen = statement(cursor)
@@ -56,7 +57,7 @@ def test_a_message_that_is_retried_while_it_looks_is_not_overlooked(
             rig.fetcher.on_freed()
         return seen
 
-    monkeypatch.setattr(fetcher_module.poll, "poll", look)
+    monkeypatch.setattr(poll, "poll", look)
     assert 25 < rig.settle() <= 30
 
 
@@ -127,10 +128,10 @@ def test_a_ring_that_was_too_early_is_looked_after(rig: Rig) -> None:
 def test_a_storm_of_rings_is_not_a_storm_of_scans(rig: Rig, monkeypatch: Any) -> None:
     """Every login may NOTIFY; expensive scans take a tenth of the time at most."""
     costs = iter(range(10**6))
-    monkeypatch.setattr(fetcher_module, "perf_counter", lambda: next(costs) * 0.05)
+    monkeypatch.setattr(claims_module, "perf_counter", lambda: next(costs) * 0.05)
     rig.make(poll=600.0)
     rig.settle()
-    rig.fetcher._marks[PLAIN]._usual = 0.001  # a bad day: full scans take 50 ms, others 1 ms
+    rig.marks[PLAIN]._usual = 0.001  # a bad day: full scans take 50 ms, others 1 ms
     rig.cursor.asked.clear()
     until = rig.clock.now + 5.0
     while rig.clock.now < until:
@@ -195,7 +196,7 @@ def test_what_comes_between_claim_and_look_is_not_missed(
     """The look before the sleep finds it due, so the sleep is skipped: also with until_empty."""
     rig.make("mail", poll=600.0)  # a lane known to it
     rig.settle()
-    look = fetcher_module.poll.poll
+    look = poll.poll
     added: list[QueuedMessage] = []
 
     def late(cursor: Any) -> Any:
@@ -204,7 +205,7 @@ def test_what_comes_between_claim_and_look_is_not_missed(
         return look(cursor)
 
     rig.fetcher.on_freed()
-    monkeypatch.setattr(fetcher_module.poll, "poll", late)
+    monkeypatch.setattr(poll, "poll", late)
     rig.settle()
     assert added[0].pk in rig.ids()
 
