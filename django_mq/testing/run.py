@@ -30,7 +30,8 @@ from django_mq.store import Cursor, schedules
 from django_mq.store import testing as store
 from django_mq.testing.on_loop import refuse_on_loop
 from django_mq.values import When, checked_when, short_repr
-from django_mq.worker.inline_run import InlineFailure, InlineRun, add_note
+from django_mq.worker.inline_failures import InlineFailure, add_note
+from django_mq.worker.inline_run import InlineRun
 
 #: How to treat the errors that handlers raise.
 Errors = Literal["raise", "keep"]

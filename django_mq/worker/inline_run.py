@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
 from django_mq.conf import get_settings
-from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost, Reject, Retry
+from django_mq.exceptions import HandlerBrokeTransaction
 from django_mq.executor import reports
 from django_mq.executor.connections import statement_cursor
 from django_mq.executor.ended import Ended, Settled
@@ -35,12 +34,12 @@ from django_mq.messages import ClaimedRow, Delivery
 from django_mq.operations.steps import carry_out_all
 from django_mq.policy.line_marks import FRONT, LineMarks
 from django_mq.policy.missing_right import is_missing_right
-from django_mq.policy.outcomes import DeadLettered
 from django_mq.signals import is_observed, message_started
 from django_mq.store import adopt, leases, ordered_queues, poll
 from django_mq.store.claim import Lane
 from django_mq.worker.borrowed_connection import TransactionGuard
 from django_mq.worker.claims import ClaimRouter
+from django_mq.worker.inline_failures import InlineFailure, failure_of
 from django_mq.worker.ordered_queues import ADOPT_WINDOW
 from django_mq.worker.queue_backoff import BackoffLevels
 from django_mq.worker.queue_options import ClaimOptionsCache
@@ -54,14 +53,6 @@ if TYPE_CHECKING:
 MAX_DELIVERIES = 100_000
 #: The name of the worker that claims the messages.
 NAME = "drain"
-
-
-class InlineFailure(NamedTuple):
-    """A failed attempt of an inline run; `answered`: the requester gets the error as the result."""
-
-    delivery: Delivery
-    error: BaseException
-    answered: bool
 
 
 class InlineRun:
@@ -120,7 +111,7 @@ class InlineRun:
             else:
                 self._run_unbound(task)
             self._backoffs.write(self._cursor())
-            if self.failed and _interrupts(self.failed[-1].error):
+            if self.failed and isinstance(self.failed[-1].error, KeyboardInterrupt):
                 raise self.failed[-1].error
         return delivered
 
@@ -168,23 +159,8 @@ class InlineRun:
         )
 
     def _record(self, ended: Sequence[Ended]) -> None:
-        """Record how deliveries ended; add a note that names the message to each error."""
         self._backoffs.record(ended)
-        for each in ended:
-            error = each.error
-            if each.settled is Settled.LOST:
-                error = LeaseLost("the message was removed, or taken over, while it ran")
-                error.__cause__ = each.error
-            elif error is None or (was_asked_for(each) and not _interrupts(error)):
-                continue
-            delivery = each.delivery
-            add_note(
-                error,
-                f"raised by handler {delivery.handler}: message {delivery.id} ({delivery.type}),"
-                f" queue {delivery.queue}, attempt {delivery.attempt} of {delivery.max_attempts}",
-            )
-            answered = delivery._row.wants_result and isinstance(each.outcome, DeadLettered)
-            self.failed.append(InlineFailure(delivery, error, answered))
+        self.failed += filter(None, map(failure_of, ended))
 
     def _claim(self) -> list[ClaimedRow]:
         cursor = self._cursor()
@@ -272,29 +248,3 @@ class _NoTimeout:
 
     def answered(self, id: int) -> None:
         """Do nothing: no supervisor watches an inline run."""
-
-
-def _interrupts(error: BaseException) -> bool:
-    return isinstance(error, KeyboardInterrupt)
-
-
-def was_asked_for(ended: Ended) -> bool:
-    """Return whether the handler chose this end by raising Snooze, Reject or Retry.
-
-    A Retry without an attempt left is a failure, since the handler expected another attempt.
-
-    >>> from types import SimpleNamespace
-    >>> from django_mq.exceptions import Reject
-    >>> was_asked_for(SimpleNamespace(error=Reject("no"), outcome=None, settled=Settled.FAILED))
-    True
-    """
-    error = ended.error
-    if isinstance(error, Retry):
-        return not isinstance(ended.outcome, DeadLettered)
-    return ended.settled is Settled.SNOOZED or isinstance(error, Reject)
-
-
-def add_note(error: BaseException, note: str) -> None:
-    """Add a note to `error`, unless its class allows none (such as a frozen dataclass)."""
-    with contextlib.suppress(Exception):
-        error.add_note(note)
