@@ -7,24 +7,20 @@ that handlers do.
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import socket
 from collections.abc import Callable
 from time import monotonic
 
 from django_mq.executor.deadline import Deadline
 from django_mq.executor.scoreboard import Scoreboard
-from django_mq.supervisor import child as child_process
-from django_mq.supervisor import output
-from django_mq.supervisor.child import BROKEN, DONE, OUT_OF_TIME
+from django_mq.supervisor.child import BROKEN, DONE, OUT_OF_TIME, describe_exit, listed
 from django_mq.supervisor.descriptors import wait_ready
-from django_mq.supervisor.fork_guard import ForkGuard
 from django_mq.supervisor.link_lines import FINISHED, UNFINISHED
 from django_mq.supervisor.process_slot import ProcessSlot
+from django_mq.supervisor.process_starter import ProcessStarter
 from django_mq.supervisor.readiness import Readiness
 from django_mq.supervisor.reporter import Reporter
-from django_mq.supervisor.stop_signals import STOP_SIGNALS, StopSignals, leave_by, signals_held
+from django_mq.supervisor.stop_signals import StopSignals, leave_by
 from django_mq.worker import Worker
 from django_mq.worker.recovery import DeadWorker
 
@@ -43,7 +39,7 @@ LAST_RECOVERY_SECONDS = 10.0
 class Supervisor:
     """Runs `processes` children until they are done, or until a stop signal.
 
-    `make_worker(number, id, scoreboard)` is called in the child. `max_rss` is in megabytes.
+    `make_worker` is that of `ProcessStarter`. `max_rss` is in megabytes.
     """
 
     def __init__(
@@ -57,13 +53,13 @@ class Supervisor:
         max_rss: int | None,
         reporter: Reporter,
     ) -> None:
-        self._make_worker = make_worker
-        self._until_empty = until_empty
         self._drain_seconds = drain_seconds
         self._max_rss = max_rss
         self._reporter = reporter
-        self._fork_guard = ForkGuard()
         self._slots = [ProcessSlot(Scoreboard(entries)) for _ in range(processes)]
+        self._starter = ProcessStarter(
+            make_worker, slots=self._slots, reporter=reporter, until_empty=until_empty
+        )
         self._orphaned: dict[str, DeadWorker] = {}
         self._deadline: Deadline | None = None
         self._code = DONE
@@ -77,7 +73,7 @@ class Supervisor:
             self._signals = signals
             try:
                 for slot in self._slots:
-                    self._start(slot)
+                    self._starter.start(slot, self._signals)
                 while not all(slot.finished for slot in self._slots):
                     self._wait()
                     self._step()
@@ -117,7 +113,7 @@ class Supervisor:
                 if self._deadline is not None:
                     slot.finished = True
                 elif monotonic() >= slot.restart_at:
-                    self._start(slot)
+                    self._starter.start(slot, self._signals)
         self._pass_on()
         if self._deadline is not None and self._deadline.passed():
             for slot in self._slots:
@@ -143,73 +139,6 @@ class Supervisor:
             extra={"event": "draining"},
         )
 
-    def _start(self, slot: ProcessSlot, *, last: bool = False) -> None:
-        """Start a process, or try again later if the system refuses to fork."""
-        slot.prepare()
-        try:
-            self._fork(slot, last)
-        except OSError as error:
-            delay = slot.restart_delay()
-            slot.restart_at = monotonic() + delay
-            logger.error(
-                "cannot start a worker process (%s); trying again in %g s",
-                error,
-                delay,
-                extra={"event": "worker_not_started"},
-            )
-
-    def _fork(self, slot: ProcessSlot, last: bool) -> None:
-        self._fork_guard.prepare()
-        output.flush()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                with signals_held():
-                    pid = os.fork()
-                    if pid == 0:
-                        self._become_child(slot, ours, theirs, last)
-            except OSError:
-                ours.close()
-                raise
-        slot.assign(pid, ours)
-
-    def _become_child(
-        self, slot: ProcessSlot, ours: socket.socket, theirs: socket.socket, last: bool
-    ) -> None:
-        code = BROKEN
-        try:
-            ours.close()
-            for other in self._slots:
-                if other.link is not None:
-                    other.link.close()
-            self._reporter.close()
-            self._signals.restore()
-            signals = StopSignals()
-            signals.install()
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-            slot.stacks.serve()
-            number = self._slots.index(slot)
-            worker = self._make_worker(number, slot.worker, slot.scoreboard)
-            code = child_process.run(
-                worker,
-                theirs,
-                signals,
-                until_empty=self._until_empty,
-                last=last,
-                counts=self._reporter.counts,
-                quiet=slot.quiet,
-                declares=not slot.declared,
-            )
-        except BaseException as error:
-            # The supervisor logs the error at each restart; one traceback is enough.
-            level = logging.DEBUG if slot.failures else logging.ERROR
-            logger.log(level, "worker failed", exc_info=True, extra={"event": "worker_failed"})
-            child_process.report_failure(theirs, error)
-        finally:
-            output.flush()
-            # Not sys.exit: threads may be stuck in handlers, and exit hooks belong to the parent.
-            os._exit(code)
-
     def _reap(self, slot: ProcessSlot, *, wait: bool = False) -> None:
         pid = slot.pid
         status = slot.reap(wait=wait)
@@ -233,7 +162,7 @@ class Supervisor:
                 lost=f"process {pid} failed ({slot.failure_class})",
             )
         else:
-            self._on_died(slot, f"process {pid} {child_process.describe_exit(status)}")
+            self._on_died(slot, f"process {pid} {describe_exit(status)}")
 
     def _on_ended(self, slot: ProcessSlot) -> None:
         if slot.recycling and not slot.leaving:
@@ -263,7 +192,7 @@ class Supervisor:
             "worker %s: %s while it ran %s%s",
             slot.worker,
             reason,
-            child_process.listed(ran),
+            listed(ran),
             then,
             extra={"event": "worker_died", "worker": slot.worker},
         )
@@ -286,7 +215,7 @@ class Supervisor:
         """Start one more process, only to settle the messages of the last dead ones."""
         slot = self._slots[0]
         slot.finished = True
-        self._start(slot, last=True)
+        self._starter.start(slot, self._signals, last=True)
         deadline = Deadline(LAST_RECOVERY_SECONDS)
         while slot.pid and not deadline.passed():
             self._pass_on()
