@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Any
 
 from django_mq.conf.error_logs import log_failure
 from django_mq.executor import reports
+from django_mq.executor.async_caller import AsyncCaller
 from django_mq.executor.async_settler import AsyncSettler
 from django_mq.executor.call_starts import CallStarts
-from django_mq.executor.call_timeout import LoopTimeout, own_cancel
 from django_mq.executor.ended import ACKED, Ended, Settled
-from django_mq.executor.leased_call import leased_call, result_of
 from django_mq.executor.local_queue import STUCK_AFTER, LocalQueue
 from django_mq.executor.loop_end import LoopEnd
 from django_mq.executor.loop_watch import LoopWatch
-from django_mq.executor.other_threads import OtherThreads
 from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.executor.scoreboard_entries import CallEntries
-from django_mq.executor.shared_thread import SharedThread
 from django_mq.executor.tasks import Task, fences
 from django_mq.executor.watchdog import Link
-from django_mq.messages import set_current
-from django_mq.policy.outcomes import AttemptEnded, cut_short
-from django_mq.policy.stack import Frame, all_stacks, awaited_by, of_handler, raised_from
-from django_mq.signals import is_observed, message_started
+from django_mq.policy.stack import Frame, all_stacks, awaited_by, of_handler
 
 #: Seconds over which freed slots are collected before they are announced, so that one claim fills
 #: them all.
 ROOM_EVERY = 0.0005
-#: At the end, seconds to wait for the thread of blocking calls to close its connections.
-CLOSE_SECONDS = 1.0
 
 #: Runs one call, and returns how its messages ended.
 CallTask = asyncio.Task[list[Ended]]
@@ -65,10 +56,8 @@ class AsyncRunner(threading.Thread):
         self._watch = LoopWatch(poke)
         #: Whether the drain ran out of time and cancelled handlers.
         self.cut_off = False
-        self._cancelling = self._drained = self._room_notice_due = False
+        self._drained = self._room_notice_due = False
         self._running: dict[CallTask, CallEntries] = {}
-        # The operator who stopped a message, by its id.
-        self._stopped: dict[int, str] = {}
         self._settler = AsyncSettler(
             context, on_calls_settled=self._calls_settled, give_up=self._give_up, link=link
         )
@@ -129,7 +118,7 @@ class AsyncRunner(threading.Thread):
         """Stop the call of message `id`, if it runs here. From any thread."""
         if (found := self._call_of(id)) is None:
             return False
-        self._loop.call_soon_threadsafe(self._cancel, found[1], id, by)
+        self._loop.call_soon_threadsafe(self._caller.stop, found[1], id, by)
         return True
 
     def where(self, id: int) -> list[Frame]:
@@ -149,14 +138,13 @@ class AsyncRunner(threading.Thread):
         self._scoreboard.bind_thread(*self._indexes)
         self._settler.start()
         asyncio.set_event_loop(self._loop)
-        self._thread = SharedThread(self._loop)
-        self._others = OtherThreads(self._loop)
+        self._caller = AsyncCaller(self._context, self._loop)
         try:
             self._run_loop()
         finally:
             self._settler.end()
             self._settler.join()
-            self._loop.run_until_complete(self._thread.close(CLOSE_SECONDS))
+            self._loop.run_until_complete(self._caller.close())
             self._loop.close()
 
     def _run_loop(self) -> None:
@@ -186,7 +174,7 @@ class AsyncRunner(threading.Thread):
     async def _run(self, tasks: list[Task], entries: CallEntries) -> list[Ended]:
         if not (ready := await self._starts.ready(tasks, entries)):
             return []
-        ended = await self._call(ready, entries)
+        ended = await self._caller.call(ready, entries)
         # Before the settle: if the process is ended now, these messages are not the cause.
         entries.end()
         return ended
@@ -200,7 +188,7 @@ class AsyncRunner(threading.Thread):
         error = asyncio.CancelledError("by another handler") if cancelled else call.exception()
         ended = call.result() if error is None else []
         # Cancelled by the drain it stays on the scoreboard, and the attempt counts.
-        if error is not None and not (cancelled and self._cancelling):
+        if error is not None and not (cancelled and self._caller.cancelling):
             log_failure("executor_failed", error, "async runner failed")
             was_called = entries.limit is not None or not cancelled
             settled = Settled.LOST if was_called else Settled.RELEASED
@@ -240,60 +228,12 @@ class AsyncRunner(threading.Thread):
         self._room_notice_due = False
         self._poke()
 
-    async def _call(self, tasks: list[Task], entries: CallEntries) -> list[Ended]:
-        result: Any = None
-        error: BaseException | None = None
-        limit = entries.limit = asyncio.timeout(tasks[0].timeout)
-        timeout = LoopTimeout(self._loop, limit, entries)
-        lease = max(self._context.lease_of(task.delivery.queue) for task in tasks)
-        call = leased_call(tasks, alias=self._context.alias, lease=lease, timeout=timeout)
-        if is_observed(message_started):
-            for delivery in call.deliveries:
-                await reports.started_on_loop(delivery)
-        timeout.show(tasks[0].timeout)
-        set_current(call.deliveries[0], self._context.alias)
-        began = perf_counter()
-        try:
-            async with limit:
-                result = await result_of(tasks[0].handler.call, call)
-            if limit.expired():  # it caught the cancel
-                raise TimeoutError
-        except BaseException as raised:
-            kind = type(raised)  # not isinstance(), which reads the error's own `__class__`
-            if issubclass(kind, asyncio.CancelledError | GeneratorExit) and self._cancelling:
-                raise  # ended by the drain, not by the handler itself
-            late = issubclass(kind, TimeoutError) and limit.expired()
-            error = self._late_error(tasks, raised, perf_counter() - began) if late else raised
-            if late:  # its blocking call goes on: the supervisor ends the process if that lasts
-                await self._thread.wait_for_calls(call.deliveries[0])
-                await self._others.wait_for_calls(call.deliveries[0], entries)
-        error = await own_cancel() or error
-        seconds = perf_counter() - began
-        if self._stopped:
-            for task in tasks:
-                self._stopped.pop(task.delivery.id, None)
-        self._thread.end_handler(call.deliveries[0])
-        return call.end(self._context.failure_end, result, error, seconds)
-
-    def _late_error(self, tasks: list[Task], raised: BaseException, seconds: float) -> AttemptEnded:
-        """Return the error of a call cancelled by its limit, with the place where it waited."""
-        stopped = (self._stopped[id] for task in tasks if (id := task.delivery.id) in self._stopped)
-        error = cut_short(next(stopped, None), seconds)
-        error.stack = raised_from(raised.__cause__ or raised)
-        return error
-
-    def _cancel(self, entries: CallEntries, id: int, by: str) -> None:
-        with contextlib.suppress(RuntimeError):  # it has just ended
-            if entries.limit is not None:
-                entries.limit.reschedule(self._loop.time())
-                self._stopped[id] = by
-
     async def _drain(self, end: LoopEnd) -> None:
         self._watch.moved()
         self._starts.start_lingering()
         try:
             await end.wait_for_calls(self._running)
-            self._cancelling, self.cut_off = True, bool(self._running)
+            self._caller.cancelling, self.cut_off = True, bool(self._running)
             await end.cancel_all(self._running)
         finally:
             self._drained = True

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from django_mq import handler
-from django_mq.executor import async_runner as aio
+from django_mq.executor import async_caller
 from django_mq.executor.nonatomic import NonAtomic
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
@@ -239,7 +239,7 @@ def test_a_runner_that_fails_keeps_no_lease(
     def ended(*args: Any) -> Any:
         raise ZeroDivisionError("a bug of ours")
 
-    monkeypatch.setattr(aio, "leased_call", ended)
+    monkeypatch.setattr(async_caller, "leased_call", ended)
     messages = [keyed(), keyed()]
     start(until_empty=True, threads=4).join()
     assert [m.attempts for m in map(stored, messages)] == [1, 0]
