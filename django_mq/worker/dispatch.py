@@ -34,11 +34,14 @@ RELEASE_TRIES = 4
 
 @dataclass(slots=True)
 class _SortedRows:
-    """Rows by their outcome: tasks, settled rows, and rows `behind` one that cannot run here."""
+    """Rows by their outcome: tasks, settled rows, and rows to release.
+
+    Those to release are `behind` one that cannot run here, or got no answer from the database.
+    """
 
     tasks: list[Task] = field(default_factory=list)
     settled: list[Fence] = field(default_factory=list)
-    behind: list[Delivery] = field(default_factory=list)
+    to_release: list[Delivery] = field(default_factory=list)
 
 
 class Dispatch:
@@ -98,8 +101,8 @@ class Dispatch:
                 self._local_queue.unsettled.remove(sorted_rows.settled)
                 self._on_freed()
             try:
-                if sorted_rows.behind:
-                    self._release(sorted_rows.behind)
+                if sorted_rows.to_release:
+                    self._release(sorted_rows.to_release)
                     self._on_freed()
             finally:
                 if sorted_rows.tasks:  # an empty put would wake the executors
@@ -114,13 +117,12 @@ class Dispatch:
                     sorted_rows.tasks += self._take_ready(check_limits)
                     if not self._pending:
                         break
-                delivery = self._pending[0]
+                delivery = self._pending.popleft()
                 line = line_of(delivery._row)
                 if line in self._halted_lines:
-                    sorted_rows.behind.append(self._pending.popleft())
+                    sorted_rows.to_release.append(delivery)
                     continue
-                found = self._resolve_one(cursor, delivery)
-                self._pending.popleft()
+                found = self._resolve_one(cursor, delivery, sorted_rows)
                 if isinstance(found, Task):
                     sorted_rows.tasks.append(found)
                     continue
@@ -134,8 +136,8 @@ class Dispatch:
             if held:
                 settle_held(cursor, held)
                 self._quota.release(len(held))
-        except LOST:
-            self._pending.extendleft(each.delivery for each in reversed(held))
+        except LOST:  # some may be held by now: a second hold would take that for a lost lease
+            sorted_rows.to_release += [each.delivery for each in held]
             raise
         sorted_rows.settled += [each.delivery.fence for each in held]
         self._halted_lines.clear()
@@ -146,7 +148,9 @@ class Dispatch:
         except Exception:  # nothing was taken: `_resolve_one()` finds the faulty row
             return []
 
-    def _resolve_one(self, cursor: Cursor, delivery: Delivery) -> Task | Ended | None:
+    def _resolve_one(
+        self, cursor: Cursor, delivery: Delivery, sorted_rows: _SortedRows
+    ) -> Task | Ended | None:
         try:
             found = self._resolver.resolve(cursor, delivery)
             if found is None:  # it is not handled here, or it will be claimed again
@@ -157,6 +161,7 @@ class Dispatch:
             # fail.
             lines = (line_of(each._row) for each in self._pending)
             self._halted_lines.update(filter(None, lines))
+            sorted_rows.to_release.append(delivery)  # it may be routed by now
             raise
         except Exception as error:  # the lease lapses, and the attempt counts
             log_failure(

@@ -201,30 +201,29 @@ def settle_held(cursor: Cursor, ended: Sequence[Ended]) -> None:
     messages.
     """
 
-    unsettled: set[int] = set()
+    settled: list[Ended] = []
 
-    def settle_together(some: Sequence[Ended]) -> set[int]:
+    def settle_together(some: Sequence[Ended]) -> list[Ended]:
         # Each kind is one statement. If the statement of one kind is refused, nothing is settled.
         mixed = len({each.settled for each in some}) > 1
         with within_transaction(cursor) if mixed else nullcontext():
-            return settle_all(cursor, some)
+            lost = settle_all(cursor, some)
+        settled.extend(each for each in some if each.delivery.id not in lost)
+        return [each for each in some if each.delivery.id in lost]
 
     def refused(each: Ended, error: Exception) -> None:  # the lease lapses, the attempt counts
         log_failure("dispatch_failed", error, "message %s cannot be held", each.delivery.id)
-        unsettled.add(each.delivery.id)
 
-    # Errors of any kind: a row that cannot be held stops no other.
-    lost = skip_refused_rows(settle_together, ended, refused, errors=Exception)
-    for each in ended:
-        if each.delivery.id in lost:
+    try:
+        # Errors of any kind: a row that cannot be held stops no other.
+        for each in skip_refused_rows(settle_together, ended, refused, errors=Exception):
             reports.lease_lost(each.delivery)
-    unsettled.update(lost)
-    reports.all_ended(
-        each
-        for each in ended
-        if each.delivery.id not in unsettled
-        and (each.settled is Settled.DEAD_UNSTARTED or each.delivery._row.held_for is None)
-    )
+    finally:  # also if the database is lost on the way
+        reports.all_ended(
+            each
+            for each in settled
+            if each.settled is Settled.DEAD_UNSTARTED or each.delivery._row.held_for is None
+        )
 
 
 def _is_replay(row: ClaimedRow) -> bool:

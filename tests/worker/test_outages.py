@@ -20,7 +20,7 @@ from django_mq.policy.line_marks import LineMarks
 from django_mq.store import poll as store_poll
 from django_mq.worker.watermarks import Watermarks
 from tests.database import second_connection
-from tests.rows import add
+from tests.rows import add, stored
 from tests.waiting import until
 from tests.worker.conftest import Said, Start, add_many, effect, effects, proxied, waiting
 from tests.worker.proxy import Proxy
@@ -255,6 +255,31 @@ def test_a_claim_whose_answer_is_lost_is_given_back(start: Start, said: Said, pr
     assert proxy.cuts == 1
     assert attempts == [1, 1, 1]
     assert FailedAttempt.objects.count() == 0
+
+
+@pytest.mark.parametrize("word", ["held.reason", "with original as"])
+def test_a_message_whose_hold_or_routing_is_not_answered_is_given_back(
+    start: Start, said: Said, proxy: Proxy, caplog: pytest.LogCaptureFixture, word: str
+) -> None:
+    """The server has held or routed it: its lease is not lost, and nothing waits for its end."""
+
+    @handler("known", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+
+    routed, held = add(type="known"), add(type="unknown")
+    proxy.cut_at(word, arrives=True)
+    with proxied(proxy):
+        running = start()
+        until(lambda: proxy.cuts)
+        later = add(type="known")
+        said.wait("message_acked", 2)
+        running.stop()
+        connections["default"].close()
+    assert effects() == {routed.pk, later.pk}
+    assert stored(held).held_since
+    assert FailedAttempt.objects.count() == 0
+    assert "LeaseLost" not in caplog.text
 
 
 def test_a_loss_while_claimed_messages_are_sorted_strands_nobody(

@@ -5,19 +5,24 @@ A trigger stands in for an unforeseen error: it refuses the message put aside fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import psycopg
 import pytest
 from django.db import connection
 
 from django_mq import Delivery, handler
 from django_mq.conf import get_settings
+from django_mq.executor.ended import Ended
+from django_mq.executor.settle_rows import settle_all
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState, UniqueKey, WorkerHeartbeat
-from django_mq.worker import Worker, chores
+from django_mq.store import Cursor
+from django_mq.worker import Worker, chores, resolver
 from tests.database import second_connection
 from tests.rows import add, beat, stored
-from tests.worker.conftest import Bench
+from tests.waiting import until
+from tests.worker.conftest import Bench, Said, Start
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -129,6 +134,32 @@ def test_those_that_are_held_beside_it_are_not_lost(caplog: pytest.LogCaptureFix
     assert stored(dying).dead_at is None
     events = [getattr(each, "event", "") for each in caplog.records]
     assert (events.count("lease_lost"), events.count("dispatch_failed")) == (0, 1)
+
+
+def test_a_loss_beside_a_refused_message_loses_no_lease(
+    start: Start, said: Said, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The messages that were held before it stay held, and are announced."""
+    ends = [psycopg.errors.CheckViolation("one of several"), None, psycopg.OperationalError("gone")]
+    held = [add(type="a.unknown") for _ in range(4)]
+
+    def failing(cursor: Cursor, ended: Sequence[Ended]) -> set[int]:
+        begun = len(ends) < 3 or len(ended) > 1
+        if begun and ends and (error := ends.pop(0)):
+            raise error
+        return settle_all(cursor, ended)
+
+    monkeypatch.setattr(resolver, "settle_all", failing)
+    running = start()
+    until(lambda: all(stored(each).held_since for each in held))
+    add(handler="h", type="a.b")
+    said.wait("message_acked")
+    running.stop()
+    assert not ends
+    events = [vars(each) for each in caplog.records if hasattr(each, "event")]
+    assert "lease_lost" not in [each["event"] for each in events]
+    announced = [each["messages"] for each in events if each["event"] == "message_held"]
+    assert sum(announced) == len(held)
 
 
 def test_an_expiry_that_is_refused() -> None:
