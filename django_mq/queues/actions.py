@@ -174,7 +174,7 @@ def purge(
 
 
 def _change(event: str, change: Change, ids: Sequence[int], alias: str) -> Changed:
-    """Apply `change` to `ids` in chunks and log it: every action leaves a trace."""
+    """Apply `change` to `ids` in chunks, and log the messages that were changed."""
     changed: list[int] = []
     for start in range(0, len(ids), CHUNK):
         chunk = ids[start : start + CHUNK]
@@ -204,14 +204,16 @@ def _change(event: str, change: Change, ids: Sequence[int], alias: str) -> Chang
 
 
 def log_changed(event: str, changed: Changed, where: str = "") -> None:
-    """Log an action on messages; `where` follows the name of the action."""
+    """Log an action, unless it changed no message; `where` follows the name of the action."""
+    if not changed:
+        return
     logger.info(
         "%s%s: %d, skipped %d (first ids: %s)",
         event.replace("_", " "),
         where,
         len(changed.ids),
         changed.skipped,
-        ", ".join(map(str, changed.ids[:IDS_IN_TEXT])) or "none",
+        ", ".join(map(str, changed.ids[:IDS_IN_TEXT])),
         extra={
             "event": event,
             "message_ids": changed.ids[:IDS_IN_RECORD],

@@ -101,11 +101,12 @@ def _ask(action: str, ids: Ids, by: str, using: str | None) -> Changed:
     wanted, name, alias = checked_ids(ids), operator_name(by), alias_of(using)
     with writing(alias) as cursor:
         asked = sorted(store.ask(cursor, ids=wanted, action=action, by=name))
-    logger.info(
-        "asked workers to %s: %d messages, by %s",
-        "stop" if action == "stop" else "show the stack",
-        len(asked),
-        name or "an operator",
-        extra={"event": f"message_{action}_asked", "message_ids": asked[:1000], "by": name},
-    )
+    if asked:
+        logger.info(
+            "asked workers to %s: %d messages, by %s",
+            "stop" if action == "stop" else "show the stack",
+            len(asked),
+            name or "an operator",
+            extra={"event": f"message_{action}_asked", "message_ids": asked[:1000], "by": name},
+        )
     return Changed(tuple(asked), len(wanted) - len(asked))

@@ -124,8 +124,8 @@ def run_schedule(name: str, *, using: str | None = None) -> Receipt:
     alias = alias_of(using)
     with writing(alias) as cursor:
         receipt = fire_now(cursor, alias, _take(cursor, name))
-    outcome = "run" if receipt else "not run, since its last message still waits or runs"
-    _log(name, outcome, "schedule_run")
+    if receipt:
+        _log(name, "run", "schedule_run")
     return receipt
 
 

@@ -66,11 +66,12 @@ def _order(action: str, workers: WorkerIds, by: str, using: str | None) -> tuple
     name, alias = operator_name(by), alias_of(using)
     with writing(alias) as cursor:
         told = store.order(cursor, workers=wanted, action=action, by=name)
-    logger.info(
-        "told workers to %s: %s, by %s",
-        _EVENTS[action],
-        ", ".join(told) or "none is alive",
-        name or "an operator",
-        extra={"event": f"worker_{_EVENTS[action]}_asked", "workers": told, "by": name},
-    )
+    if told:
+        logger.info(
+            "told workers to %s: %s, by %s",
+            _EVENTS[action],
+            ", ".join(told),
+            name or "an operator",
+            extra={"event": f"worker_{_EVENTS[action]}_asked", "workers": told, "by": name},
+        )
     return tuple(told)

@@ -95,3 +95,18 @@ def test_a_schedule(log: pytest.LogCaptureFixture) -> None:
     assert only(log, "schedule") == ["INFO", "schedule_disabled", "daily"]
     queues.enable_schedule("daily")
     assert only(log, "schedule") == ["INFO", "schedule_enabled", "daily"]
+
+
+def test_actions_that_change_nothing(log: pytest.LogCaptureFixture) -> None:
+    """A rule that looks for an event must not find one that did not take place."""
+    put("daily", overlap="skip")
+    queues.run_schedule("daily")
+    leased = add(leased=30, attempts=1)
+    log.clear()
+    assert not queues.run_schedule("daily")
+    for action in ("requeue", "discard", "purge", "cancel", "run_now", "stop", "ask_stack"):
+        assert not getattr(queues, action)(ids=[leased.pk])
+    assert not queues.replay(ids=[leased.pk])
+    assert not queues.quiet_workers(["gone"])
+    assert not queues.resume("mail")
+    assert log.messages == []
