@@ -95,6 +95,16 @@ class TestStop:
         assert run_json("mq_stop", *ids, *ids)["skipped"] == 2
         assert not questions
 
+    def test_ids_that_do_not_run_are_told(self, capsys: pytest.CaptureFixture[str]) -> None:
+        beat("worker")
+        leased, waiting = add(leased=60), add()
+        run("mq_stop", leased.pk, waiting.pk, 10**9, "--yes")
+        assert capsys.readouterr().err.splitlines() == [
+            f"Note: message {waiting.pk} is processable, not running or leased: see mq_why"
+            f" {waiting.pk}",
+            "Note: message 1000000000 is not stored: see mq_why 1000000000",
+        ]
+
     @pytest.mark.parametrize(("options", "by"), [((), login()), (("--by", "ana"), "ana")])
     def test_who_stops_it_is_kept(self, options: tuple[str, ...], by: str) -> None:
         beat("worker")

@@ -11,9 +11,11 @@ from django_mq import queues
 from django_mq.conf import alias_of
 from django_mq.management.arguments import login, message_id
 from django_mq.management.base import Declined, OperatorCommand
+from django_mq.management.selection import notes_on_others
 from django_mq.models import QueuedMessage
 from django_mq.policy.rounding import message_count
 from django_mq.queues import Changed
+from django_mq.states import MessageState
 
 NEIGHBOURS = (
     "Unless it is a coroutine, its process ends, and other messages that run there outside a"
@@ -35,15 +37,17 @@ class Command(OperatorCommand):
     def operate(self, *, database: str | None, **options: Any) -> None:
         ids, by = options["ids"], options["by"]
         if not _are_in_flight(ids, database):
-            self._report(Changed((), len(set(ids))), options)
+            self._report(Changed((), len(set(ids))), database, options)
             return
         question = f"Stop {message_count(len(set(ids)))}? The attempt fails. {NEIGHBOURS}"
         if not self.confirm(question, **options):
             raise Declined
         asked = queues.stop(ids, by=login() if by is None else by, using=database)
-        self._report(asked, options)
+        self._report(asked, database, options)
 
-    def _report(self, asked: Changed, options: dict[str, Any]) -> None:
+    def _report(self, asked: Changed, database: str | None, options: dict[str, Any]) -> None:
+        in_flight = MessageState.RUNNING, MessageState.LEASED
+        self.note(notes_on_others(options["ids"], asked, database, in_flight))
         if options["json"]:
             self.report("", asked, dry_run=False, **options)
         elif asked:
