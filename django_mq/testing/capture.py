@@ -14,10 +14,13 @@ from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.conf import alias_of
+from django_mq.exceptions import InvalidName
+from django_mq.handlers.callables import is_django_task
 from django_mq.messages import Message, MessageInstance
 from django_mq.outbox.blocks import commits_by_hand
 from django_mq.outbox.chunk import observers
 from django_mq.outbox.send import queue_connection
+from django_mq.policy.routing import TASKS
 from django_mq.store.rows import NewRow
 from django_mq.testing.call import encoded
 from django_mq.testing.on_loop import refuse_on_loop
@@ -148,6 +151,9 @@ def assert_broadcast(
     not; elsewhere, the messages now in the table count, from which `drain()` removes them. The
     AssertionError lists the messages found.
     """
+    if is_django_task(type):
+        path = type.module_path  # type: ignore[union-attr]
+        raise InvalidName(f"{path} is a Django task: its messages have the type {TASKS + path!r}")
     if not isinstance(type, str):
         expected_message = Message(type, None if payload is _ANY else payload)
         type, payload = expected_message.type, expected_message.payload

@@ -20,6 +20,7 @@ from django_mq import fixed, handler, queues
 from django_mq.admin import QueueStateAdmin
 from django_mq.conf import get_settings
 from django_mq.contrib.tasks.compat import TaskResultStatus
+from django_mq.exceptions import InvalidName
 from django_mq.management.serving import served
 from django_mq.models import QueuedMessage, Result
 from django_mq.testing import assert_broadcast, capture_broadcasts, deliver, drain, due
@@ -169,6 +170,11 @@ def test_drain_and_due_and_captures() -> None:
     assert drain() == 1
     later.refresh()
     assert later.status == TaskResultStatus.SUCCESSFUL
+
+
+def test_assert_broadcast_names_the_type_of_a_task() -> None:
+    with pytest.raises(InvalidName, match=rf"is a Django task: .* type 'tasks\.{NOTE}'"):
+        assert_broadcast(jobs.note)  # type: ignore[arg-type]
 
 
 def test_an_error_is_raised_by_drain() -> None:
