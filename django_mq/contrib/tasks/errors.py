@@ -25,7 +25,7 @@ class TaskInterrupted(Snooze, KeyboardInterrupt):
     """A task was interrupted: its attempt does not count, and it runs again."""
 
     def __init__(self) -> None:
-        super().__init__(0)
+        super().__init__(0, reason="the task raised KeyboardInterrupt")
 
 
 #: By the reason (up to a colon) with which a message without an answer ended.

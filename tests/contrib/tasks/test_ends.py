@@ -237,6 +237,8 @@ def test_a_worker_runs_what_was_interrupted_again() -> None:
     assert jobs.ran == ["interrupted", "interrupted"]
     result.refresh()
     assert (result.status, result.attempts, result.errors) == (READY, 0, [])
+    # One that does so every time would run for ever, without a word.
+    assert "raised KeyboardInterrupt" in queues.why(int(result.id)).error
 
 
 def test_an_attempt_whose_record_is_deleted_counts(announced: Announced) -> None:
