@@ -131,16 +131,32 @@ def second_connection_without(proxy: Proxy) -> psycopg.Connection[Any]:
     return psycopg.connect(**params, **proxy.address, autocommit=True)
 
 
+class Clock:
+    """The time that an `Outage` reads."""
+
+    now = 100.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("django_mq.executor.outage.monotonic", lambda: clock.now)
+    return clock
+
+
+def unwaited_outage() -> Outage:
+    """Return an `Outage` for which nobody waits."""
+    over = threading.Event()
+    over.set()
+    return Outage(over)
+
+
 def test_an_outage_lasts_while_the_thread_that_met_it_fails(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
     """The server keeps the connections of other threads: their answers say nothing of a new one."""
-    now = 100.0
-    monkeypatch.setattr("django_mq.executor.outage.monotonic", lambda: now)
     caplog.set_level("INFO", logger="django_mq")
-    over = threading.Event()
-    over.set()  # nobody waits
-    outage = Outage(over)
+    outage = unwaited_outage()
 
     def elsewhere(call: Callable[..., None], *given: Any) -> None:
         thread = threading.Thread(target=call, args=given)
@@ -153,16 +169,16 @@ def test_an_outage_lasts_while_the_thread_that_met_it_fails(
     assert outage.lost
     outage.record_answer()
     assert not outage.lost
-    now += 60
+    clock.now += 60
     outage.wait(full)
-    now += 60  # its work is done by others
+    clock.now += 60  # its work is done by others
     elsewhere(outage.record_answer)
     assert not outage.lost
     outage.wait(full)
     elsewhere(outage.wait, full)
     outage.record_answer()
     assert outage.lost  # one of the two got a connection
-    now += 60
+    clock.now += 60
     outage.record_answer()
     assert not outage.lost
     events = [getattr(each, "event", "") for each in caplog.records]
@@ -171,27 +187,22 @@ def test_an_outage_lasts_while_the_thread_that_met_it_fails(
 
 
 def test_a_connection_that_the_last_outage_cut_is_no_other_outage(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
     """After a restart of the server, idle threads find out one by one that theirs is dead."""
-    now = 100.0
-    monkeypatch.setattr("django_mq.executor.outage.monotonic", lambda: now)
     caplog.set_level("INFO", logger="django_mq")
-    over = threading.Event()
-    over.set()  # nobody waits
-    outage = Outage(over)
+    outage = unwaited_outage()
     cut = psycopg.OperationalError("the connection is lost")
 
     def events() -> list[str]:
         return [getattr(each, "event", "") for each in caplog.records]
 
     def idle_since() -> None:
-        nonlocal now
-        now += 1
+        clock.now += 1
         outage.wait(cut)
         outage.record_answer()
         assert events() == ["database_lost", "database_back"]
-        now += 1
+        clock.now += 1
         outage.wait(cut)  # this connection was made after the outage
         outage.record_answer()
 
@@ -201,17 +212,15 @@ def test_a_connection_that_the_last_outage_cut_is_no_other_outage(
     thread.start()
     thread.join()
     assert events() == ["database_lost", "database_back"] * 2
-    now += 3600
+    clock.now += 3600
     outage.wait(cut)
     assert events()[4:] == ["database_lost"]
 
 
 def test_a_thread_that_meets_an_outage_late_tries_again_soon(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
     """Its own connection was cut long ago: perhaps the server is back, and a message waits."""
-    now = 100.0
-    monkeypatch.setattr("django_mq.executor.outage.monotonic", lambda: now)
     waits: list[float | None] = []
 
     class Recording(threading.Event):
@@ -223,7 +232,7 @@ def test_a_thread_that_meets_an_outage_late_tries_again_soon(
     cut = psycopg.OperationalError("the connection is lost")
     for _ in range(4):
         outage.wait(cut)
-        now += 5
+        clock.now += 5
 
     def twice() -> None:
         outage.wait(cut)
