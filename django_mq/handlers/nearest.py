@@ -30,9 +30,10 @@ def has_subscriber(type: str) -> bool:
 def probable_types(type: str, cutoff: float = CUTOFF) -> list[str]:
     """Return the types that were probably meant, the most similar first.
 
-    Returns none if `type` has a subscriber.
+    If `type` is the name of a handler, these are the patterns of that handler. Returns none if
+    `type` has a subscriber.
     """
-    return [] if has_subscriber(type) else similar(type, _known_types(type), cutoff)
+    return [] if has_subscriber(type) else _named(type) or similar(type, _known_types(type), cutoff)
 
 
 def warn_of_typo(type: str) -> None:
@@ -57,7 +58,15 @@ def nearest_types(type: str) -> str:
     known = _known_types(type)
     if type in known:
         return NAMELESS_TASK if type.startswith(TASKS) else OTHERWISE
+    if meant := _named(type):
+        return f" (that is the name of its function: did you mean {' or '.join(meant)}?)"
     return _suggestion(type, known, IN_TASKS if type.startswith(TASKS) else IN_HANDLERS)
+
+
+def _named(name: str) -> list[str]:
+    """Return the patterns of the handler `name`, or how to enqueue the task; empty if unknown."""
+    found = (each for each in all_handlers() if each.name == name)
+    return next((list(each.patterns) or [f"{name}.enqueue()"] for each in found), [])
 
 
 def _known_types(type: str) -> tuple[str, ...]:

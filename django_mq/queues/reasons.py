@@ -201,14 +201,21 @@ def _retrying(case: Case) -> Reason:
     message = case.message
     return (
         f"failed attempt {message.attempts} of {message.max_attempts} and runs again after"
-        f" {local_text(message.processable_after)}",
+        f" {local_text(message.processable_after)}{_would_be_held(message)}",
         message.last_error,
     )
 
 
 def _delayed(case: Case) -> Reason:
     message = case.message
-    return f"is delayed until {local_text(message.processable_after)}", message.last_error
+    text = f"is delayed until {local_text(message.processable_after)}{_would_be_held(message)}"
+    return text, message.last_error
+
+
+def _would_be_held(message: QueuedMessage) -> str:
+    """Say why a worker that runs the code of this process would hold `message` once it is due."""
+    found = obstacle(message)
+    return f". A worker with the code of this process would then hold it: {found}" if found else ""
 
 
 def _processable(case: Case) -> Reason:

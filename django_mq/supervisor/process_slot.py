@@ -51,7 +51,7 @@ class ProcessSlot:
     - `quiet`: an operator told it to claim nothing; so does the next process.
     - `leaving`: an operator told it to stop; the slot gets no new one.
     - `overran`: it is being ended for a handler that ran past its timeout, after it has written the
-      stacks of its handlers to `stacks`; `killed`: it was sent SIGKILL for that.
+      stacks of its handlers to `stacks`; `killed_because`: it was sent SIGKILL for that message.
     - `stopped`: by fence, the operator who stopped a message, and when its process is ended for it.
     - `declared`: a process has stored the schedules of the code, so that the next one does not.
     - `failures`: how many processes in a row ended here before they worked.
@@ -76,7 +76,7 @@ class ProcessSlot:
     leaving: bool = False
     overran: bool = False
     stopped: dict[Fence, tuple[str, float]] = field(default_factory=dict)
-    killed: bool = False
+    killed_because: str = ""
     finished: bool = False
     declared: bool = False
     recovering: dict[str, DeadWorker] = field(default_factory=dict)
@@ -98,7 +98,8 @@ class ProcessSlot:
         self.started_at = monotonic()
         self.failure = ""
         self.received = self.last_line = b""
-        self.recycling = self.overran = self.killed = False
+        self.recycling = self.overran = False
+        self.killed_because = ""
         self.stopped.clear()
 
     def assign(self, pid: int, link: socket.socket) -> None:
@@ -188,7 +189,7 @@ class ProcessSlot:
 
         If the handler ends at the last moment, the process lives.
         """
-        if self.killed:
+        if self.killed_because:
             return
         now = monotonic()
         late = [each for each in self.scoreboard.read(self.worker) if self._is_late(each, now)]
@@ -198,7 +199,6 @@ class ProcessSlot:
             self.overran = True
             self.stacks.ask(self.pid, now)
         elif self.stacks.answered(late[0].thread, now):
-            self.killed = True
             self._report_overrun(late[0], now)
             self.signal(signal.SIGKILL)
 
@@ -206,6 +206,8 @@ class ProcessSlot:
         # Queue and handler, which the failed attempt's line has, would cost each start here.
         fence, ran = late.fence, now - late.began if late.began else 0.0
         by, _ = self.stopped.get(fence, (None, 0.0))
+        end = "ran past its timeout" if by is None else f"was {cut_short(by)}"
+        self.killed_because = f"message {fence.id} {end}"
         logger.log(
             logging.ERROR if by is None else logging.WARNING,
             "message %s, attempt %s: %s: ending process %s",

@@ -154,7 +154,9 @@ class Supervisor:
                 slot.finished = True
             self._on_died(slot, "its drain ran out of time", planned=True)
         elif slot.overran:
-            self._on_died(slot, f"process {pid} was ended")
+            ended = f"process {pid} was ended"
+            because = f" because {slot.killed_because}" if slot.killed_because else ""
+            self._on_died(slot, ended, lost=f"{ended}{because}")
         elif slot.failure:
             self._on_died(
                 slot,
@@ -174,9 +176,10 @@ class Supervisor:
     def _on_died(
         self, slot: ProcessSlot, reason: str, lost: str = "", *, planned: bool = False
     ) -> None:
-        """Log `reason`; its messages get `lost` as the reason, if given, without an error's text.
+        """Log `reason`; its messages get `lost` as the reason, if given.
 
-        An error text may quote a row, and the log lines of messages must not.
+        An error text may quote a row, and the log lines of messages must not. What ended a process
+        has a log line of its own.
         """
         ran = [entry.fence.id for entry in slot.scoreboard.read(slot.worker)]
         self._orphaned[slot.worker] = slot.dead_worker(lost or reason, planned=planned)

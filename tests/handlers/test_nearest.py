@@ -55,6 +55,15 @@ def test_names_that_only_begin_alike_are_not_suggested() -> None:
     )
 
 
+def test_the_name_of_a_handler_is_not_its_type() -> None:
+    """Other queues call functions by their names."""
+    handler("shop.orders.paid", "shop.bills.*", name="shop.handlers.bill")(lambda delivery: None)
+    assert nearest.probable_types("shop.handlers.bill") == ["shop.orders.paid", "shop.bills.*"]
+    assert nearest.nearest_types("shop.handlers.bill") == (
+        " (that is the name of its function: did you mean shop.orders.paid or shop.bills.*?)"
+    )
+
+
 def test_few_types_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparing takes time, and types may be made up without end."""
     compared: list[str] = []

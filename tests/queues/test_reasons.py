@@ -105,6 +105,16 @@ def test_delayed():
     why(message, "delayed", f"is delayed until {shown(message.processable_after)}")
 
 
+def test_delayed_without_a_handler():
+    """Its handler was renamed in a deploy; workers find out only when it is due."""
+    handlers.handler("shop.orders.*", name="shop.mail", queue="mail")(print)
+    message = add(handler="shop.mails", after=60)
+    text = "A worker with the code of this process would then hold it: no handler named shop.mails"
+    assert text in why(message, "delayed", "is delayed until").text
+    assert text in why(add(handler="shop.mails", after=60, attempts=1), "retrying", "").text
+    assert "hold it" not in why(add(handler="shop.mail", after=60), "delayed", "").text
+
+
 def test_snoozed():
     message = add(after=60, last_error="Snooze: the bank is closed")
     answer = why(message, "delayed", f"is delayed until {shown(message.processable_after)}")

@@ -105,6 +105,7 @@ def dies(*command: str, how: str) -> bool:
         slot.scoreboard.write(0, late, 0.0 if how == "timed out" else inf, False)
         slot.scoreboard.write(1, beside, inf, False)
         slot.overran = how in ("timed out", "stopped")
+        slot.killed_because = f"message 7 was {how}" if slot.overran else ""
         if how == "gave up":
             child.sendall(UNFINISHED + b"\n")
         elif how == "failed":
@@ -120,6 +121,7 @@ def dies(*command: str, how: str) -> bool:
             supervisor._reap(slot)
     died = supervisor._orphaned[slot.worker]
     assert died.charged == [late, beside]
+    assert died.reason.endswith(f" was ended because message 7 was {how}") is slot.overran
     return died.planned
 
 

@@ -143,11 +143,11 @@ def test_a_process_is_ended_once_its_stacks_are_complete(
         written = 0
         for dump, wait in zip(dumps, waits, strict=True):
             assert slot.overran
-            assert not slot.killed
+            assert not slot.killed_because
             written += os.pwrite(slot.stacks._fd, dump.format(mine=get_ident()).encode(), written)
             now += wait
             slot.kill_overrun()
-        assert slot.killed
+        assert slot.killed_because == "message 7 ran past its timeout"
         [record] = caplog.records
         assert record.getMessage().startswith("message 7, attempt 1: the handler ran for 5 min")
         assert (vars(record)["attempt"], int(vars(record)["duration"] // 60)) == (1, 5)

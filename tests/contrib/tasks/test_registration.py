@@ -207,6 +207,12 @@ def test_a_misspelt_name_names_the_places_of_tasks_too() -> None:
     assert remark.endswith(f"? {nearest.IN_HANDLERS}; {nearest.IN_TASKS})")
 
 
+def test_the_path_of_a_task_is_not_a_type() -> None:
+    """Other queues call functions by their names."""
+    assert nearest.probable_types(NOTE) == [f"{NOTE}.enqueue()"]
+    assert f"did you mean {NOTE}.enqueue()?" in nearest.nearest_types(NOTE)
+
+
 # ---- checks
 
 
