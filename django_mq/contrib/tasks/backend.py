@@ -45,6 +45,7 @@ from django_mq.outbox.send import queue_connection, send_to
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.column_bounds import id_of
 from django_mq.policy.routing import TASKS
+from django_mq.policy.similar_names import similar
 from django_mq.store import kept_results
 from django_mq.values import short_repr
 
@@ -77,12 +78,23 @@ class MessageQueueBackend(BaseTaskBackend):
                 f"{task.module_path}: run_after must be an aware datetime, not"
                 f" {short_repr(task.run_after)}"
             )
+        self._check_queue(task.queue_name)
         super().validate_task(task)
         try:
             check_options(task, self._options.retry)
         except (MQError, ValueError) as error:
             raise InvalidTask(f"{task.module_path}: {error}") from error
         self._handler_of(task)
+
+    def _check_queue(self, queue: str) -> None:
+        """Raise Django's error for a queue that is not in QUEUES, with a hint."""
+        if self.queues and queue not in self.queues:
+            near = similar(str(queue), self.queues)
+            meant = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise InvalidTask(
+                f"Queue '{queue}' is not valid for backend.{meant} TASKS[{self.alias!r}]['QUEUES']"
+                " lists the valid ones."
+            )
 
     @async_unsafe("enqueue() blocks, and a coroutine calls it: `await task.aenqueue(...)`")
     def enqueue(self, task: Task[..., Any], args: Any, kwargs: Any) -> Any:

@@ -213,6 +213,13 @@ def test_the_path_of_a_task_is_not_a_type() -> None:
     assert f"did you mean {NOTE}.enqueue()?" in nearest.nearest_types(NOTE)
 
 
+def test_an_unknown_queue_names_a_similar_one(settings: Any) -> None:
+    configure(settings, QUEUES=["exports", "mail"])
+    text = r"Queue 'exprts' is not valid for backend\. Did you mean exports\? TASKS\['default'\]"
+    with pytest.raises(InvalidTask, match=text):
+        jobs.note.using(queue_name="exprts")
+
+
 # ---- checks
 
 
