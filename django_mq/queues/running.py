@@ -82,12 +82,12 @@ def stop(ids: Ids, *, by: str = "", using: str | None = None) -> Changed:
     left alone. Returns the messages whose workers are alive and were asked. They act within about a
     second, or within a heartbeat (10 s) without LISTEN.
     """
-    return _ask("stop", ids, by, using)
+    return _ask("stop", "message_stop_asked", ids, by, using)
 
 
 def ask_stack(ids: Ids, *, by: str = "", using: str | None = None) -> Changed:
     """Ask the workers that run `ids` where their handlers are; `commands()` returns the answers."""
-    return _ask("stack", ids, by, using)
+    return _ask("stack", "message_stack_asked", ids, by, using)
 
 
 def commands(id: int, *, using: str | None = None) -> list[WorkerCommand]:
@@ -97,7 +97,7 @@ def commands(id: int, *, using: str | None = None) -> list[WorkerCommand]:
     return list(found.order_by("-id")[:10])
 
 
-def _ask(action: str, ids: Ids, by: str, using: str | None) -> Changed:
+def _ask(action: str, event: str, ids: Ids, by: str, using: str | None) -> Changed:
     wanted, name, alias = checked_ids(ids), operator_name(by), alias_of(using)
     with writing(alias) as cursor:
         asked = sorted(store.ask(cursor, ids=wanted, action=action, by=name))
@@ -107,6 +107,6 @@ def _ask(action: str, ids: Ids, by: str, using: str | None) -> Changed:
             "stop" if action == "stop" else "show the stack",
             len(asked),
             name or "an operator",
-            extra={"event": f"message_{action}_asked", "message_ids": asked[:1000], "by": name},
+            extra={"event": event, "message_ids": asked[:1000], "by": name},
         )
     return Changed(tuple(asked), len(wanted) - len(asked))

@@ -16,7 +16,6 @@ logger = logging.getLogger("django_mq")
 
 #: The id of one worker process, as `workers()` has it, or several.
 WorkerIds = str | Iterable[str]
-_EVENTS = {"quiet": "quiet", "resume": "resume", "leave": "stop"}
 
 
 def quiet_workers(workers: WorkerIds, *, by: str = "", using: str | None = None) -> tuple[str, ...]:
@@ -30,14 +29,14 @@ def quiet_workers(workers: WorkerIds, *, by: str = "", using: str | None = None)
     A worker obeys within about a second, or within a heartbeat (10 s) without LISTEN. `by` names
     the operator, for the log.
     """
-    return _order("quiet", workers, by, using)
+    return _order("quiet", "worker_quiet_asked", workers, by, using)
 
 
 def resume_workers(
     workers: WorkerIds, *, by: str = "", using: str | None = None
 ) -> tuple[str, ...]:
     """Tell quiet worker processes to claim again; return those that are alive and were told."""
-    return _order("resume", workers, by, using)
+    return _order("resume", "worker_resume_asked", workers, by, using)
 
 
 def stop_workers(workers: WorkerIds, *, by: str = "", using: str | None = None) -> tuple[str, ...]:
@@ -48,7 +47,7 @@ def stop_workers(workers: WorkerIds, *, by: str = "", using: str | None = None) 
     time. A service manager that restarts every service that ends will start it again: use
     `quiet_workers()` there.
     """
-    return _order("leave", workers, by, using)
+    return _order("leave", "worker_stop_asked", workers, by, using)
 
 
 def worker_orders(worker: str, *, using: str | None = None) -> list[WorkerCommand]:
@@ -61,7 +60,9 @@ def worker_orders(worker: str, *, using: str | None = None) -> list[WorkerComman
     return list(found.filter(worker=worker, message_id__isnull=True).order_by("-id")[:10])
 
 
-def _order(action: str, workers: WorkerIds, by: str, using: str | None) -> tuple[str, ...]:
+def _order(
+    action: str, event: str, workers: WorkerIds, by: str, using: str | None
+) -> tuple[str, ...]:
     wanted = sorted(set(names_in(workers, "worker")))
     name, alias = operator_name(by), alias_of(using)
     with writing(alias) as cursor:
@@ -69,9 +70,9 @@ def _order(action: str, workers: WorkerIds, by: str, using: str | None) -> tuple
     if told:
         logger.info(
             "told workers to %s: %s, by %s",
-            _EVENTS[action],
+            "stop" if action == "leave" else action,
             ", ".join(told),
             name or "an operator",
-            extra={"event": f"worker_{_EVENTS[action]}_asked", "workers": told, "by": name},
+            extra={"event": event, "workers": told, "by": name},
         )
     return tuple(told)

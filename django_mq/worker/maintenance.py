@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 
 from django_mq.conf import Settings
+from django_mq.conf.error_logs import log_failure
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link
 from django_mq.store import Cursor
@@ -39,6 +40,9 @@ class Maintenance(WakeableThread):
         finally:
             self._cursor = None
             statements.close()
+
+    def log_error(self, error: Exception) -> None:
+        log_failure("maintenance_failed", error, "maintenance failed")
 
     def end(self) -> None:
         """Cancel the running statement, and begin nothing more."""

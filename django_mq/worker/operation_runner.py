@@ -11,6 +11,7 @@ from time import monotonic
 
 import psycopg
 
+from django_mq.conf.error_logs import log_failure
 from django_mq.executor.watchdog import Link
 from django_mq.operations.changes import CHANGES
 from django_mq.operations.steps import OperationStep, StepRefused, fail_step, take_step
@@ -67,6 +68,9 @@ class OperationRunner(WakeableThread):
                 if step.may_run:
                     self._on_freed()
                 self._ended.wait(STEP_PAUSE)
+
+    def log_error(self, error: Exception) -> None:
+        log_failure("operation_runner_failed", error, "operation_runner failed")
 
     def on_failure(self, *, lost: bool) -> None:
         if not lost:

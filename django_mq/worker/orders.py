@@ -9,6 +9,7 @@ logger = logging.getLogger("django_mq")
 
 #: Claim nothing more; claim again; drain and exit.
 QUIET, RESUME, LEAVE = "quiet", "resume", "leave"
+_EVENTS = {QUIET: "worker_quiet", RESUME: "worker_resume", LEAVE: "worker_leave"}
 _TEXTS = {
     QUIET: "is quiet: it finishes what runs, and claims nothing more",
     RESUME: "claims again",
@@ -52,6 +53,6 @@ class Orders:
             worker,
             _TEXTS[order],
             self._by or "an operator",
-            extra={"event": f"worker_{order}", "worker": worker, "by": self._by},
+            extra={"event": _EVENTS[order], "worker": worker, "by": self._by},
         )
         self._pass_on(order)

@@ -13,6 +13,7 @@ from random import random
 from time import monotonic
 
 from django_mq.conf import Settings
+from django_mq.conf.error_logs import log_failure
 from django_mq.executor.watchdog import Link
 from django_mq.handlers import all_schedules
 from django_mq.handlers.cron import can_read_cron
@@ -111,6 +112,9 @@ class Scheduler(WakeableThread):
             if monotonic() >= self._declare_at:
                 self._declare()
             self._fire()
+
+    def log_error(self, error: Exception) -> None:
+        log_failure("scheduler_failed", error, "scheduler failed")
 
     def on_failure(self, *, lost: bool) -> None:
         again_at = monotonic() + (RETRY_DELAY if lost else AFTER_FAILURE)

@@ -11,7 +11,6 @@ from django.db import connections, transaction
 from django.db.backends.utils import CursorWrapper
 from psycopg import IsolationLevel
 
-from django_mq.conf.error_logs import log_failure
 from django_mq.executor.connections import plain_connection_as
 from django_mq.executor.watchdog import Link
 from django_mq.store.limits import Limits, set_local
@@ -71,7 +70,7 @@ class WakeableThread(threading.Thread):
             if lost:  # the loop reports the outage, and waits for the database
                 logger.debug("%s put off: %s", self._what, error)
             else:
-                log_failure(f"{self._what}_failed", error, f"{self._what} failed")
+                self.log_error(error)
             self.on_failure(lost=lost)
 
     def end(self) -> None:
@@ -83,6 +82,10 @@ class WakeableThread(threading.Thread):
 
     def work(self) -> None:
         """Do the work that is due."""
+        raise NotImplementedError
+
+    def log_error(self, error: Exception) -> None:
+        """Log an error that ended a turn, with an event of this thread."""
         raise NotImplementedError
 
     def next_turn_in(self) -> float | None:

@@ -1,8 +1,8 @@
 """Find each `event` that the package logs, with its levels and fields, in the source.
 
-A record's event is a constant, or made of parameters, attributes and tables of constants. Each
-value that such an expression may have is found together with the choices that lead to it, so that
-the level and the event of one call are those of the same branch and the same caller.
+A record's event is a literal: in the log call, in a branch of a condition, in a table, or as the
+argument of a function that logs it. Each literal is found together with the choices that lead to
+it, so that the level and the event of one call are those of the same branch and the same caller.
 """
 
 from __future__ import annotations
@@ -26,21 +26,11 @@ SIGNAL = "LoggedSignal"
 
 @dataclass(frozen=True)
 class Place:
-    """Where an expression is: its module, and the functions and classes around it."""
+    """Where an expression is: its module, and the function around it."""
 
     module: Path
     tree: ast.Module
-    around: tuple[ast.AST, ...] = ()
-
-    @property
-    def function(self) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-        return next((each for each in reversed(self.around) if isinstance(each, functions)), None)
-
-    @property
-    def class_(self) -> ast.ClassDef | None:
-        found = (each for each in reversed(self.around) if isinstance(each, ast.ClassDef))
-        return next(found, None)
+    function: ast.FunctionDef | ast.AsyncFunctionDef | None = None
 
 
 class Source:
@@ -58,9 +48,9 @@ class Source:
         if isinstance(node, ast.Dict) and _item(node, "event") is not None:
             self.unread.add(node)
         if isinstance(node, ast.Call):
-            self.calls[_name_of(node.func, place)].append((node, place))
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            place = Place(place.module, place.tree, (*place.around, node))
+            self.calls[_name_of(node.func)].append((node, place))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            place = Place(place.module, place.tree, node)
         for child in ast.iter_child_nodes(node):
             self._walk(child, place)
 
@@ -70,7 +60,7 @@ class Source:
             for call, place in self.calls[method]:
                 extra = next((each.value for each in call.keywords if each.arg == "extra"), None)
                 if isinstance(extra, ast.Name):
-                    extra = _assigned(extra.id, place)
+                    extra = _assigned(extra.id, place.function)
                 if extra is None:
                     continue
                 self.unread.discard(extra)
@@ -104,12 +94,14 @@ class Source:
         match node:
             case ast.Constant(str(text)):
                 return [(text, {})]
-            case ast.Tuple(elements):
-                return self._joined(elements, place, " ")
-            case ast.JoinedStr(parts):
-                return self._joined(parts, place, "")
-            case ast.FormattedValue(value):
-                return self.values(value, place)
+            case ast.Tuple([first, second]):
+                return [
+                    each
+                    for (one, choices), (other, more) in product(
+                        self.values(first, place), self.values(second, place)
+                    )
+                    for each in _merged((f"{one} {other}", choices), more)
+                ]
             case ast.IfExp(test, yes, no):
                 key = f"{place.module}: {ast.dump(test)}"
                 return _chosen(
@@ -123,65 +115,29 @@ class Source:
                     (SIGNAL, str(call.lineno), self._of_signal(call, part, where))
                     for call, where in self.calls[SIGNAL]
                 )
-            case ast.Attribute(ast.Name("self"), name):
-                return self._attribute(name, place)
-            case ast.Subscript(ast.Name(table), key):
-                found = _constants(place.tree)[table]
-                return [
-                    each
-                    for text, choices in self.values(key, place)
-                    for value, more in self.values(_item(found, text), place)
-                    for each in _merged((value, more), choices)
-                ]
+            case ast.Subscript(ast.Name(table)):
+                found = _assigned(table, place.tree)
+                assert isinstance(found, ast.Dict), table
+                return [each for value in found.values for each in self.values(value, place)]
             case ast.Name(name):
                 return self._name(name, place)
         raise AssertionError(f"{place.module}: {ast.dump(node) if node else 'nothing'}")
-
-    def _joined(self, parts: list[ast.expr], place: Place, between: str) -> Values:
-        found: Values = [("", {})]
-        for n, part in enumerate(parts):
-            found = [
-                each
-                for (text, choices), (more, others) in product(found, self.values(part, place))
-                for each in _merged((f"{text}{between if n else ''}{more}", choices), others)
-            ]
-        return found
 
     def _of_signal(self, call: ast.Call, part: str, place: Place) -> Values:
         if part == "level" and len(call.args) == 1:
             return [("INFO", {})]
         return self.values(call.args[0 if part == "name" else 1], place)
 
-    def _attribute(self, name: str, place: Place) -> Values:
-        """Return the values of `self.name`, which `__init__` sets to one of its parameters."""
-        class_ = place.class_
-        assert class_ is not None
-        for init in class_.body:
-            if isinstance(init, ast.FunctionDef) and init.name == "__init__":
-                inside = Place(place.module, place.tree, (class_, init))
-                for each in ast.walk(init):
-                    match each:
-                        case ast.Assign([ast.Attribute(ast.Name("self"), target)], value):
-                            if target == name:
-                                return self.values(value, inside)
-        raise AssertionError(f"{place.module}: self.{name}")
-
     def _name(self, name: str, place: Place) -> Values:
-        function = place.function
-        if function is not None:
-            if (assigned := _assigned(name, place)) is not None:
-                return self.values(assigned, place)
-            names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
-            if name in names:
-                return self._argument(function, names, name, place)
-        return self.values(_constants(place.tree)[name], Place(place.module, place.tree))
+        if (assigned := _assigned(name, place.function)) is not None:
+            return self.values(assigned, place)
+        return self._argument(name, place)
 
-    def _argument(self, function: ast.AST, names: list[str], name: str, place: Place) -> Values:
-        """Return what callers pass as parameter `name` of a function of this place."""
-        called = function.name  # type: ignore[attr-defined]
-        if called == "__init__":
-            assert place.class_ is not None
-            called = place.class_.name
+    def _argument(self, name: str, place: Place) -> Values:
+        """Return what callers pass as parameter `name` of the function of this place."""
+        assert place.function is not None
+        called = place.function.name
+        names = [each.arg for each in place.function.args.args]
         position = names.index(name) - (names[0] == "self")
         callers = [
             (call, where)
@@ -210,12 +166,9 @@ def logged_events(folder: Path) -> set[tuple[str, str, Fields]]:
     return found
 
 
-def _name_of(function: ast.expr, place: Place) -> str:
-    """Return the last name of the called function; for `super().__init__`, the name of the base."""
+def _name_of(function: ast.expr) -> str:
+    """Return the last name of the called function."""
     match function:
-        case ast.Attribute(ast.Call(ast.Name("super")), "__init__") if place.class_:
-            bases = place.class_.bases
-            return getattr(bases[0], "id", "") if bases else ""
         case ast.Attribute(attr=name) | ast.Name(id=name):
             return name
     return ""
@@ -234,29 +187,15 @@ def _item(table: ast.expr, key: str) -> ast.expr | None:
     return None
 
 
-def _assigned(name: str, place: Place) -> ast.expr | None:
-    """Return what the function of this place assigns to a local variable."""
-    assert place.function is not None
-    for each in ast.walk(place.function):
+def _assigned(name: str, scope: ast.AST | None) -> ast.expr | None:
+    """Return what a function or module assigns to a variable."""
+    assert scope is not None
+    for each in ast.walk(scope):
         match each:
             case ast.Assign([ast.Name(target)], value):
                 if target == name:
                     return value
     return None
-
-
-def _constants(tree: ast.Module) -> dict[str, ast.expr]:
-    found: dict[str, ast.expr] = {}
-    for each in tree.body:
-        match each:
-            case ast.Assign([ast.Name(name)], value):
-                found[name] = value
-            case ast.Assign([ast.Tuple(names)], ast.Tuple(values)):
-                pairs = zip(names, values, strict=True)
-                found.update(
-                    (name.id, value) for name, value in pairs if isinstance(name, ast.Name)
-                )
-    return found
 
 
 def _merged(found: tuple[str, Choices], choices: Choices) -> Values:
