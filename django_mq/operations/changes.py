@@ -12,8 +12,7 @@ from typing import NamedTuple
 from django.db.backends.utils import CursorWrapper
 
 from django_mq.conf import get_settings
-from django_mq.store import free_unique_ids
-from django_mq.store import operators as store
+from django_mq.store import free_unique_ids, message_changes
 
 
 class Done(NamedTuple):
@@ -30,8 +29,8 @@ def remove(
     cursor: CursorWrapper, ids: Sequence[int], *, waiting: bool, dead: bool, reason: str
 ) -> Done:
     """Delete waiting messages, dead ones or both; messages behind them proceed."""
-    removed = store.remove(cursor, ids=ids, waiting=waiting, dead=dead, reason=reason)
-    store.free_followers(cursor, removed)
+    removed = message_changes.remove(cursor, ids=ids, waiting=waiting, dead=dead, reason=reason)
+    message_changes.free_followers(cursor, removed)
     free_unique_ids.end_removed(cursor, removed)
     settings = get_settings()
     return Done(
@@ -42,13 +41,13 @@ def remove(
 def requeue(cursor: CursorWrapper, ids: Sequence[int], *, attempts: int = 1) -> Done:
     """Give dead letters at least `attempts` more attempts."""
     unique = free_unique_ids.reacquire(cursor, ids=ids)
-    made_due = store.requeue(cursor, ids=ids, attempts=attempts, unique=unique)
+    made_due = message_changes.requeue(cursor, ids=ids, attempts=attempts, unique=unique)
     return Done(made_due, bool(made_due))
 
 
 def run_now(cursor: CursorWrapper, ids: Sequence[int]) -> Done:
     """Make messages due that wait for a time."""
-    made_due = store.run_now(cursor, ids=ids)
+    made_due = message_changes.run_now(cursor, ids=ids)
     return Done(made_due, bool(made_due))
 
 

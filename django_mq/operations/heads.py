@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from django.db.backends.utils import CursorWrapper
 
 from django_mq.conf import get_settings
-from django_mq.store import operations as store
-from django_mq.store import waiting_behind
+from django_mq.store import operations, waiting_behind
 from django_mq.store.waiting_behind import LinePosition
 
 
@@ -18,7 +17,7 @@ def dead_heads(cursor: CursorWrapper, ids: Sequence[int], operation: int) -> lis
     Only heads that were dead when the operation was requested: a head that was requeued in an
     earlier step, and has died again since, is left alone.
     """
-    return store.dead_before(cursor, operation, heads_of(cursor, ids))
+    return operations.dead_before(cursor, operation, heads_of(cursor, ids))
 
 
 def heads_of(cursor: CursorWrapper, ids: Iterable[int]) -> list[int]:

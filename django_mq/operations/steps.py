@@ -15,7 +15,7 @@ from django_mq.operations.log_entries import log_end
 from django_mq.policy.message_filter import MessageFilter
 from django_mq.policy.plain_text import one_line
 from django_mq.store import message_filters as filters
-from django_mq.store import operations as store
+from django_mq.store import operations
 from django_mq.store.operations import OperationRow, Progress
 
 logger = logging.getLogger("django_mq")
@@ -47,7 +47,7 @@ def take_step(cursor: CursorWrapper) -> OperationStep | None:
     begins behind the last id of this one. An operation whose action this version does not know is
     left to newer workers. Raises StepRefused from a database error.
     """
-    row = store.take(cursor, CHANGES)
+    row = operations.take(cursor, CHANGES)
     if row is None:
         return None
     try:
@@ -68,7 +68,7 @@ def take_step(cursor: CursorWrapper) -> OperationStep | None:
     if found.after is None:
         end(cursor, row, "done", done=changed, skipped=skipped)
     else:
-        store.advance(cursor, row.id, after=found.after, done=changed, skipped=skipped)
+        operations.advance(cursor, row.id, after=found.after, done=changed, skipped=skipped)
     return OperationStep(changed, done.may_run)
 
 
@@ -89,7 +89,7 @@ def carry_out_all(alias: str) -> bool:
 
 def fail_step(cursor: CursorWrapper, id: int, error: DatabaseError) -> None:
     """End an operation whose step the database refused, unless another worker has it."""
-    if row := store.take(cursor, CHANGES, id=id):
+    if row := operations.take(cursor, CHANGES, id=id):
         text = f"{type(error).__name__}: {error}".splitlines()[0]  # the other lines quote rows
         end(cursor, row, "failed", error=text)
 
@@ -104,7 +104,7 @@ def end(
     error: str = "",
 ) -> None:
     """End a locked operation and log it, here and in the admin's log for the requesting user."""
-    progress = store.advance(
+    progress = operations.advance(
         cursor,
         row.id,
         after=row.last_id if state == "done" else row.after_id,

@@ -19,7 +19,7 @@ from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.column_bounds import MAX_BIGINT
 from django_mq.policy.names import check_key, check_name
 from django_mq.policy.uniqueness import OnDuplicate
-from django_mq.store import free_unique_ids, operators
+from django_mq.store import free_unique_ids, message_changes
 from django_mq.store.cancel import cancel as cancel_waiting
 from django_mq.store.put_aside import drop_aside
 from django_mq.values import When
@@ -158,7 +158,7 @@ def cancel(
         if id is None:  # first, since freeing an id promotes content put aside
             put_aside = drop_aside(cursor, type=type, unique_id=unique_id)
         removed, in_flight = cancel_waiting(cursor, id=id, type=type, unique_id=unique_id)
-        operators.free_followers(cursor, removed)
+        message_changes.free_followers(cursor, removed)
         free_unique_ids.end_removed(cursor, removed)
         ring_for_next(connections[alias], settings, removed)
     return Cancelled(tuple(each.id for each in removed), in_flight, put_aside)

@@ -19,7 +19,8 @@ from django_mq.outbox.dedupe_plan import Candidate, DedupeCall, PlannedWrites, i
 from django_mq.store import (
     change_waiting,
     free_unique_ids,
-    operators,
+    limits,
+    message_changes,
     put_aside,
     unique_ids,
 )
@@ -48,7 +49,7 @@ class StoreResult(NamedTuple):
 
     copies: list[CopyReceipt]
     rows: list[NewRow]
-    left_keys: list[operators.Removed]
+    left_keys: list[message_changes.Removed]
 
 
 class _ChangedMeanwhile(Exception):
@@ -119,9 +120,9 @@ def _free_put_aside(seen: Mapping[UniqueId, StoredUniqueId]) -> list[UniqueId]:
 def _writing(connection: BaseDatabaseWrapper) -> Iterator[CursorWrapper]:
     """Yield a cursor in a savepoint where statements wait at most STATEMENT_WAIT_MS for a lock."""
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
-        before = operators.limit_waits(cursor, most_ms=STATEMENT_WAIT_MS)
+        before = limits.limit_waits(cursor, most_ms=STATEMENT_WAIT_MS)
         yield cursor
-        operators.restore_waits(cursor, before)
+        limits.restore_waits(cursor, before)
 
 
 def _write(
@@ -132,7 +133,7 @@ def _write(
 ) -> StoreResult:
     writes = call.writes(seen)
     ids: dict[int, int] = {}
-    left: list[operators.Removed] = []
+    left: list[message_changes.Removed] = []
     if writes:
         with _writing(connection) as cursor:
             ids = _add(cursor, writes, admit)
@@ -160,7 +161,7 @@ def _add(
     return {index: id for (index, _), id in zip(writes.adding, drawn, strict=True)}
 
 
-def _replace(cursor: CursorWrapper, writes: PlannedWrites) -> list[operators.Removed]:
+def _replace(cursor: CursorWrapper, writes: PlannedWrites) -> list[message_changes.Removed]:
     """Write new contents; return the rows that left a key, as if removed from its line."""
     if not writes.replacing:
         return []
@@ -168,11 +169,11 @@ def _replace(cursor: CursorWrapper, writes: PlannedWrites) -> list[operators.Rem
     if len(replaced) < len(writes.replacing):
         raise _ChangedMeanwhile
     left = [
-        operators.Removed(each.id, each.queue, each.handler, each.previous_key, "", None)
+        message_changes.Removed(each.id, each.queue, each.handler, each.previous_key, "", None)
         for each in replaced
         if each.previous_key is not None
     ]
-    operators.free_followers(cursor, left)
+    message_changes.free_followers(cursor, left)
     return left
 
 
@@ -218,8 +219,8 @@ class _Promotion:
         try:
             with transaction.atomic(using=self._alias), connection.cursor() as cursor:
                 if own:  # after the lock, it sees what that session wrote
-                    cursor.execute(operators.READ_COMMITTED)
-                operators.limit_waits(cursor, most_ms=PROMOTE_WAIT_MS)
+                    cursor.execute(limits.READ_COMMITTED)
+                limits.limit_waits(cursor, most_ms=PROMOTE_WAIT_MS)
                 free_unique_ids.lock(cursor, ids)
                 free_unique_ids.promote_put_aside(cursor, ids)
         except Exception:

@@ -16,7 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_mq.conf import Settings
 from django_mq.outbox.blocks import commits_by_hand
 from django_mq.store import notify
-from django_mq.store.operators import Removed
+from django_mq.store.message_changes import Removed
 
 logger = logging.getLogger("django_mq")
 

@@ -11,7 +11,7 @@ from django_mq.policy.causes import tree
 from django_mq.policy.column_bounds import id_of
 from django_mq.queues.arguments import whole_number
 from django_mq.queues.transactions import reading
-from django_mq.store import causes as store
+from django_mq.store import causes
 
 #: The maximum numbers of stored messages that a search examines, and of messages it returns.
 MAX_EXAMINED, MAX_MESSAGES = 10_000, 200
@@ -58,15 +58,15 @@ def chain(id: int, *, using: str | None = None) -> Chain:
     whole_number(id, "id")
     alias = alias_of(using)
     with reading(alias) as cursor:
-        name = store.chain_of(cursor, id) or str(id)
+        name = causes.chain_of(cursor, id) or str(id)
         named_after = id_of(name)  # the chain begins in another database
         first = min(named_after or id, id)
-        stored, complete = store.stored(
+        stored, complete = causes.stored(
             cursor, chain=name, id=id, first=first, window=MAX_EXAMINED, limit=MAX_MESSAGES
         )
         complete = complete and named_after is not None
         ids = sorted({id, first})
-        handled = store.handled(cursor, chain=name, ids=ids, limit=MAX_MESSAGES)
+        handled = causes.handled(cursor, chain=name, ids=ids, limit=MAX_MESSAGES)
     found = {each.id: each for each in (*handled, *stored)}
     if len(found) > MAX_MESSAGES or len(stored) == MAX_MESSAGES or len(handled) == MAX_MESSAGES:
         complete = False
@@ -89,7 +89,7 @@ def chain(id: int, *, using: str | None = None) -> Chain:
     return Chain(name, tuple(links), complete)
 
 
-def _causes(found: dict[int, store.ChainRow], first: int) -> dict[int, int | None]:
+def _causes(found: dict[int, causes.ChainRow], first: int) -> dict[int, int | None]:
     """Return the cause of each message; one that is gone is placed below the chain's first."""
     known = {each.id: each.cause for each in found.values()}
     if first in known:

@@ -18,8 +18,7 @@ from django_mq.policy.column_bounds import MAX_INTEGER
 from django_mq.policy.names import check_name
 from django_mq.queues.arguments import MAX_SECONDS
 from django_mq.queues.transactions import wake, writing
-from django_mq.store import decisions as store
-from django_mq.store import queue_backoff
+from django_mq.store import decisions, queue_backoff
 from django_mq.values import When, checked_when, short_repr
 
 logger = logging.getLogger("django_mq")
@@ -54,7 +53,7 @@ def pause(
         )
     alias = alias_of(using)
     with writing(alias, dry_run=dry_run) as cursor:
-        paused = store.pause(cursor, queue=queue, at=at, delay=delay)
+        paused = decisions.pause(cursor, queue=queue, at=at, delay=delay)
     if paused is None:
         raise ValueError(f"queue {queue} cannot be paused {words}: that time has passed")
     if not dry_run:
@@ -76,7 +75,7 @@ def resume(queue: str, *, dry_run: bool = False, using: str | None = None) -> bo
     check_name(queue, "queue")
     alias = alias_of(using)
     with writing(alias, dry_run=dry_run) as cursor:
-        was_paused = store.resume(cursor, queue=queue)
+        was_paused = decisions.resume(cursor, queue=queue)
     if was_paused and not dry_run:
         logger.info("queue %s resumed", queue, extra={"event": "queue_resumed", "queue": queue})
         wake(alias)
@@ -102,7 +101,7 @@ def limit(
         )
     alias = alias_of(using)
     with writing(alias, dry_run=dry_run) as cursor:
-        store.limit(cursor, queue=queue, max_in_flight=max_in_flight)
+        decisions.limit(cursor, queue=queue, max_in_flight=max_in_flight)
     holds = effective_limit(queue, max_in_flight)
     if not dry_run:
         logger.info(

@@ -17,7 +17,7 @@ from django_mq.policy.column_bounds import MAX_PRIORITY, MIN_PRIORITY
 from django_mq.policy.routing import TASKS
 from django_mq.queues.arguments import whole_number
 from django_mq.queues.transactions import wake, writing
-from django_mq.store import editing as store
+from django_mq.store import editing
 from django_mq.values import short_repr
 
 logger = logging.getLogger("django_mq")
@@ -54,7 +54,7 @@ def edit(
         due = _due(due, settings.max_delay)
     alias = alias_of(using)
     with writing(alias) as cursor:
-        row = store.lock(cursor, id)
+        row = editing.lock(cursor, id)
         if row is None or not row.waits:
             raise NotWaiting(f"message {id} does not wait: it is in flight, dead or gone")
         if digest is not None and digest != row.digest:
@@ -63,7 +63,7 @@ def edit(
             raise InvalidOption(f"due: message {id} expires before that time")
         if text is not None:
             _check_payload(row, text)
-        store.write(cursor, id, payload=text, due=due, priority=priority)
+        editing.write(cursor, id, payload=text, due=due, priority=priority)
     logger.info("message %d edited", id, extra={"event": "message_edited", "message_ids": (id,)})
     wake(alias)
 
@@ -74,7 +74,7 @@ def _due(value: object, max_delay: float) -> datetime | None:
     return moments(Message("due", after=value), max_delay)[0]
 
 
-def _check_payload(row: store.EditableRow, text: str) -> None:
+def _check_payload(row: editing.EditableRow, text: str) -> None:
     """Check a payload as a handler will read it: the encoder writes, say, a datetime as text."""
     if row.type.startswith(TASKS):
         _check_arguments(json.loads(text))

@@ -19,7 +19,7 @@ from django_mq.queues.arguments import (
     whole_number,
 )
 from django_mq.queues.transactions import reading
-from django_mq.store import error_groups as store
+from django_mq.store import error_groups
 from django_mq.store.error_groups import MAX_COUNTED, PairRow
 
 
@@ -79,7 +79,7 @@ def errors(
     alias = alias_of(using)
     start = FIRST_TIME if since is None else past_moment(alias, since, "since")
     with reading(alias) as cursor:
-        pairs = store.groups(
+        pairs = error_groups.groups(
             cursor,
             since=start,
             queues=names,
@@ -87,9 +87,9 @@ def errors(
             limit=limit,
             offset=offset,
         )
-        left = store.remaining_messages(cursor, pairs, since=start) if pairs else {}
+        left = error_groups.remaining_messages(cursor, pairs, since=start) if pairs else {}
     pairs.sort(key=attrgetter("fingerprint"))
-    maximum = store.attempts_per_pair(pairs)
+    maximum = error_groups.attempts_per_pair(pairs)
     found = [
         _group(list(rows), maximum, *left.get(fingerprint, (0, 0)))
         for fingerprint, rows in groupby(pairs, key=attrgetter("fingerprint"))

@@ -11,8 +11,7 @@ from django_mq.conf import alias_of
 from django_mq.policy.figures import SPANS, Counted, Span, summed
 from django_mq.queues.arguments import queue_names
 from django_mq.queues.transactions import reading
-from django_mq.store import Cursor
-from django_mq.store import read_figures as store
+from django_mq.store import Cursor, read_figures
 from django_mq.store.readers import prepare_to_read
 from django_mq.values import short_repr
 
@@ -88,18 +87,18 @@ def figures(
     names = queue_names(queue)
     with reading(alias_of(using)) as cursor:
         prepare_to_read(cursor)
-        new = store.uncounted(cursor, queues=names)
+        new = read_figures.uncounted(cursor, queues=names)
         return figures_of(cursor, SPANS[span], new, names)
 
 
 def figures_of(
-    cursor: Cursor, span: Span, new: store.UncountedSnapshot, queues: Sequence[str] | None
+    cursor: Cursor, span: Span, new: read_figures.UncountedSnapshot, queues: Sequence[str] | None
 ) -> Figures:
     """Return the figures of `queues`, with messages that are `new` among the steps' broadcast."""
     step, starts = span.step, span.starts(new.now)
     steps = {at: Counted() for at in starts}
     handlers: dict[tuple[str, str], Counted] = {}
-    for part in store.parts(cursor, since=starts[0], queues=queues):
+    for part in read_figures.parts(cursor, since=starts[0], queues=queues):
         found = Counted(*part[3:8], _histogram(part.waited), _histogram(part.ran))
         steps.setdefault(part.at - part.at % step, Counted()).add(found)
         handlers.setdefault((part.queue, part.handler), Counted()).add(found)
@@ -127,17 +126,17 @@ def rates(
     names = queue_names(queue)
     with reading(alias_of(using)) as cursor:
         prepare_to_read(cursor)
-        return rates_of(cursor, store.uncounted(cursor, queues=names), names)
+        return rates_of(cursor, read_figures.uncounted(cursor, queues=names), names)
 
 
 def rates_of(
-    cursor: Cursor, new: store.UncountedSnapshot, queues: Sequence[str] | None
+    cursor: Cursor, new: read_figures.UncountedSnapshot, queues: Sequence[str] | None
 ) -> dict[str, Rate]:
     """Return the rates of `queues`; `new` are the messages that no figures count yet."""
     since = new.now - new.now % 60 + 60 - WINDOW
-    flows = {each.queue: each for each in store.flows(cursor, since=since, queues=queues)}
+    flows = {each.queue: each for each in read_figures.flows(cursor, since=since, queues=queues)}
     uncounted: dict[str, int] = {}
-    first = store.first_counted(cursor, since=since) or new.now
+    first = read_figures.first_counted(cursor, since=since) or new.now
     for each in new.messages:
         if each.minute >= since:
             first = min(first, each.minute)
@@ -146,7 +145,7 @@ def rates_of(
     at_least = new.complete_since is not None and new.complete_since > since
     found = {}
     for name in sorted(flows.keys() | uncounted.keys()):
-        flow = flows.get(name, store.Flow(name, 0, 0))
+        flow = flows.get(name, read_figures.Flow(name, 0, 0))
         if at_least:  # only the newest are known, and they may cover just a few seconds
             newest = max(1.0, new.now - (new.complete_since or 0.0))
             incoming = max(flow.incoming / seconds, uncounted.get(name, 0) / newest)

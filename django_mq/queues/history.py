@@ -16,7 +16,7 @@ from django_mq.policy.names import check_key
 from django_mq.queues.actions import Changed, Ids, checked_ids, log_changed
 from django_mq.queues.arguments import Moment, check_moment, check_names, past_moment, whole_number
 from django_mq.queues.transactions import reading
-from django_mq.store import replay as store
+from django_mq.store import replay as replay_store
 from django_mq.values import short_repr
 
 #: Messages that one statement reads or writes.
@@ -97,7 +97,7 @@ def replay(
     if all(each is None for each in (wanted, queue, type, handler, since, until)):
         raise ValueError("say which messages to replay: by ids, queue, type, handler, since, until")
     alias = alias_of(using)
-    chosen = store.Filter(wanted, queue, type, handler, *_period(alias, since, until))
+    chosen = replay_store.Filter(wanted, queue, type, handler, *_period(alias, since, until))
     replays = Replays(get_settings(), to=to)
     done: list[int] = []
     with transaction.atomic(using=alias):
@@ -114,8 +114,8 @@ def replay(
 
 
 def _chunks(
-    alias: str, chosen: store.Filter, limit: int | None, *, with_content: bool
-) -> Iterator[list[store.PastMessage]]:
+    alias: str, chosen: replay_store.Filter, limit: int | None, *, with_content: bool
+) -> Iterator[list[replay_store.PastMessage]]:
     """Yield the messages in chunks; if there are many ids, each statement gets only its own."""
     if chosen.ids is None:
         yield from _pages(alias, chosen, limit, with_content=with_content)
@@ -129,13 +129,15 @@ def _chunks(
 
 
 def _pages(
-    alias: str, chosen: store.Filter, limit: int | None, *, with_content: bool
-) -> Iterator[list[store.PastMessage]]:
+    alias: str, chosen: replay_store.Filter, limit: int | None, *, with_content: bool
+) -> Iterator[list[replay_store.PastMessage]]:
     after, left = 0, limit
     while left is None or left > 0:
         size = CHUNK if left is None else min(CHUNK, left)
         with reading(alias) as cursor:
-            found = store.find(cursor, chosen, after=after, limit=size, with_content=with_content)
+            found = replay_store.find(
+                cursor, chosen, after=after, limit=size, with_content=with_content
+            )
         if found:
             yield found
         if len(found) < size:

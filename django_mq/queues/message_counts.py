@@ -17,7 +17,7 @@ from django_mq.policy.rounding import counted
 from django_mq.queues.decisions import effective_limit
 from django_mq.queues.transactions import reading
 from django_mq.store import Cursor, queue_names
-from django_mq.store import counts as store
+from django_mq.store import counts as counts_store
 from django_mq.store import estimates as sampled
 from django_mq.store.readers import prepare_to_read
 
@@ -153,7 +153,7 @@ def read_counts(
 
 
 def _read(cursor: Cursor, asked: Sequence[str], maximum: int) -> dict[str, QueueCounts]:
-    found = store.counts(
+    found = counts_store.counts(
         cursor,
         queues=asked,
         ordered=ordered_queues(),
@@ -199,7 +199,7 @@ def with_estimates(cursor: Cursor, found: dict[str, QueueCounts]) -> dict[str, Q
     return found | estimated
 
 
-def _by_state(row: store.Census, maximum: int) -> tuple[dict[str, int], frozenset[str]]:
+def _by_state(row: counts_store.Census, maximum: int) -> tuple[dict[str, int], frozenset[str]]:
     """Return the count of each state, and the names of the counts that were capped."""
     due, due_held, due_expired = row.due
     later, later_held, later_expired, retrying = row.later
@@ -227,7 +227,7 @@ def _by_state(row: store.Census, maximum: int) -> tuple[dict[str, int], frozense
     return {name: min(n, maximum) if name in capped else n for name, n in found.items()}, capped
 
 
-def _counts(row: store.Census, maximum: int) -> QueueCounts:
+def _counts(row: counts_store.Census, maximum: int) -> QueueCounts:
     by_state, capped = _by_state(row, maximum)
     return QueueCounts(
         queue=row.queue,

@@ -21,7 +21,7 @@ from django_mq.policy.names import check_key, check_name
 from django_mq.queues.arguments import flag, operator_name, whole_number
 from django_mq.queues.transactions import writing
 from django_mq.store import message_filters as filters
-from django_mq.store import operations as store
+from django_mq.store import operations as operations_store
 from django_mq.values import short_repr
 
 logger = logging.getLogger("django_mq")
@@ -177,7 +177,7 @@ def cancel_operation(id: int, *, using: str | None = None) -> bool:
     """
     whole_number(id, "id")
     with writing(alias_of(using)) as cursor:
-        progress = store.cancel(cursor, id)
+        progress = operations_store.cancel(cursor, id)
     if progress is None:
         return False
     report_end(id, progress)

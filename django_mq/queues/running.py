@@ -18,7 +18,7 @@ from django_mq.queues.arguments import operator_name
 from django_mq.queues.fleet import SILENT
 from django_mq.queues.transactions import writing
 from django_mq.states import GONE_AFTER
-from django_mq.store import commands as store
+from django_mq.store import commands as commands_store
 
 logger = logging.getLogger("django_mq")
 
@@ -100,7 +100,7 @@ def commands(id: int, *, using: str | None = None) -> list[WorkerCommand]:
 def _ask(action: str, event: str, ids: Ids, by: str, using: str | None) -> Changed:
     wanted, name, alias = checked_ids(ids), operator_name(by), alias_of(using)
     with writing(alias) as cursor:
-        asked = sorted(store.ask(cursor, ids=wanted, action=action, by=name))
+        asked = sorted(commands_store.ask(cursor, ids=wanted, action=action, by=name))
     if asked:
         logger.info(
             "asked workers to %s: %d messages, by %s",

@@ -25,7 +25,7 @@ from django_mq.policy.similar_names import similar
 from django_mq.queues.arguments import whole_number
 from django_mq.queues.transactions import writing
 from django_mq.store import Cursor
-from django_mq.store import schedules as store
+from django_mq.store import schedules as schedules_store
 from django_mq.store.schedules import ScheduleRow
 
 logger = logging.getLogger("django_mq")
@@ -105,9 +105,9 @@ def next_times(
     name = schedule.name if isinstance(schedule, Schedule) else schedule
     check_name(name, "schedule name")
     with connections[alias_of(using)].cursor() as cursor:
-        row = store.read(cursor, name)
+        row = schedules_store.read(cursor, name)
         if row is None:
-            raise ValueError(no_schedule(name, store.names(cursor)))
+            raise ValueError(no_schedule(name, schedules_store.names(cursor)))
     times = times_of(row.cron, row.every, row.tz, start=row.due_at)
     if row.next_at is None:
         return list(islice(times.after(row.now), count))
@@ -141,7 +141,7 @@ def enable_schedule(name: str, *, using: str | None = None) -> bool:
         row = _take(cursor, name)
         was_off = row.next_at is None
         next_at = row.next_at or _next(row)
-        store.decide(cursor, name, enabled=True, next_at=next_at)
+        schedules_store.decide(cursor, name, enabled=True, next_at=next_at)
     _log(name, "enabled", "schedule_enabled")
     return was_off
 
@@ -154,7 +154,7 @@ def disable_schedule(name: str, *, using: str | None = None) -> bool:
     check_name(name, "schedule name")
     with writing(alias_of(using)) as cursor:
         row = _take(cursor, name)
-        store.decide(cursor, name, enabled=False, next_at=None)
+        schedules_store.decide(cursor, name, enabled=False, next_at=None)
     _log(name, "disabled", "schedule_disabled")
     return row.enabled
 
@@ -163,7 +163,9 @@ def restart_schedule(name: str, *, enabled: bool, using: str | None = None) -> N
     """Enable or disable a schedule whose timing has changed, and compute its next time again."""
     with writing(alias_of(using)) as cursor:
         row = _take(cursor, name)
-        store.decide(cursor, name, enabled=enabled, next_at=_next(row) if enabled else None)
+        schedules_store.decide(
+            cursor, name, enabled=enabled, next_at=_next(row) if enabled else None
+        )
 
 
 def _next(row: ScheduleRow) -> datetime | None:
@@ -171,9 +173,9 @@ def _next(row: ScheduleRow) -> datetime | None:
 
 
 def _take(cursor: Cursor, name: str) -> ScheduleRow:
-    row = store.take(cursor, name)
+    row = schedules_store.take(cursor, name)
     if row is None:
-        raise ValueError(no_schedule(name, store.names(cursor)))
+        raise ValueError(no_schedule(name, schedules_store.names(cursor)))
     return row
 
 

@@ -17,7 +17,7 @@ from django_mq.operations.heads import ordered_queues, skipping_queues
 from django_mq.policy.names import check_name
 from django_mq.queues.arguments import whole_number
 from django_mq.queues.transactions import reading
-from django_mq.store import waiting_behind as store
+from django_mq.store import waiting_behind
 from django_mq.store.waiting_behind import LinePosition
 
 #: Columns that are not read here: a monitoring login lacks the right, and other clients may have
@@ -72,7 +72,7 @@ def heads(queue: str | None = None, *, limit: int = 100, using: str | None = Non
     whole_number(limit, "limit")
     alias = alias_of(using)
     with reading(alias) as cursor:
-        found = store.blocked(
+        found = waiting_behind.blocked(
             cursor,
             queue=queue,
             ordered=ordered_queues(),
@@ -131,7 +131,7 @@ def shown_count(n: int, maximum: int = MAX_COUNT) -> str:
     return f"{n:,}{'+' if n >= maximum else ''}"
 
 
-def _head(found: store.Blocking, row: QueuedMessage) -> Head:
+def _head(found: waiting_behind.Blocking, row: QueuedMessage) -> Head:
     return Head(
         queue=found.queue,
         handler=found.handler,

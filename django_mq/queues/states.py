@@ -13,7 +13,7 @@ from django_mq.queues.arguments import whole_number
 from django_mq.queues.stalled import PRIVATE
 from django_mq.queues.transactions import reading
 from django_mq.store import peek as rows
-from django_mq.store import queue_state as store
+from django_mq.store import queue_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def state(queue: str, *, using: str | None = None) -> State:
     settings = get_settings()
     options = settings.queue(queue)
     with reading(alias_of(using)) as cursor:
-        found = store.state(
+        found = queue_state.state(
             cursor,
             queue=queue,
             skip_dead=options.on_dead_head == "skip",

@@ -18,7 +18,7 @@ from django_mq.queues.fleet import timings, workers
 from django_mq.queues.message_counts import read_names
 from django_mq.queues.transactions import reading
 from django_mq.store import Cursor, read_figures
-from django_mq.store import types as store
+from django_mq.store import types as types_store
 from django_mq.store.readers import prepare_to_read
 
 #: The numbers of newest stored and newest handled messages whose types are counted.
@@ -100,7 +100,7 @@ def topology(*, only: str | Collection[str] | None = None, using: str | None = N
     found = [each for each in visible if each.patterns]
     with reading(alias) as cursor:
         prepare_to_read(cursor)
-        counted = store.newest(cursor, limit=NEWEST, queues=queues)
+        counted = types_store.newest(cursor, limit=NEWEST, queues=queues)
         asked = [name for name in read_names(cursor) if queues is None or name in queues]
         held = held_types(cursor, queues=asked)
         calls = read_figures.calls(cursor, since=PERIOD.total_seconds())
@@ -128,9 +128,9 @@ def topology(*, only: str | Collection[str] | None = None, using: str | None = N
     return Topology(types, subscribers, observed, tasks)
 
 
-def held_types(cursor: Cursor, *, queues: Sequence[str]) -> dict[str, store.HeldMessages]:
+def held_types(cursor: Cursor, *, queues: Sequence[str]) -> dict[str, types_store.HeldMessages]:
     """Return the types of held messages of `queues`; call it after `prepare_to_read()`."""
-    return store.held(cursor, queues=queues, limit=HELD_PER_LANE, maximum=MAX_HELD)
+    return types_store.held(cursor, queues=queues, limit=HELD_PER_LANE, maximum=MAX_HELD)
 
 
 def _subscriber(

@@ -10,8 +10,7 @@ from django.db import connections, transaction
 from django.db.backends.utils import CursorWrapper
 
 from django_mq.outbox import notify
-from django_mq.store import operators as store
-from django_mq.store.limits import Limits, apply
+from django_mq.store.limits import READ_COMMITTED, Limits, apply, limit_waits, restore_waits
 from django_mq.store.readers import ONE_SNAPSHOT
 
 
@@ -78,10 +77,10 @@ def writing(alias: str, *, dry_run: bool = False) -> Iterator[CursorWrapper]:
     own = connection.get_autocommit()
     with transaction.atomic(using=alias), connection.cursor() as cursor:
         if own:
-            cursor.execute(store.READ_COMMITTED)
-        before = store.limit_waits(cursor)
+            cursor.execute(READ_COMMITTED)
+        before = limit_waits(cursor)
         yield cursor
         if dry_run:
             transaction.set_rollback(True, using=alias)
         elif not own:
-            store.restore_waits(cursor, before)
+            restore_waits(cursor, before)

@@ -10,7 +10,7 @@ from django_mq.models import WorkerCommand
 from django_mq.policy.names import check_name
 from django_mq.queues.arguments import names_in, operator_name
 from django_mq.queues.transactions import writing
-from django_mq.store import commands as store
+from django_mq.store import commands
 
 logger = logging.getLogger("django_mq")
 
@@ -66,7 +66,7 @@ def _order(
     wanted = sorted(set(names_in(workers, "worker")))
     name, alias = operator_name(by), alias_of(using)
     with writing(alias) as cursor:
-        told = store.order(cursor, workers=wanted, action=action, by=name)
+        told = commands.order(cursor, workers=wanted, action=action, by=name)
     if told:
         logger.info(
             "told workers to %s: %s, by %s",

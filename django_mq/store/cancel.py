@@ -7,8 +7,13 @@ from collections.abc import Iterator
 from django_mq.store import Cursor
 from django_mq.store.kept_results import IDS, IS_KEPT, keep_removed
 from django_mq.store.keys import BEFORE_ALL
+from django_mq.store.message_changes import (
+    ANSWER_REMOVED,
+    REMOVED_COLUMNS,
+    Removed,
+    replace_answers,
+)
 from django_mq.store.message_filters import last_id
-from django_mq.store.operators import ANSWER_REMOVED, REMOVED_COLUMNS, Removed, replace_answers
 
 #: The number of messages, of any type, that one statement looks at if only a type is given.
 WINDOW = 10_000

@@ -19,7 +19,7 @@ from django_mq.store.unique_ids import (
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
-    from django_mq.store.operators import Removed
+    from django_mq.store.message_changes import Removed
 
 
 class EndedMessage(NamedTuple):

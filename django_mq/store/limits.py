@@ -1,6 +1,7 @@
 """The limits of the worker's own statements: how long each runs, and how long it waits for locks.
 
 They hold whatever the role or the database sets. Handlers run under the limits of their role.
+`limit_waits()` limits the transactions of operators and producers.
 """
 
 from __future__ import annotations
@@ -108,6 +109,33 @@ def apply(cursor: Cursor | Connection[Any], limits: Limits) -> None:
     cursor.execute(
         SET_LOCAL, {name: str(_milliseconds(value)) for name, value in limits._asdict().items()}
     )
+
+
+#: The isolation level can be set only before the first statement of a transaction.
+READ_COMMITTED = "set transaction isolation level read committed"
+
+# Operators' changes skip locked rows; for them the limit is for locks on a whole table.
+LIMIT_WAITS = """
+select s.setting,
+       set_config('lock_timeout', least(%(most_ms)s, nullif(s.setting::int, 0))::text, true)
+  from pg_settings s
+ where s.name = 'lock_timeout'
+"""
+
+
+def limit_waits(cursor: Cursor, *, most_ms: int = 1000) -> str:
+    """Let this transaction wait up to `most_ms` for a lock; return the previous limit, in ms."""
+    cursor.execute(LIMIT_WAITS, {"most_ms": most_ms})
+    before: str = cursor.fetchone()[0]
+    return before
+
+
+RESTORE_WAITS = "select set_config('lock_timeout', %(before)s, true)"
+
+
+def restore_waits(cursor: Cursor, before: str) -> None:
+    """Restore the limit that `limit_waits` returned."""
+    cursor.execute(RESTORE_WAITS, {"before": before})
 
 
 def _milliseconds(seconds: float) -> int:

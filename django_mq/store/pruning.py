@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from django_mq.store import Cursor
 from django_mq.store.conditions import BEGINNING
-from django_mq.store.operators import Removed
+from django_mq.store.message_changes import Removed
 
 _OLD = "< statement_timestamp() - make_interval(secs => %(older_than)s)"
 

@@ -26,8 +26,7 @@ from django_mq.policy.names import check_name
 from django_mq.policy.similar_names import similar
 from django_mq.queues.scheduling import no_schedule
 from django_mq.requests.pending import test_runners
-from django_mq.store import Cursor, schedules
-from django_mq.store import testing as store
+from django_mq.store import Cursor, schedules, testing
 from django_mq.testing.on_loop import refuse_on_loop
 from django_mq.values import When, checked_when, short_repr
 from django_mq.worker.inline_failures import InlineFailure, add_note
@@ -218,7 +217,7 @@ def due(
         if schedule is not None:
             raise ValueError("schedule= moves a schedule to a time: give until=, too")
         with connection.cursor() as cursor:
-            return store.make_due(cursor, queue=queue)
+            return testing.make_due(cursor, queue=queue)
     when = checked_when(until)
     if not isinstance(when, datetime) and when > MAX_SPAN_SECONDS:
         raise ValueError(
@@ -237,4 +236,4 @@ def due(
         if schedule is not None and schedule not in (known := schedules.names(own)):
             raise ValueError(no_schedule(schedule, known))
         broadcast = fire_until(own, connection.alias, when, schedule=schedule)
-        return broadcast + store.make_due(own, queue=queue, until=when)
+        return broadcast + testing.make_due(own, queue=queue, until=when)

@@ -23,8 +23,8 @@ from django_mq.store import (
     chores,
     free_unique_ids,
     keys,
+    message_changes,
     notify,
-    operators,
     pruning,
     put_aside,
 )
@@ -123,7 +123,7 @@ def _prune_dead_of(cursor: Cursor, settings: Settings, name: str, after: str) ->
     )
     if not removed:
         return None
-    operators.free_followers(cursor, removed)
+    message_changes.free_followers(cursor, removed)
     if any(settings.in_line(name, row.key) for row in removed):
         notify.ring_if_room(cursor)
     return name if resume is None else [name, resume]

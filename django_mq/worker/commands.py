@@ -19,7 +19,7 @@ from django_mq.executor.watchdog import Link
 from django_mq.messages import Fence
 from django_mq.policy.error_text import stack_text
 from django_mq.policy.stack import Frame, all_stacks, running_in
-from django_mq.store import commands as store_commands
+from django_mq.store import commands as commands_store
 from django_mq.store.leases import Command
 from django_mq.store.limits import Limits
 
@@ -65,7 +65,7 @@ class CommandRunner:
         statements = Statements(self.alias, limits=Limits(lock=1.0), link=self.link)
         try:
             answers = {each.id: self._answer(each) for each in commands}
-            store_commands.answer(statements.cursor(), answers)
+            commands_store.answer(statements.cursor(), answers)
         except Exception as error:
             text = "could not carry out a command for worker %s"
             log_failure("command_failed", error, text, self.worker, worker=self.worker)

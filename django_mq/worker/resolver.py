@@ -23,7 +23,7 @@ from django_mq.messages import ClaimedRow, Delivery
 from django_mq.policy.metadata import MAX_ADDED
 from django_mq.policy.stored_json import excess, max_brackets
 from django_mq.store import Cursor, keys, settle
-from django_mq.store import routing as store_routing
+from django_mq.store import routing as routing_store
 
 #: Returns the fields on which the handler of a row depends.
 _kind_of = attrgetter("handler", "queue", "type", "schema_version")
@@ -173,7 +173,7 @@ class Resolver:
         ]
         fence = Delivery(row).fence
         names = [each.name for each in ready]
-        if not store_routing.split(cursor, fence, handlers=names, max_attempts=attempts):
+        if not routing_store.split(cursor, fence, handlers=names, max_attempts=attempts):
             reports.lease_lost(Delivery(row))
             return None
         if row.key is not None:  # now in the line of a handler, which has an order of its own

@@ -13,10 +13,9 @@ from psycopg import IsolationLevel
 from django_mq import queues
 from django_mq.exceptions import InvalidName
 from django_mq.models import QueuedMessage, QueueState
-from django_mq.queues import Changed
+from django_mq.queues import Changed, transactions
 from django_mq.queues import actions as acting
-from django_mq.store import operators as operate
-from django_mq.store import operators as store
+from django_mq.store import message_changes
 from tests.rows import add, decide
 
 pytestmark = pytest.mark.django_db
@@ -50,9 +49,9 @@ class TestBesideOthers:
         monkeypatch.setattr(acting, "CHUNK", 1)
         ids = [add(dead=-1).pk for _ in range(3)]
         tries = []
-        remove = store.remove
+        remove = message_changes.remove
         monkeypatch.setattr(
-            store, "remove", lambda *a, **flags: tries.append(a) or remove(*a, **flags)
+            message_changes, "remove", lambda *a, **flags: tries.append(a) or remove(*a, **flags)
         )
         other.execute("lock table django_mq_queuedmessage in exclusive mode")
         with connection.cursor() as cursor:
@@ -71,7 +70,7 @@ class TestBesideOthers:
     def test_what_was_changed_before_a_table_was_locked_is_reported(self, other, monkeypatch):
         monkeypatch.setattr(acting, "CHUNK", 1)
         ids = [add(dead=-1).pk for _ in range(3)]
-        remove = store.remove
+        remove = message_changes.remove
 
         def remove_and_lock(*args, **flags):
             transaction.on_commit(
@@ -79,13 +78,13 @@ class TestBesideOthers:
             )
             return remove(*args, **flags)
 
-        monkeypatch.setattr(store, "remove", remove_and_lock)
+        monkeypatch.setattr(message_changes, "remove", remove_and_lock)
         assert queues.discard(ids) == Changed((ids[0],), 2)
 
     def test_at_any_isolation_level(self, other, transactional_db, monkeypatch):
         """Guarantee 17: concurrent commits cause no serialization failure."""
         message = add(dead=-1)
-        limit_waits = operate.limit_waits
+        limit_waits = transactions.limit_waits
 
         def then_somebody_writes(cursor):
             before = limit_waits(cursor)
@@ -95,7 +94,7 @@ class TestBesideOthers:
 
         level = IsolationLevel.REPEATABLE_READ
         monkeypatch.setitem(connection.settings_dict["OPTIONS"], "isolation_level", level)
-        monkeypatch.setattr(operate, "limit_waits", then_somebody_writes)
+        monkeypatch.setattr(transactions, "limit_waits", then_somebody_writes)
         connection.close()
         try:
             assert queues.requeue(message.pk) == Changed((message.pk,))
@@ -114,14 +113,14 @@ class TestInTheCallersTransaction:
     @pytest.mark.parametrize(("before", "within"), [("0", "1s"), ("200ms", "200ms"), ("5s", "1s")])
     def test_the_callers_lock_timeout_is_put_back(self, monkeypatch, before, within):
         seen = []
-        remove = store.remove
+        remove = message_changes.remove
 
         def spy(cursor, **flags):
             cursor.execute("show lock_timeout")
             seen.append(cursor.fetchone()[0])
             return remove(cursor, **flags)
 
-        monkeypatch.setattr(store, "remove", spy)
+        monkeypatch.setattr(message_changes, "remove", spy)
         with connection.cursor() as cursor:
             cursor.execute(f"set local lock_timeout = '{before}'")
             queues.cancel([add().pk])

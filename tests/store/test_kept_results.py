@@ -10,7 +10,7 @@ import pytest
 
 from django_mq.messages import ClaimedRow
 from django_mq.models import FailedAttempt, QueuedMessage, Result
-from django_mq.store import cancel, kept_results, operators, pruning
+from django_mq.store import cancel, kept_results, message_changes, pruning
 from django_mq.store.claimed_row import claimed_columns
 from django_mq.store.conditions import BEGINNING
 from django_mq.store.kept_results import MAX_KEPT_ATTEMPTS, KeptResult
@@ -92,7 +92,7 @@ def test_removed_tasks_are_answered(cursor: Cursor, how: str) -> None:
     ids = [message.pk, request.pk, plain.pk]
     for id in ids:
         if how == "removed":
-            operators.remove(cursor, ids=[id], waiting=True, dead=True, reason=how)
+            message_changes.remove(cursor, ids=[id], waiting=True, dead=True, reason=how)
         else:
             cancel.cancel(cursor, id=id, type=None, unique_id=None)
     answers = {each.pk: each for each in Result.objects.all()}
@@ -107,7 +107,9 @@ def test_only_what_is_removed_is_answered(cursor: Cursor) -> None:
     spared = [task(), task(leased=30, attempts=1)]
     for each in spared:
         assert cancel.cancel(cursor, id=each.pk, type="tasks.other", unique_id=None) == ([], 0)
-        assert not operators.remove(cursor, ids=[each.pk], waiting=False, dead=True, reason="r")
+        assert not message_changes.remove(
+            cursor, ids=[each.pk], waiting=False, dead=True, reason="r"
+        )
     assert cancel.cancel(cursor, id=spared[1].pk, type=None, unique_id=None) == ([], 1)
     assert not Result.objects.exists()
     assert QueuedMessage.objects.count() == 2

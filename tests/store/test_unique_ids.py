@@ -12,8 +12,7 @@ from django.db import OperationalError, connection, transaction
 
 from django_mq import broadcast
 from django_mq.models import QueuedMessage, UniqueKey
-from django_mq.store import backlog, change_waiting, free_unique_ids, pruning
-from django_mq.store import operators as operate
+from django_mq.store import backlog, change_waiting, free_unique_ids, limits, pruning
 from django_mq.store import put_aside as aside
 from django_mq.store import unique_ids as unique
 from django_mq.store.free_unique_ids import EndedMessage
@@ -232,7 +231,7 @@ def test_the_limit_of_waits_is_put_back(cursor: Cursor) -> None:
     ]:
         with cursor.connection.transaction():
             cursor.execute("select set_config('lock_timeout', %s, true)", [limit])
-            before = operate.limit_waits(cursor, most_ms=maximum)
+            before = limits.limit_waits(cursor, most_ms=maximum)
             assert cursor.execute("show lock_timeout").fetchone() == (within,)
-            operate.restore_waits(cursor, before)
+            limits.restore_waits(cursor, before)
             assert cursor.execute("show lock_timeout").fetchone() == (limit,)

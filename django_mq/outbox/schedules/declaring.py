@@ -16,8 +16,7 @@ from django_mq.handlers.cron import times_of
 from django_mq.handlers.periodic import check_type
 from django_mq.handlers.registry import Declaration
 from django_mq.policy.plain_text import one_line
-from django_mq.store import Cursor, schedules
-from django_mq.store import declared_schedules as store
+from django_mq.store import Cursor, declared_schedules, schedules
 from django_mq.store.lost import is_lost
 
 logger = logging.getLogger("django_mq")
@@ -48,7 +47,7 @@ def declare_all(
 def retire(block: Block) -> None:
     """Disable the schedules of code that no process has declared for a day."""
     with block() as cursor:
-        retired = store.retire(cursor, retire_after=RETIRE_AFTER)
+        retired = declared_schedules.retire(cursor, retire_after=RETIRE_AFTER)
     for name in retired:
         logger.warning(
             "schedule %s is disabled: no process has declared it for %d hours",
@@ -66,7 +65,7 @@ def keep_declared(block: Block, settings: Settings) -> set[str]:
     """
     declared = _declared()
     with block() as cursor:
-        known = store.touch(
+        known = declared_schedules.touch(
             cursor, own_types(), touch_after=REDECLARE_INTERVAL, retire_after=RETIRE_AFTER
         )
     return _declare_each(block, [declared[name] for name in declared.keys() - known], settings)
@@ -115,7 +114,7 @@ def declare(cursor: Cursor, declared: Declaration, settings: Settings) -> None:
     type = check_type(declared.type)
     now = schedules.now(cursor)
     times = times_of(declared.cron, declared.every, declared.tz, start=now)
-    store.declare(
+    declared_schedules.declare(
         cursor,
         touch_after=REDECLARE_INTERVAL,
         name=declared.name,

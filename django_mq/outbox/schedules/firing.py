@@ -24,8 +24,7 @@ from django_mq.policy.column_bounds import MAX_NAME
 from django_mq.policy.due_times import GRACE, DueTimes, Times, due
 from django_mq.policy.error_text import describe
 from django_mq.policy.plain_text import one_line
-from django_mq.store import Cursor
-from django_mq.store import schedules as store
+from django_mq.store import Cursor, schedules
 from django_mq.store.lost import LOST
 from django_mq.store.schedules import ScheduleRow
 
@@ -45,10 +44,12 @@ class FireResult(NamedTuple):
     """
 
     broadcasts: int
-    after: store.Position | None
+    after: schedules.Position | None
 
 
-def fire_due(cursor: Cursor, alias: str, *, after: store.Position = store.FIRST) -> FireResult:
+def fire_due(
+    cursor: Cursor, alias: str, *, after: schedules.Position = schedules.FIRST
+) -> FireResult:
     """Broadcast schedules due after position `after`; call it in a transaction of its own.
 
     A schedule that another session has locked is skipped, and so is one with a cron expression if
@@ -56,7 +57,7 @@ def fire_due(cursor: Cursor, alias: str, *, after: store.Position = store.FIRST)
     handlers of that code. A schedule whose broadcast fails moves on, with `last_error`. A schedule
     whose queue is full stays due, and so does one whose time zone this host does not know.
     """
-    rows = store.take_due(
+    rows = schedules.take_due(
         cursor, limit=MAX_PER_TRANSACTION, after=after, cron=can_read_cron(), own=own_types()
     )
     tried = broadcasts = 0
@@ -76,15 +77,15 @@ def _fire(cursor: Cursor, alias: str, row: ScheduleRow, *, maximum: int) -> _Fir
         found = _due(row)
     except UnknownZone as error:  # it stays due, for a host that knows its zone
         _report_once(row, error)
-        store.move(cursor, row.name, next_at=row.next_at, last_error=_text(error))
+        schedules.move(cursor, row.name, next_at=row.next_at, last_error=_text(error))
         return _FiredTimes(row.next_at)
     except Exception as error:  # another program wrote bad values
         _report(row, error)
-        store.move(cursor, row.name, next_at=None, last_error=_text(error))
+        schedules.move(cursor, row.name, next_at=None, last_error=_text(error))
         return _FiredTimes(None)
     next_at = found.next_at if len(found.times) <= maximum else found.times[maximum]
     fired = _broadcast_each(row, found.times[:maximum], next_at, alias)
-    store.move(
+    schedules.move(
         cursor,
         row.name,
         next_at=fired.next_at,
@@ -172,7 +173,7 @@ def fire_now(cursor: Cursor, alias: str, row: ScheduleRow) -> Receipt:
     """Broadcast a schedule's message at once; its next time stays. Raises like `broadcast()`."""
     receipt = broadcast_at(row, row.now, alias=alias)
     if receipt:
-        store.move(
+        schedules.move(
             cursor,
             row.name,
             next_at=row.next_at,
@@ -189,7 +190,7 @@ def fire_until(cursor: Cursor, alias: str, until: datetime, *, schedule: str | N
     of its row that a transaction leaves behind would slow down every later search. Raises the
     errors of `broadcast()`.
     """
-    taken = store.take_due(cursor, limit=None, until=until)
+    taken = schedules.take_due(cursor, limit=None, until=until)
     rows = {row.name: row for row in taken if schedule in (None, row.name)}
     count = 0
     last: dict[str, tuple[datetime, int | None]] = {}
@@ -200,7 +201,7 @@ def fire_until(cursor: Cursor, alias: str, until: datetime, *, schedule: str | N
     for name, row in rows.items():
         last_at, last_message = last.get(name, (None, None))
         next_at = next(_times(row).after(until), None)
-        store.move(cursor, name, next_at=next_at, last_at=last_at, last_message=last_message)
+        schedules.move(cursor, name, next_at=next_at, last_at=last_at, last_message=last_message)
     return count
 
 

@@ -20,33 +20,6 @@ REMOVED_COLUMNS = """id, queue, handler, key, type, unique_id,
        wants_result and dead_at is null and id <> all(%(kept)s::bigint[])
            and id not in (select message_id from unanswered)"""
 
-#: The isolation level can be set only before the first statement of a transaction.
-READ_COMMITTED = "set transaction isolation level read committed"
-
-# Locked rows are skipped; the limit is for locks on a whole table.
-LIMIT_WAITS = """
-select s.setting,
-       set_config('lock_timeout', least(%(most_ms)s, nullif(s.setting::int, 0))::text, true)
-  from pg_settings s
- where s.name = 'lock_timeout'
-"""
-
-
-def limit_waits(cursor: Cursor, *, most_ms: int = 1000) -> str:
-    """Let this transaction wait up to `most_ms` for a lock; return the previous limit, in ms."""
-    cursor.execute(LIMIT_WAITS, {"most_ms": most_ms})
-    before: str = cursor.fetchone()[0]
-    return before
-
-
-RESTORE_WAITS = "select set_config('lock_timeout', %(before)s, true)"
-
-
-def restore_waits(cursor: Cursor, before: str) -> None:
-    """Restore the limit that `limit_waits` returned."""
-    cursor.execute(RESTORE_WAITS, {"before": before})
-
-
 # A dead letter already has its answer, which is not replaced. A requeued message has the answer of
 # its first life, which `replace_answers` replaces.
 ANSWER_REMOVED = f"""returning id, queue, handler, key, type, unique_id, wants_result, dead_at
