@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.models import QueuedMessage, QueueState, WorkerHeartbeat
-from django_mq.policy.handler_stats import HandlerTotals
+from django_mq.policy.handler_totals import HandlerTotals
 
 M = TypeVar("M", bound=Model)
 

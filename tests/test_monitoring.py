@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from django_mq.contrib.prometheus import QueueCollector
-from django_mq.policy.handler_stats import HandlerTotals
-from django_mq.supervisor.worker_figures import exposed
+from django_mq.policy.handler_totals import HandlerTotals
+from django_mq.supervisor.slot_totals import exposed
 from tests.test_docs import ROOT, snippets
 
 PLACE = ROOT / "docs/monitoring"

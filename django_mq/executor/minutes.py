@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django_mq.executor.lease_clock import lease_clock
-from django_mq.policy.handler_stats import HandlerTotals
+from django_mq.policy.handler_totals import HandlerTotals
 from django_mq.store.figures import ArrivalCount, MinuteRow
 
 MINUTE = 60

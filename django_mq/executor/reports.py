@@ -13,9 +13,9 @@ from django_mq import signals
 from django_mq.conf import get_settings
 from django_mq.conf.error_logs import error_name, log_failure
 from django_mq.conf.local_time import local_text
-from django_mq.executor import handler_counts
+from django_mq.executor import worker_totals
 from django_mq.executor.ended import ACKED, DONE, Ended, Settled
-from django_mq.executor.handler_counts import queued_for
+from django_mq.executor.worker_totals import queued_for
 from django_mq.messages import Delivery
 from django_mq.policy.durations import precise_span
 from django_mq.policy.error_text import Failure
@@ -47,7 +47,7 @@ async def started_on_loop(delivery: Delivery) -> None:
 def all_ended(ended: Iterable[Ended]) -> None:
     """Report deliveries after the commit that settled them; lost ones are reported elsewhere."""
     ended = [each for each in ended if each.settled is not Settled.LOST]
-    handler_counts.count(ended)
+    worker_totals.count(ended)
     if django_task_observers:
         for each in ended:
             if each.delivery._row.wants_result and each.delivery._row.is_django_task:

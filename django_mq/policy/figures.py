@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from django_mq.policy.histogram import BOUNDS, bucket_of_share
+from django_mq.policy.histogram import Latency, latency
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,41 +35,6 @@ SPANS = {
         Span("week", 7 * 24 * 3600, 3 * 3600),
     )
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Statistics of `count` durations, in seconds; the percentiles are accurate to 13 %."""
-
-    count: int
-    p50: float
-    p95: float
-    p99: float
-
-
-def latency(counts: Mapping[int, int]) -> Latency | None:
-    """Return the statistics of a histogram, a count by bucket number; None if it is empty.
-
-    >>> found = latency({40: 98, 67: 2})
-    >>> found.count, round(found.p50, 4), round(found.p99, 2)
-    (100, 0.0089, 4.47)
-    """
-    total = sum(counts.values())
-    if total <= 0:
-        return None
-    buckets = (bucket_of_share(counts, share) for share in (0.5, 0.95, 0.99))
-    return Latency(total, *map(middle, buckets))
-
-
-def middle(bucket: int) -> float:
-    """Return the middle of a bucket, in seconds.
-
-    >>> round(middle(54), 3), middle(0), middle(500)
-    (0.224, 1e-06, 1000000.0)
-    """
-    low = BOUNDS[min(max(bucket - 1, 0), len(BOUNDS) - 1)]
-    high = BOUNDS[min(bucket, len(BOUNDS) - 1)]
-    return math.sqrt(low * high)
 
 
 @dataclass(slots=True)

@@ -6,8 +6,9 @@ raises InvalidName, any other bad argument ValueError, and an alias that is not 
 Django's ConnectionDoesNotExist.
 """
 
-from django_mq.policy.figures import Counted, Latency
-from django_mq.policy.handler_stats import HandlerTimings
+from django_mq.policy.figures import Counted
+from django_mq.policy.handler_totals import HandlerTimings
+from django_mq.policy.histogram import Latency
 from django_mq.queues.actions import Changed, cancel, discard, purge, requeue, run_now
 from django_mq.queues.causes import Chain, ChainLink, chain
 from django_mq.queues.decisions import end_backoff, limit, pause, resume

@@ -15,7 +15,7 @@ from django_mq.conf.local_time import local_text
 from django_mq.exceptions import InvalidName
 from django_mq.models import WorkerHeartbeat
 from django_mq.policy.column_bounds import MAX_BIGINT
-from django_mq.policy.handler_stats import HandlerTimings, HandlerTotals
+from django_mq.policy.handler_totals import HandlerTimings, HandlerTotals
 from django_mq.policy.routing import Pattern
 from django_mq.queues.arguments import seconds, whole_number
 from django_mq.queues.transactions import reading

@@ -11,7 +11,7 @@ from django_mq import handlers
 from django_mq.conf import alias_of, get_settings
 from django_mq.conf.local_time import aware, utc_now
 from django_mq.models import Schedule
-from django_mq.policy.handler_stats import HandlerTimings
+from django_mq.policy.handler_totals import HandlerTimings
 from django_mq.policy.routing import TASKS, Pattern
 from django_mq.queues.arguments import queue_names
 from django_mq.queues.fleet import timings, workers

@@ -19,17 +19,17 @@ from django_mq.supervisor.descriptors import wait_ready
 from django_mq.supervisor.link_lines import (
     DECLARED,
     FAILED,
-    FIGURES,
     FINISHED,
     ORDER,
     SIGNALLED,
     STOP,
+    TOTALS,
     UNFINISHED,
     decode_dead,
 )
 from django_mq.supervisor.memory import frozen_heap
+from django_mq.supervisor.slot_totals import REPORT_SECONDS, ChangedTotals
 from django_mq.supervisor.stop_signals import StopSignals
-from django_mq.supervisor.worker_figures import REPORT_SECONDS, ChangedTotals
 from django_mq.worker import Worker
 from django_mq.worker.orders import QUIET
 
@@ -97,9 +97,9 @@ def _reporting(worker: Worker, link: socket.socket) -> Iterator[None]:
         while not ended:
             ended = enough.wait(REPORT_SECONDS)
             for line in reports.changed():
-                _send(link, FIGURES + line)
+                _send(link, TOTALS + line)
 
-    thread = threading.Thread(target=report, name="mq-figures", daemon=True)
+    thread = threading.Thread(target=report, name="mq-totals", daemon=True)
     thread.start()
     try:
         yield

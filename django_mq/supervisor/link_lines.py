@@ -16,7 +16,7 @@ FINISHED, UNFINISHED = b".", b"!"
 #: The first byte of the line in which a child names the error that ends it.
 FAILED = b"?"
 #: The first byte of a line with totals of a handler.
-FIGURES = b"#"
+TOTALS = b"#"
 #: The first byte of a line with a message that an operator stopped.
 STOP = b"x"
 #: The first byte of a line with an order of an operator that the child carried out.

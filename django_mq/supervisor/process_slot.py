@@ -19,18 +19,18 @@ from django_mq.policy.stack import running_in
 from django_mq.supervisor.link_lines import (
     DECLARED,
     FAILED,
-    FIGURES,
     FINISHED,
     ORDER,
     SIGNALLED,
     STOP,
+    TOTALS,
     UNFINISHED,
     encode_dead,
 )
 from django_mq.supervisor.memory import MEGABYTE, resident_bytes
 from django_mq.supervisor.send_buffer import SendBuffer
+from django_mq.supervisor.slot_totals import SlotTotals
 from django_mq.supervisor.stack_file import StackFile
-from django_mq.supervisor.worker_figures import WorkerFigures
 from django_mq.worker.orders import LEAVE, QUIET
 from django_mq.worker.recovery import DeadWorker
 
@@ -56,7 +56,7 @@ class ProcessSlot:
     - `declared`: a process has stored the schedules of the code, so that the next one does not.
     - `failures`: how many processes in a row ended here before they worked.
     - `failure`: the error that ended the process, if it reported one.
-    - `figures`: the totals of the handlers of all its processes.
+    - `totals`: the totals of the handlers of all its processes.
     - `recovering`: the dead workers that it was asked to settle but has not settled yet.
     - `to_send`: the requests that its link has not taken yet.
     """
@@ -80,7 +80,7 @@ class ProcessSlot:
     finished: bool = False
     declared: bool = False
     recovering: dict[str, DeadWorker] = field(default_factory=dict)
-    figures: WorkerFigures = field(default_factory=WorkerFigures)
+    totals: SlotTotals = field(default_factory=SlotTotals)
     stacks: StackFile = field(default_factory=StackFile)
     to_send: SendBuffer = field(default_factory=SendBuffer)
 
@@ -92,7 +92,7 @@ class ProcessSlot:
     def prepare(self) -> None:
         """Prepare for the next process, which has a new id."""
         self.scoreboard.wipe()
-        self.figures.next_process()
+        self.totals.next_process()
         self.stacks.wipe()
         self.worker = secrets.token_hex(8)
         self.started_at = monotonic()
@@ -163,8 +163,8 @@ class ProcessSlot:
                 self.recycling = True
             elif line == DECLARED:
                 self.declared = True
-            elif line.startswith(FIGURES):
-                self.figures.take(line.removeprefix(FIGURES))
+            elif line.startswith(TOTALS):
+                self.totals.take(line.removeprefix(TOTALS))
             elif line.startswith(STOP):
                 fence, by, after = json.loads(line.removeprefix(STOP))
                 self.stopped[Fence(*fence)] = (by, monotonic() + after)

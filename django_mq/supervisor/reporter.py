@@ -14,7 +14,7 @@ from django_mq.policy.exposition import CONTENT_TYPE
 from django_mq.supervisor.health import Endpoint, HealthResponse, verdict
 from django_mq.supervisor.process_slot import ProcessSlot
 from django_mq.supervisor.service import Service
-from django_mq.supervisor.worker_figures import exposed, summed
+from django_mq.supervisor.slot_totals import exposed, summed
 
 
 class Condition(Protocol):
@@ -63,7 +63,7 @@ class Reporter:
                 }
             )
         if self._metrics is not None and self._metrics.fileno() in readable:
-            self._metrics.answer({"/metrics": partial(_figures, slots)})
+            self._metrics.answer({"/metrics": partial(_metrics_page, slots)})
 
     def report(self, condition: Condition) -> None:
         """Report `condition` to systemd."""
@@ -81,7 +81,7 @@ class Reporter:
             each.close()
 
 
-def _figures(slots: Sequence[ProcessSlot]) -> HealthResponse:
-    totals = summed(slot.figures.totals() for slot in slots)
+def _metrics_page(slots: Sequence[ProcessSlot]) -> HealthResponse:
+    totals = summed(slot.totals.by_source() for slot in slots)
     running = sum(bool(slot.pid) for slot in slots)
     return HealthResponse(exposed(totals, processes=running), media_type=CONTENT_TYPE)

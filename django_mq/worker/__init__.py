@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 
-from django_mq.executor import handler_counts
-from django_mq.executor.handler_counts import WorkerTotals
-from django_mq.policy.handler_stats import HandlerTimings
+from django_mq.executor import worker_totals
+from django_mq.executor.worker_totals import WorkerTotals
+from django_mq.policy.handler_totals import HandlerTimings
 from django_mq.worker.commands import EndProcess
 from django_mq.worker.orders import Orders
 from django_mq.worker.recovery import DeadWorker
@@ -84,11 +84,11 @@ class Worker(WorkerOptions):
             except BaseException:
                 self._thread = 0
                 raise
-            self._totals = handler_counts.begin(run.id)
+            self._totals = worker_totals.begin(run.id)
         try:
             return run.run(until_empty)
         finally:
-            handler_counts.end(run.id)
+            worker_totals.end(run.id)
             with self.lock:
                 self._run = None
                 self._thread = 0  # a stop from now on must not reach the next run

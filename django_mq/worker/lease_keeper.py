@@ -17,7 +17,7 @@ from typing import Any
 from psycopg.errors import LockNotAvailable
 
 from django_mq.conf.error_logs import traced
-from django_mq.executor import handler_counts
+from django_mq.executor import worker_totals
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.outage import RECONNECT_WAIT, reason_of
@@ -222,7 +222,7 @@ class LeaseKeeper(threading.Thread):
 
     def _write_heartbeat(self) -> None:
         columns = self._heartbeat()
-        counted = handler_counts.totals_of(self._worker)
+        counted = worker_totals.totals_of(self._worker)
         timings = counted.snapshot() if counted else {}
         with self._impatient() as cursor:
             asked_at = lease_clock()
@@ -245,7 +245,7 @@ class LeaseKeeper(threading.Thread):
     def _write_figures(self) -> None:
         """Store the counts by minute; counts that cannot be stored now are stored later."""
         worker = self._worker
-        if (counted := handler_counts.totals_of(worker)) is None:
+        if (counted := worker_totals.totals_of(worker)) is None:
             return
         rows, arrived = counted.minutes.take_unwritten()
         try:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from django_mq import handler
-from django_mq.executor import handler_counts, minutes
+from django_mq.executor import minutes, worker_totals
 from django_mq.executor.ended import Settled
-from django_mq.executor.handler_counts import WorkerTotals
+from django_mq.executor.worker_totals import WorkerTotals
 from django_mq.policy.error_text import Failure
 from django_mq.policy.outcomes import DeadLettered, Retried, Snoozed
 from django_mq.store.figures import ArrivalCount, MinuteRow
-from tests.executor.test_handler_counts import NOW, ended
+from tests.executor.test_worker_totals import NOW, ended
 
 #: The database's clock at the start of each test: half past a minute.
 START = NOW.timestamp() + 30
@@ -144,7 +144,7 @@ def test_queues_that_only_rows_know_do_not_pile_up(
     these: WorkerTotals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S27: beyond a number of pairs, the queues of a handler are counted together."""
-    monkeypatch.setattr(handler_counts, "MAX_SOURCES", 3)
+    monkeypatch.setattr(worker_totals, "MAX_SOURCES", 3)
     for number in range(6):
         delivery = ended()
         row = delivery.delivery._row._replace(queue=f"q{number}")

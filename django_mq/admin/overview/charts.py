@@ -13,7 +13,8 @@ from django.utils.formats import date_format
 
 from django_mq.conf.local_time import local
 from django_mq.policy.durations import precise_span
-from django_mq.policy.figures import Counted, Latency
+from django_mq.policy.figures import Counted
+from django_mq.policy.histogram import Latency
 from django_mq.queues import Figures
 
 #: The size of the drawing in its own units; it stretches.

@@ -14,7 +14,7 @@ from django_mq.admin.queue_rows import COLUMNS, QueueRow
 from django_mq.admin.state_counts import summed
 from django_mq.admin.texts import excerpt
 from django_mq.policy.durations import precise_span, span
-from django_mq.policy.figures import Latency
+from django_mq.policy.histogram import Latency
 from django_mq.policy.rounding import round_estimate
 
 

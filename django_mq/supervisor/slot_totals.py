@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from django_mq.executor.minutes import FigureSource
 from django_mq.policy.exposition import family, histogram
-from django_mq.policy.handler_stats import HandlerTotals
+from django_mq.policy.handler_totals import HandlerTotals
 
 #: Seconds between two reports of a process.
 REPORT_SECONDS = 5.0
@@ -41,7 +41,7 @@ class ChangedTotals:
                 yield json.dumps([source.queue, source.handler, total.as_json()]).encode()
 
 
-class WorkerFigures:
+class SlotTotals:
     """The totals of one slot of the supervisor: of its process, and of those before it."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class WorkerFigures:
         self._past = summed((self._past, self._now))
         self._now = {}
 
-    def totals(self) -> Totals:
+    def by_source(self) -> Totals:
         """Return the totals of all processes that the slot has had."""
         return summed((self._past, self._now))
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from django_mq.policy.handler_stats import HandlerTotals
-from django_mq.supervisor.worker_figures import ChangedTotals, WorkerFigures, exposed, summed
+from django_mq.policy.handler_totals import HandlerTotals
+from django_mq.supervisor.slot_totals import ChangedTotals, SlotTotals, exposed, summed
 
 
 class Source(NamedTuple):
@@ -28,23 +28,23 @@ def test_a_process_sends_what_changed() -> None:
     assert list(reports.changed()) == []
     totals[Source("q", "i")] = tally(3)
     [line] = reports.changed()
-    heard = WorkerFigures()
+    heard = SlotTotals()
     heard.take(line)
-    assert heard.totals() == {("q", "i"): tally(3)}
+    assert heard.by_source() == {("q", "i"): tally(3)}
     assert b"\n" not in line
 
 
 def test_no_counter_falls_when_a_process_is_replaced() -> None:
-    figures, other = WorkerFigures(), WorkerFigures()
+    totals, other = SlotTotals(), SlotTotals()
     [first] = ChangedTotals(lambda: {Source("q", "h"): tally(5, 0.5, 5000.0)}).changed()
     [second] = ChangedTotals(lambda: {Source("q", "h"): tally(1, 0.002)}).changed()
-    figures.take(first)
-    figures.take(first)  # totals: reading them twice counts them once
-    figures.next_process()
-    assert figures.totals()["q", "h"].acked == 5
-    figures.take(second)
+    totals.take(first)
+    totals.take(first)  # totals: reading them twice counts them once
+    totals.next_process()
+    assert totals.by_source()["q", "h"].acked == 5
+    totals.take(second)
     other.take(second)
-    page = exposed(summed((figures.totals(), other.totals())), processes=2)
+    page = exposed(summed((totals.by_source(), other.by_source())), processes=2)
     values = {
         (each.name, each.labels.get("outcome") or each.labels.get("le")): each.value
         for family in text_string_to_metric_families(page)

@@ -10,7 +10,7 @@ from django_mq import handlers
 from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.minutes import FigureSource, Minutes
 from django_mq.messages import ClaimedRow, Delivery, worker_of
-from django_mq.policy.handler_stats import HandlerTotals
+from django_mq.policy.handler_totals import HandlerTotals
 from django_mq.policy.outcomes import DeadLettered, Retried
 
 #: The maximum number of handlers in a heartbeat: those that ended the most messages.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from django_mq import Reject, Retry, RetryPolicy, Snooze, fixed, handler, queues, signals
-from django_mq.executor import handler_counts
+from django_mq.executor import worker_totals
 from django_mq.executor.ended import Ended, Settled
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.models import WorkerHeartbeat
@@ -53,7 +53,7 @@ def _known() -> None:
         handler(name, name=name)(lambda delivery: None)
 
 
-def counted(timings: handler_counts.WorkerTotals, name: str = "h") -> tuple[int, ...]:
+def counted(timings: worker_totals.WorkerTotals, name: str = "h") -> tuple[int, ...]:
     found = timings.read()[name]
     return (found.acked, found.failed, found.retried, found.snoozed, found.dead)
 
@@ -73,7 +73,7 @@ def counted(timings: handler_counts.WorkerTotals, name: str = "h") -> tuple[int,
 @pytest.mark.usefixtures("_known")
 def test_each_end_is_counted(settled: Settled, outcome: Any, counts: tuple[int, ...]) -> None:
     """CAR-42, NSQ-34."""
-    these = handler_counts.WorkerTotals()
+    these = worker_totals.WorkerTotals()
     these.add([ended(settled, outcome=outcome)])
     assert counted(these) == counts
 
@@ -81,7 +81,7 @@ def test_each_end_is_counted(settled: Settled, outcome: Any, counts: tuple[int, 
 @pytest.mark.usefixtures("_known")
 def test_only_first_attempts_tell_how_long_a_message_waited() -> None:
     """CAR-42: a later one waits for its backoff."""
-    these = handler_counts.WorkerTotals()
+    these = worker_totals.WorkerTotals()
     these.add([ended(age=2.0), ended(attempt=2, age=60.0), ended(attempt=3, age=600.0)])
     found = these.read()["h"].timings("h")
     assert found.waited is not None
@@ -91,7 +91,7 @@ def test_only_first_attempts_tell_how_long_a_message_waited() -> None:
 
 @pytest.mark.usefixtures("_known")
 def test_messages_that_did_not_run_here_took_no_time() -> None:
-    these = handler_counts.WorkerTotals()
+    these = worker_totals.WorkerTotals()
     these.add([ended(Settled.DEAD_UNSTARTED, 0.0), ended(Settled.FAILED, 0.0)])
     found = these.read()["h"].timings("h")
     assert (found.dead, found.waited, found.ran) == (2, None, None)
@@ -100,7 +100,7 @@ def test_messages_that_did_not_run_here_took_no_time() -> None:
 @pytest.mark.usefixtures("_known")
 def test_handlers_are_counted_apart_and_the_last_is_remembered() -> None:
     """NSQ-34: the time of the last message."""
-    these = handler_counts.WorkerTotals()
+    these = worker_totals.WorkerTotals()
     later = NOW + timedelta(seconds=9)
     these.add([ended(name="h", at=later), ended(name="i", seconds=0.5), ended(name="h")])
     h, i = (these.read()[name].timings(name) for name in ("h", "i"))
@@ -116,7 +116,7 @@ def test_handlers_are_counted_apart_and_the_last_is_remembered() -> None:
 @pytest.mark.usefixtures("_known")
 def test_names_that_only_rows_know_do_not_pile_up() -> None:
     """S27: labels come from registered handlers, not from rows."""
-    these = handler_counts.WorkerTotals()
+    these = worker_totals.WorkerTotals()
     these.add([ended(Settled.DEAD_UNSTARTED, 0.0, name=f"made-up-{n}") for n in range(50)])
     assert list(these.read()) == [""]
     assert counted(these, "") == (0, 0, 0, 0, 50)
@@ -124,38 +124,38 @@ def test_names_that_only_rows_know_do_not_pile_up() -> None:
 
 def test_an_old_name_counts_for_its_handler() -> None:
     handler("t", name="new", aliases=("old",))(lambda delivery: None)
-    these = handler_counts.WorkerTotals()
+    these = worker_totals.WorkerTotals()
     these.add([ended(name="old"), ended(name="new")])
     assert list(these.read()) == ["new"]
     assert counted(these, "new")[0] == 2
 
 
 def test_a_heartbeat_tells_of_so_many_handlers_at_most() -> None:
-    these = handler_counts.WorkerTotals()
-    for n in range(handler_counts.MAX_HANDLERS + 5):
+    these = worker_totals.WorkerTotals()
+    for n in range(worker_totals.MAX_HANDLERS + 5):
         handler("t", name=f"h{n}")(lambda delivery: None)
         these.add([ended(name=f"h{n}")] * (1 if n < 5 else 2))
     told = these.snapshot()
-    assert len(told) == handler_counts.MAX_HANDLERS
+    assert len(told) == worker_totals.MAX_HANDLERS
     assert not told.keys() & {f"h{n}" for n in range(5)}
     json.dumps(told)
 
 
 @pytest.mark.usefixtures("_known")
 def test_each_worker_of_a_process_counts_its_own() -> None:
-    mine, other = handler_counts.begin("me"), handler_counts.begin("other")
+    mine, other = worker_totals.begin("me"), worker_totals.begin("other")
     try:
-        handler_counts.count([ended(claimed_by="other:7"), ended(claimed_by="other:7")])
-        handler_counts.count([ended(claimed_by="me:1")])
-        handler_counts.count([])
+        worker_totals.count([ended(claimed_by="other:7"), ended(claimed_by="other:7")])
+        worker_totals.count([ended(claimed_by="me:1")])
+        worker_totals.count([])
         assert (counted(mine)[0], counted(other)[0]) == (1, 2)
         # No worker claimed it: it expired, or its worker died. Once is enough.
-        handler_counts.count([ended(Settled.DEAD_UNSTARTED, 0.0, claimed_by="")])
+        worker_totals.count([ended(Settled.DEAD_UNSTARTED, 0.0, claimed_by="")])
         assert counted(mine)[4] + counted(other)[4] == 1
     finally:
-        handler_counts.end("me")
-        handler_counts.end("other")
-    handler_counts.count([ended(claimed_by="me:1")])
+        worker_totals.end("me")
+        worker_totals.end("other")
+    worker_totals.count([ended(claimed_by="me:1")])
     assert counted(mine)[0] == 1
 
 
