@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.utils.module_loading import import_string
 
+from django_mq import broadcast
 from django_mq.models import QueuedMessage
 from django_mq.testing import assert_broadcast, deliver, drain, due
 from testproject.shop.models import Invoice, Order, Product
@@ -38,6 +42,42 @@ def test_the_other_side_is_python(code: str) -> None:
 
 class Busy(Exception):
     pass
+
+
+class Refused(Exception):
+    pass
+
+
+def test_the_recipes_for_all() -> None:
+    """Some exceptions end a message, and a decorator acts around a handler or in its place."""
+    outcomes: dict[int, Any] = {1: None, 2: Refused("card 4711"), 3: Busy("line 7")}
+
+    def capture(order_id: int) -> None:
+        if outcomes[order_id]:
+            raise outcomes[order_id]
+
+    users: list[str] = []
+    sent: list[int] = []
+
+    @contextmanager
+    def log_context(user: str) -> Iterator[None]:
+        users.append(user)
+        yield
+
+    bank = SimpleNamespace(Refused=Refused, Busy=Busy, capture=capture)
+    names = {"bank": bank, "blocked": {"eve"}, "log_context": log_context, "mail": sent.append}
+    with story("coming-from/index.md", **names):
+        with transaction.atomic():
+            for order_id in outcomes:
+                broadcast("shop.orders.paid", {"order_id": order_id})
+            for user in ("ada", "eve"):
+                broadcast("shop.orders.placed", {"order_id": 4}, metadata={"user": user})
+        assert drain() == 5
+        assert (users, sent) == (["ada"], [4])
+        left = {row.payload["order_id"]: row for row in QueuedMessage.objects.with_state()}
+        assert (left[2].state, left[2].dead_reason) == ("dead", "the bank refused the card")
+        assert (left[3].state, left[3].attempts) == ("retrying", 1)
+        assert len(left) == 2
 
 
 def test_celery(order: Order) -> None:
