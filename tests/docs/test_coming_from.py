@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
+from datetime import timedelta
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
+from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from django_mq import broadcast
@@ -20,6 +23,8 @@ from tests.docs.pages import DOCS, namespace, story
 from tests.test_docs import snippets
 
 pytestmark = pytest.mark.django_db
+
+PROCRASTINATE = DOCS / "coming-from/procrastinate.md"
 
 #: Snippets of other packages are marked `py`: they are parsed, not run.
 OTHERS = {
@@ -108,6 +113,62 @@ def test_procrastinate(order: Order) -> None:
         assert QueuedMessage.objects.get().key == f"order/{order.pk}"
         assert drain() == 1
         assert Invoice.objects.get().total == 40
+
+
+def test_delayed_jobs_of_procrastinate_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    due_at = timezone.now() + timedelta(days=3)
+    jobs = [
+        SimpleNamespace(pk=1, args={"order_id": 1}, scheduled_at=None, lock=None),
+        SimpleNamespace(pk=2, args={"order_id": 2}, scheduled_at=due_at, lock="order/2"),
+        SimpleNamespace(pk=3, args={"order_id": 3}, scheduled_at=due_at, lock=None),
+    ]
+    chosen = SimpleNamespace(order_by=lambda field: jobs)
+    model = SimpleNamespace(objects=SimpleNamespace(filter=lambda **by: chosen))
+    manager = SimpleNamespace(cancel_job_by_id=lambda pk: pk < 3)
+    package = namespace("procrastinate.contrib.django", app=SimpleNamespace(job_manager=manager))
+    models = namespace("procrastinate.contrib.django.models", ProcrastinateJob=model)
+    for name in ("procrastinate", "procrastinate.contrib"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    for module in (package, models):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    [code] = [each for each in snippets(PROCRASTINATE, "py") if "cancel_job_by_id" in each]
+    exec(compile(code, "procrastinate.md", "exec"), {})  # noqa: S102
+    first, second = QueuedMessage.objects.order_by("id")
+    assert (first.payload, first.key) == ({"order_id": 1}, None)
+    assert first.processable_after < due_at
+    assert (second.payload, second.key) == ({"order_id": 2}, "order/2")
+    assert second.processable_after == due_at
+
+
+def test_the_tables_of_procrastinate_are_dropped() -> None:
+    """Tables with columns of its types, and functions and triggers that depend on both."""
+    tables = ("jobs", "events", "periodic_defers", "workers")
+    types = ("job_status", "job_event_type", "job_to_defer_v1")
+    [statements] = snippets(PROCRASTINATE, "postgresql")
+    with connection.cursor() as cursor:
+        for each in types:
+            cursor.execute(f"create type procrastinate_{each} as enum ('todo')")
+        for each in tables:
+            cursor.execute(f"create table procrastinate_{each} (status procrastinate_job_status)")
+        cursor.execute(
+            "create function procrastinate_fetch_job_v2(integer) returns procrastinate_jobs"
+            " language sql as 'select * from procrastinate_jobs'"
+        )
+        cursor.execute(
+            "create function procrastinate_notify_v1() returns trigger"
+            " language plpgsql as 'begin return new; end'"
+        )
+        cursor.execute(
+            "create trigger notify before insert on procrastinate_jobs"
+            " for each row execute function procrastinate_notify_v1()"
+        )
+        cursor.execute(statements.removeprefix("begin;").replace("commit;", ""))
+        cursor.execute(
+            "select relname from pg_class where relname like 'procrastinate%'"
+            " union select typname from pg_type where typname like 'procrastinate%'"
+            " union select proname from pg_proc where proname like 'procrastinate%'"
+        )
+        assert cursor.fetchall() == []
 
 
 @pytest.mark.parametrize("other", ["dramatiq", "huey", "rq"])
