@@ -23,7 +23,7 @@ from testproject.shop.models import Invoice, Order, Product
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 #: Pages about the code: every module and name on them exists.
-ABOUT_CODE = [ROOT / "docs/internals.md", ROOT / "docs/glossary.md"]
+ABOUT_CODE = [ROOT / f"docs/{name}.md" for name in ("internals", "glossary", "style")]
 
 
 def snippets(page: Path, language: str) -> list[str]:

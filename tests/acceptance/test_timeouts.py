@@ -24,7 +24,7 @@ def took(failed: FailedAttempt) -> float:
 def test_its_process_is_ended(
     start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
 ) -> None:
-    """NSQ-20: one attempt is charged, to it alone; its slot is free again, here and in the server.
+    """NSQ-20, S18: only it is charged an attempt; its slot is free again, here and in the server.
 
     `spin` holds the interpreter's lock: no thread of its process runs.
     """

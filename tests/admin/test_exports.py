@@ -97,6 +97,7 @@ def test_a_filter_that_can_match_nothing_is_refused(boss, query):
 
 
 def test_a_spreadsheet_runs_no_formula(boss):
+    """S31."""
     add(key="=HYPERLINK(1)", unique_id=" @SUM(1)", last_error="+1", type="t", priority=-3)
     (row,) = export(boss, "csv")
     assert row["key"] == "'=HYPERLINK(1)"

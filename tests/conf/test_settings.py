@@ -125,7 +125,7 @@ def test_durations_become_seconds() -> None:
 
 
 def test_queue_options_come_from_the_queue_else_from_the_settings() -> None:
-    """design.md section 12: QUEUES[name], then DJANGO_MQ, then the default."""
+    """QUEUES[name], then DJANGO_MQ, then the default."""
     settings = read(
         LEASE=10,
         RETRY=RetryPolicy(3),

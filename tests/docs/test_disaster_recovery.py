@@ -20,6 +20,7 @@ def broadcast_one() -> int:
 
 
 def test_ids_begin_where_none_was_given() -> None:
+    """Guarantee 21."""
     [statement] = snippets(DOCS / "deploy/disaster-recovery.md", "sql")
     for _ in range(2):  # the second time the sequence is ahead of the table
         last = broadcast_one()

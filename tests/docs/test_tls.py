@@ -56,6 +56,7 @@ def test_a_server_is_told_nothing_before_its_certificate_is_verified(
     monkeypatch: pytest.MonkeyPatch,
     django_db_blocker: pytest_django.DjangoDbBlocker,
 ) -> None:
+    """S28."""
     [code] = snippets(DOCS / "deploy/index.md", "python")
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102

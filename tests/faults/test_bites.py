@@ -16,6 +16,7 @@ QUICK = ("delete-first", *slow("no-fence"))
 
 @pytest.mark.parametrize("patch", QUICK)
 def test_a_broken_package_is_caught(runner: Runner, patch: str) -> None:
+    """Guarantee 22."""
     (found,) = bite([runner], [patch], seed=SEED, enough=1)
     assert found.caught, str(found)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -12,6 +14,7 @@ from django_mq import handler
 from django_mq.handlers import isolated
 from django_mq.management import capacity
 from django_mq.management.capacity import check_connections
+from django_mq.management.commands.mq_worker import _warn_of_surroundings
 from django_mq.queues.doctor.links import connections_needed
 from django_mq.store.session_facts import login_limits
 from tests.management.conftest import run
@@ -81,6 +84,16 @@ def test_a_project_without_any_handler_is_told_where_they_are_looked_for(
     assert [each.getMessage() for each in said] == [
         "no handler is registered: handlers are looked for in handlers.py of each installed app"
     ][registered:]
+
+
+def test_unsafe_surroundings_are_warned_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """S23."""
+    settings.DEBUG = True
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    _warn_of_surroundings()
+    assert [vars(each)["event"] for each in caplog.records] == ["debug_on", "is_root"]
 
 
 class TestMoreThanTheServerGives:

@@ -331,7 +331,7 @@ def test_what_is_no_request() -> None:
 
 @pytest.mark.parametrize("value", ["1" * 5000, "[" * 5000 + "]" * 5000], ids=["digits", "depth"])
 def test_a_result_that_somebody_else_wrote(value: str) -> None:
-    """Guarantee: rows may come from others; an unreadable one is an error of its reply alone."""
+    """Rows may come from others; an unreadable one is an error of its reply alone."""
     good, bad = (Result.objects.create(message_id=n, value=n) for n in (1, 2))
     with connection.cursor() as cursor:
         cursor.execute(

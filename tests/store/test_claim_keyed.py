@@ -78,7 +78,7 @@ def test_texts_that_read_alike_together_are_two_lines(cursor: Cursor) -> None:
 
 @pytest.mark.parametrize("key", ["null", 'a"b', "a\\b", "{a,b}", "a, b", "'", "ü@%s"])
 def test_a_key_is_any_text(cursor: Cursor, key: str) -> None:
-    """Design 12: the array literals of the statements quote it."""
+    """The array literals of the statements quote it."""
     first, second = keyed(key), keyed(key)
     claimed = take(cursor, limit=1)
     assert ids(claimed) == [first.pk]

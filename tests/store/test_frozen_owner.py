@@ -64,7 +64,7 @@ def alive(session: Session) -> bool:
 def test_only_the_transaction_of_the_frozen_owner_is_ended(
     cursor: Cursor, sessions: list[Session]
 ) -> None:
-    """Guarantee 9: others with locks in the queue live, and so do its sessions with other locks."""
+    """Others with locks in the queue live, and so do its sessions with other locks."""
     messages = [
         row(),
         row(leased=30, claimed_by="gone:4"),  # still renewed: it runs

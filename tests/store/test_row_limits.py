@@ -14,7 +14,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.mark.parametrize("when", ["infinity", "-infinity", "0044-03-15 BC", "20000-01-01"])
 def test_a_time_that_python_cannot_read_is_refused(when: str) -> None:
-    """Guarantee 20, S17: a row of another program cannot stop the workers."""
+    """Guarantee 24, S17: a row of another program cannot stop the workers."""
     with (
         pytest.raises((IntegrityError, DataError)),
         transaction.atomic(),

@@ -114,7 +114,7 @@ def test_the_end_of_a_message_that_has_lost_its_id_changes_nothing(cursor: Curso
 
 @pytest.mark.parametrize("text", ["null", 'a"b', "a\\b", "{a,b}", "a, b", "'", "ü@%s"])
 def test_an_id_is_any_text(cursor: Cursor, text: str) -> None:
-    """Design 12: the array literals of the statements quote it."""
+    """The array literals of the statements quote it."""
     id = ID._replace(unique_id=text)
     message = add(**id._asdict())
     UniqueKey.objects.create(**id._asdict(), message_id=message.pk)

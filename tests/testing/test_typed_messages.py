@@ -278,6 +278,8 @@ def test_wrong_content_is_refused_before_sql() -> None:
 
 
 def test_wrong_content_is_dead_at_once_at_the_consumer() -> None:
+    """S03."""
+
     @handler("shop.orders.placed", name="invoice")
     def write_invoice(event: Placed) -> None:
         raise AssertionError("it has no order")
@@ -335,7 +337,7 @@ def test_old_versions_are_upcast() -> None:
 
 
 def test_an_upcast_that_raises_is_wrong_content() -> None:
-    """Design 15: dead at once, since a second attempt would raise again."""
+    """Dead at once, since a second attempt would raise again."""
     upcast("shop.orders.placed", 1)(lambda payload: {"order_id": int(payload["id"])})
 
     @handler("shop.orders.placed")

@@ -94,7 +94,7 @@ def test_claims_of_a_line_begin_at_the_front_after_an_outage(
 def test_a_server_that_stays_away_is_waited_for_quietly(
     start: Start, said: Said, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Guarantee 16: at most one line per try, for all threads together."""
+    """Guarantee 16, S20: at most one line per try, for all threads together."""
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:

@@ -145,7 +145,7 @@ def test_a_type_that_is_spelled_well_gets_no_other_suggestion() -> None:
 
 
 def test_a_handler_does_not_run_in_a_queue_it_did_not_allow() -> None:
-    """S32: a role that may insert into a low queue cannot trigger a privileged handler there."""
+    """Guarantee 20, S02, S32: who may insert into `public` cannot trigger `billing` there."""
     subscribe("billing.#", "billing", queue="secure", queues=("audit",))
     public = add("public", type="billing.pay", handler="billing")
     assert sort("public") == []

@@ -98,7 +98,7 @@ def test_a_stalled_connection_is_replaced(
     caplog: pytest.LogCaptureFixture,
     wait: Callable[..., list[Any]],
 ) -> None:
-    """Guarantee: each wait for the server has a bound."""
+    """Each wait for the server has a bound."""
     echo()
     start()
     held = request("test.echo", after=3600)

@@ -48,7 +48,7 @@ def others() -> list[int]:
 
 @pytest.mark.slow
 def test_thousands_wait_on_one_connection(start: Start) -> None:
-    """Guarantee: waiters do not take a connection or a thread each."""
+    """Waiters do not take a connection or a thread each."""
 
     @handler("test.batch", name="batch", batch=True)
     def batch(deliveries: list[Any]) -> Any:
@@ -189,7 +189,7 @@ def test_a_poll_is_enough(
 
 
 def test_its_connection_is_cut(start: Start) -> None:
-    """Guarantee: a lost database is waited out."""
+    """A lost database is waited out."""
     echo()
     pending = request("test.echo", 1)
     with waiting(pending) as replies:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_what_appears_below_the_mark_is_found_within_a_second(rig: Rig) -> None:
-    """Design 5: committed late, or released, while the claims continue from the mark."""
+    """Committed late, or released, while the claims continue from the mark."""
     rig.make()
     rig.rooms["sync"] = 10**6
     rig.options["mail"] = ClaimOptions("sync", 30.0, 1, 1 << 22)

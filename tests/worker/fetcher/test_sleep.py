@@ -62,7 +62,7 @@ def test_a_message_that_is_retried_while_it_looks_is_not_overlooked(
 
 
 def test_a_ring_makes_it_look_at_once_and_once_more(rig: Rig) -> None:
-    """PMQ-60, and design 7: producers coalesce their rings, so the later look is needed."""
+    """PMQ-60: producers coalesce their rings, so the later look is needed."""
     rig.make(poll=600.0)
     rig.settle()
     first = add()

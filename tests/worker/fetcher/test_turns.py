@@ -77,7 +77,7 @@ def test_equal_lanes_start_the_same_number_of_messages(
 def test_a_lane_with_a_few_messages_does_not_wait_for_a_backlog(
     rig: Rig, any_handler: Handler
 ) -> None:
-    """It would starve if released messages simply gave the turn back to their lane."""
+    """S19: it would starve if released messages simply gave the turn back to their lane."""
     add_all([{"queue": "few"}, *({"queue": "backlog"} for _ in range(20))])
     rig.make()
     poll(rig)

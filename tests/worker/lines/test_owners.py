@@ -189,7 +189,7 @@ def test_without_the_right_to_end_a_frozen_owner_the_line_waits(
 def test_the_transaction_of_a_frozen_owner_is_ended(
     start: Start, log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Guarantee 9: its effects are rolled back, and the line continues."""
+    """Guarantee 6: its effects are rolled back, and the line continues."""
 
     @handler("#", queue="line", name="h")
     def h(delivery: Delivery) -> None:
