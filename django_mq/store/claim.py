@@ -80,7 +80,7 @@ OPEN_LANES = f"""
 CLAIM = f"""
 with taken as materialized (
     select id, at, n, payload,
-           (%(claimers)s::text[])[(n - 1) / %(each)s + 1] as claimer
+           (%(claimers)s::text[])[(n - 1) / %(per_claimer)s + 1] as claimer
       from (
         select d.*, row_number() over so_far as n,
                sum(octet_length(d.payload)) over so_far as bytes
@@ -143,7 +143,7 @@ def claim(
             **lane_columns(lanes),
             "excluded": array(excluded),
             "claimers": array(claimers),
-            "each": -(-limit // len(claimers)),
+            "per_claimer": -(-limit // len(claimers)),
             "lease": lease,
             "limit": limit,
             "bytes": max_bytes,

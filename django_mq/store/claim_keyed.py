@@ -2,8 +2,7 @@
 
 The line of a key is (queue, handler, key); its head is the row with the lowest id. A claim takes a
 row only together with every earlier row of its line, and only while no row of the line is claimed,
-so at most one worker has a line. An advisory lock keeps two claims from the same line. A separate
-statement takes it first, so that the claim's snapshot is newer than the lock.
+so at most one worker has a line. `key_lines.lock()` locks the lines first.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from django_mq.messages import ClaimedRow
-from django_mq.store import array, texts
-from django_mq.store.advisory_locks import KEYED_CLAIM
-from django_mq.store.claim import EXCLUDED, OPEN_LANES, Claim, Lane, excluding, lane_columns
+from django_mq.store import array, key_lines, texts
+from django_mq.store.claim import EXCLUDED, Claim, Lane, excluding, lane_columns
 from django_mq.store.claimed_row import COLUMN_COUNT, NEXT_ATTEMPT, claimed_columns
+from django_mq.store.key_lines import NONE_LEASED, SEEN
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -25,37 +24,6 @@ if TYPE_CHECKING:
 #: The number of waiting rows that one claim examines, unless it may take more. A claim that fills
 #: its window parks the rows that it cannot take, so that no claim scans a long line twice.
 WINDOW = 250
-
-_WINDOW = f"""
-    select window_.*, row_number() over () as n
-      from (
-        select row_.*
-          from ({OPEN_LANES}) lane
-         cross join lateral (
-            select m.id, m.queue, m.handler, m.key, m.priority, m.processable_after as at
-              from django_mq_queuedmessage m
-             where m.queue = lane.queue and m.priority = lane.priority
-               and m.leased_until is null and m.blocked_by is null and m.dead_at is null
-               and (m.processable_after, m.id) > (lane.at, lane.id)
-               and m.processable_after <= statement_timestamp() {EXCLUDED}
-             order by m.processable_after, m.id
-             limit %(window)s
-         ) row_
-         limit %(window)s
-      ) window_
-"""
-
-# With key = line.key, the planner may scan mq_lease, over all rows leased since the oldest held
-# snapshot was taken: 300 pages per line among 2,000 dead leases.
-_NONE_LEASED = """
-           (select m.id
-              from django_mq_queuedmessage m
-             where m.queue = line.queue and m.handler = line.handler
-               and m.key >= line.key and m.key <= line.key
-               and m.leased_until is not null
-             order by m.key
-             limit 1) is null
-"""
 
 # A row to park, locked if it still waits. With the conditions of mq_claim, the planner might scan
 # that index for the id.
@@ -67,48 +35,53 @@ _WAITING = """lateral (
            for no key update skip locked
      ) waiting"""
 
-# OFFSET 0: only lines with nothing in flight are locked; the limit counts only lines that no other
-# session has locked. The claim itself finds out whether the head waits.
-LOCK_LINES = f"""
-with seen as materialized ({_WINDOW}), line as (
-    select queue, handler, key, min(n) as n
-      from seen
-     where key is not null
-     group by queue, handler, key
-     order by min(n)
-)
-select line.queue, line.handler, line.key, line.n
-  from (
-    select line.*
-      from line
-     where {_NONE_LEASED}
-    offset 0
-  ) line
- where pg_try_advisory_xact_lock(
-           hashtextextended(line.queue || ' ' || line.handler || ' ' || line.key, {KEYED_CLAIM}))
- limit %(limit)s
-"""
-
+# The rows of each CTE:
+#
+# | CTE        | rows                                                                           |
+# |------------|--------------------------------------------------------------------------------|
+# | seen       | the window: the waiting rows that this claim examines                          |
+# | line       | the locked lines, unless one of their rows has been leased since               |
+# | room       | one: per_line, the most rows to take of a line, as rows without a key leave it |
+# | front      | the first rows of each line; unbroken: it and all before it may be claimed     |
+# | chosen     | the unbroken rows of the fronts, and the rows seen without a key               |
+# | locked     | those that still wait, now locked: the first of every line before the second   |
+# | taken      | those without a gap before them in their line, as far as the bytes go          |
+# | with_taken | seen, with whether the row is taken                                            |
+# | cutoff     | one: the last seen_n for which heads are looked up; a full claim ends earlier  |
+# | by_line    | seen rows with a key; one per line has the head_key, by which to find the head |
+# | with_head  | the same with the id of their head, and whether that is dead or not yet due    |
+# | behind     | the rows to park; ours: this claim takes their head                            |
+# | theirs     | rows to park behind heads that it does not take; both are locked               |
+# | ours       | rows to park behind heads that it takes, locked                                |
+# | parked     | the rows that are blocked now                                                  |
+# | claimed    | the rows that are leased now                                                   |
+# | passed     | the last row of each lane up to which all are taken or parked: the marks       |
+#
+# Rows are numbered: seen_n in the window (a line has that of its first row seen), line_n in the
+# line, locked_n among the locked rows of the line (less than line_n behind a gap), taken_n in the
+# claim.
+#
 # The head of a line is its first row; with skip_dead, the first that is not dead. A row whose key
 # has changed since the snapshot is in a line that is not locked: it is left out. With key =
 # line.key, or an order by id alone, the planner may scan the primary key, over every row settled
 # since the last vacuum: 10 ms instead of 0.01. While a session holds a snapshot, a lookup walks
 # over the dead entries of its key, so there is one per line, from its first taken row on, if any.
 CLAIM_LINES = f"""
-with seen as materialized ({_WINDOW}), line as materialized (
+with seen as materialized ({SEEN}), line as materialized (
     select line.*
       from unnest(%(line_queues)s::text[], %(line_handlers)s::text[], %(line_keys)s::text[],
-                  %(line_numbers)s::bigint[]) as line (queue, handler, key, n)
-     where {_NONE_LEASED}
+                  %(line_starts)s::bigint[]) as line (queue, handler, key, seen_n)
+     where {NONE_LEASED}
 ), room as materialized (
     select greatest(
         (%(limit)s - (select count(*) from seen where key is null) - 1)
             / greatest((select count(*) from line), 1) + 1,
-        1) as each
-), run as (
-    select row_.*, row_number() over run as ordinal, bool_and(row_.ok) over run as unbroken
+        1) as per_line
+), front as (
+    select row_.*, row_number() over in_line as line_n,
+           bool_and(row_.ok) over in_line as unbroken
       from (
-        select m.id, line.key, line.n, m.ok
+        select m.id, line.key, line.seen_n, m.ok
           from line
          cross join lateral (
             select m.id,
@@ -119,17 +92,19 @@ with seen as materialized ({_WINDOW}), line as materialized (
                and m.key >= line.key and m.key <= line.key
                and (m.dead_at is null or not %(skip_dead)s)
              order by m.key, m.id
-             limit (select each from room)
+             limit (select per_line from room)
          ) m
       ) row_
-    window run as (partition by row_.n order by row_.id)
+    window in_line as (partition by row_.seen_n order by row_.id)
 ), chosen as materialized (
-    select run.id, run.key, run.n, run.ordinal, true as lined from run where run.unbroken
+    select front.id, front.key, front.seen_n, front.line_n, true as lined
+      from front
+     where front.unbroken
     union all
-    select seen.id, null, seen.n, 1, false from seen where seen.key is null
+    select seen.id, null, seen.seen_n, 1, false from seen where seen.key is null
 ), locked as materialized (
-    select m.id, m.payload::text as payload, chosen.n, chosen.ordinal, chosen.lined
-      from (select * from chosen order by ordinal, n) chosen
+    select m.id, m.payload::text as payload, chosen.seen_n, chosen.line_n, chosen.lined
+      from (select * from chosen order by line_n, seen_n) chosen
      cross join lateral (
         select m.id, m.payload
           from django_mq_queuedmessage m
@@ -139,33 +114,34 @@ with seen as materialized ({_WINDOW}), line as materialized (
      ) m
      limit %(limit)s
 ), taken as materialized (
-    select id, payload, turn
+    select id, payload, taken_n
       from (
-        select locked.*, row_number() over turns as turn,
-               sum(octet_length(payload)) over turns as total
+        select locked.*, row_number() over in_order as taken_n,
+               sum(octet_length(payload)) over in_order as total
           from (
-            select locked.*, row_number() over (partition by lined, n order by ordinal) as nth
+            select locked.*,
+                   row_number() over (partition by lined, seen_n order by line_n) as locked_n
               from locked
           ) locked
-         where nth = ordinal
-        window turns as (order by ordinal, n)
+         where locked_n = line_n
+        window in_order as (order by line_n, seen_n)
       ) locked
-     where turn = 1 or total <= %(bytes)s
-), marked as materialized (
+     where taken_n = 1 or total <= %(bytes)s
+), with_taken as materialized (
     select seen.*, id in (select id from taken) as is_taken
       from seen
 ), cutoff as materialized (
     select case when (select count(*) from taken) < %(limit)s then %(window)s
-                else max(n) filter (where is_taken) end as n
-      from marked
+                else max(seen_n) filter (where is_taken) end as seen_n
+      from with_taken
 ), by_line as (
-    select marked.*,
-           case when n = min(n) filter (where not is_taken) over line
-                 and (bool_or(is_taken) over line or n <= (select n from cutoff))
+    select with_taken.*,
+           case when seen_n = min(seen_n) filter (where not is_taken) over line
+                 and (bool_or(is_taken) over line or seen_n <= (select seen_n from cutoff))
                 then key end as head_key,
-           coalesce(min(id) filter (where is_taken) over line, -9223372036854775807) as after
-      from marked
-     where key is not null and (select bool_or(not is_taken) from marked)
+           coalesce(min(id) filter (where is_taken) over line, -9223372036854775807) as from_id
+      from with_taken
+     where key is not null and (select bool_or(not is_taken) from with_taken)
     window line as (partition by queue, handler, key)
 ), with_head as (
     select id, is_taken, max(head) over line as head, bool_or(waits) over line as waits
@@ -177,7 +153,8 @@ with seen as materialized ({_WINDOW}), line as materialized (
             select m.id, m.dead_at, m.processable_after as at
               from django_mq_queuedmessage m
              where m.queue = by_line.queue and m.handler = by_line.handler
-               and (m.key, m.id) >= (by_line.head_key, by_line.after) and m.key <= by_line.head_key
+               and (m.key, m.id) >= (by_line.head_key, by_line.from_id)
+               and m.key <= by_line.head_key
                and (m.dead_at is null or not %(skip_dead)s)
              order by m.key, m.id
              limit 1
@@ -212,29 +189,29 @@ with seen as materialized ({_WINDOW}), line as materialized (
 ), claimed as (
     update django_mq_queuedmessage m
        set attempts = {NEXT_ATTEMPT}, blocked_by = null,
-           claimed_by = (%(claimers)s::text[])[(taken.turn - 1) / %(each)s + 1],
+           claimed_by = (%(claimers)s::text[])[(taken.taken_n - 1) / %(per_claimer)s + 1],
            leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
       from taken
      where m.id = any(array[taken.id])
     returning {claimed_columns(payload="taken.payload")},
-              taken.turn
+              taken.taken_n
 ), passed as (
     select distinct on (queue, priority) queue, priority, at, id
       from (
         select seen.*,
                bool_and(id in (select id from taken union all select id from parked))
-                   over (order by n) as is_passed
+                   over (order by seen_n) as is_passed
           from seen
          where %(with_marks)s::bool
       ) seen
      where is_passed
-     order by queue, priority, n desc
+     order by queue, priority, seen_n desc
 )
-select claimed.*, further.found, case when row_number() over () = 1 then further.marks end
+select claimed.*, further.unfinished, case when row_number() over () = 1 then further.marks end
   from (
     select exists (select from parked)
            and ((select count(*) from seen) >= %(window)s
-                or cardinality(%(line_numbers)s::bigint[]) >= %(limit)s) as found,
+                or cardinality(%(line_starts)s::bigint[]) >= %(limit)s) as unfinished,
            (select json_agg(json_build_array(queue, priority, date_part('epoch', at), id))::text
               from passed) as marks
   ) further
@@ -272,15 +249,14 @@ def claim(
         "skip_dead": skip_dead,
         "admitted": admitted,
         "claimers": array((claimer, *more_claimers)),
-        "each": -(-limit // (1 + len(more_claimers))),
+        "per_claimer": -(-limit // (1 + len(more_claimers))),
         "lease": lease,
         "bytes": max_bytes,
         "with_marks": with_marks,
         "excluded": array(excluded),
     }
     for lines in limit, window:
-        cursor.execute(excluding(LOCK_LINES, excluded), {**given, "limit": lines})
-        locked = cursor.fetchall()
+        locked = key_lines.lock(cursor, given, limit=lines, excluded=excluded)
         cursor.execute(excluding(CLAIM_LINES, excluded), {**given, **_line_columns(locked)})
         rows = cursor.fetchall()
         # If nothing was taken or parked, other sessions have locked rows of each of these lines.
@@ -297,4 +273,4 @@ def claim(
 def _line_columns(lines: Sequence[Sequence[Any]]) -> dict[str, object]:
     *names, numbers = zip(*lines, strict=True) if lines else ((),) * 4
     columns = zip(("line_queues", "line_handlers", "line_keys"), map(texts, names), strict=True)
-    return {**dict(columns), "line_numbers": array(numbers)}
+    return {**dict(columns), "line_starts": array(numbers)}

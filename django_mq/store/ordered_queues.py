@@ -129,7 +129,7 @@ with head as materialized (
      where head.unbroken
      order by m.id
 ), taken as materialized (
-    select id, payload, (%(claimers)s::text[])[(n - 1) / %(each)s + 1] as claimer
+    select id, payload, (%(claimers)s::text[])[(n - 1) / %(per_claimer)s + 1] as claimer
       from (
         select locked.id, locked.payload, row_number() over line as n,
                sum(octet_length(locked.payload)) over line as total,
@@ -192,7 +192,7 @@ def claim(
             "queue": queue,
             "excluded": array(excluded),
             "claimers": array((claimer, *more_claimers)),
-            "each": -(-limit // (1 + len(more_claimers))),
+            "per_claimer": -(-limit // (1 + len(more_claimers))),
             "lease": lease,
             "limit": limit,
             "bytes": max_bytes,

@@ -84,11 +84,11 @@ def claim_params(**more: Any) -> dict[str, Any]:
 
 def line_params(*lines: tuple[str, str, str, int], **more: Any) -> dict[str, Any]:
     """Return the parameters of the second statement, for lines that the first one returned."""
-    names = ("line_queues", "line_handlers", "line_keys", "line_numbers")
+    names = ("line_queues", "line_handlers", "line_keys", "line_starts")
     return claim_params(
         **{name: [line[n] for line in lines] for n, name in enumerate(names)},
         claimers=["me:1"],
-        each=100,
+        per_claimer=100,
         lease=30.0,
         bytes=1 << 20,
         with_marks=True,

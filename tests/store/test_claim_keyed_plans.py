@@ -9,7 +9,8 @@ import pytest
 from django_mq.executor.statements import ONE_PLAN
 from django_mq.models import QueuedMessage
 from django_mq.store import claim_keyed as with_keys
-from django_mq.store.claim_keyed import CLAIM_LINES, LOCK_LINES
+from django_mq.store.claim_keyed import CLAIM_LINES
+from django_mq.store.key_lines import LOCK_LINES
 from tests.rows import pks
 from tests.slow import mostly_slow
 from tests.store.keyed import Cursor, ack, claim_params, ids, keyed, line_params, take

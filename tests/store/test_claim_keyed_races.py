@@ -9,7 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from django_mq.store.claim_keyed import CLAIM_LINES, LOCK_LINES
+from django_mq.store.claim_keyed import CLAIM_LINES
+from django_mq.store.key_lines import LOCK_LINES
 from tests.database import second_connection, until_any_blocked
 from tests.rows import pks
 from tests.store.keyed import Cursor, claim_params, ids, keyed, line_params, take, take_open
@@ -82,8 +83,8 @@ def claimed_while(
         "), locked as materialized (",
         "), stop as materialized (select pg_advisory_xact_lock(4711)), locked as materialized (",
     ).replace(
-        "      from (select * from chosen order by ordinal, n) chosen\n",
-        "      from stop cross join (select * from chosen order by ordinal, n) chosen\n",
+        "      from (select * from chosen order by line_n, seen_n) chosen\n",
+        "      from stop cross join (select * from chosen order by line_n, seen_n) chosen\n",
     )
     assert "from stop cross join (select" in slow
     other.execute("select pg_advisory_xact_lock(4711)")

@@ -89,7 +89,7 @@ def test_the_plan_of_a_claim_names_its_index(crowd: Cursor, explain: Callable[..
         CLAIM,
         **lane_columns([Lane("q1", 0), Lane("q2", 0)]),
         claimers="{me:1}",
-        each=100,
+        per_claimer=100,
         lease=30.0,
         limit=100,
         bytes=1 << 20,

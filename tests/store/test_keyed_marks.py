@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 from django_mq.store.claim import Lane, lane_columns
-from django_mq.store.claim_keyed import CLAIM_LINES, LOCK_LINES
+from django_mq.store.claim_keyed import CLAIM_LINES
+from django_mq.store.key_lines import LOCK_LINES
 from django_mq.store.keys import FREE_NEXT
 from tests.database import held_snapshot
 from tests.rows import add, pks
@@ -92,10 +93,10 @@ def test_a_held_snapshot_costs_a_busy_key_few_walks(cursor: Cursor) -> None:
         claiming |= lane_columns([Lane("mail", 0)])
         lock = pages(LOCK_LINES, claiming)
         claiming |= dict(zip(names, line, strict=True)) | {
-            "line_numbers": "{1}",
+            "line_starts": "{1}",
             "with_marks": False,
         }
-        claiming |= {"claimers": "{me:1}", "each": LIMIT, "lease": 30.0, "bytes": 1 << 20}
+        claiming |= {"claimers": "{me:1}", "per_claimer": LIMIT, "lease": 30.0, "bytes": 1 << 20}
         claim = pages(CLAIM_LINES, claiming)
         names = ("queues", "handlers", "keys")
         freeing = dict(zip(names, line, strict=True)) | {"afters": [claimed.rows[-1].id]}

@@ -229,7 +229,7 @@ def test_a_held_snapshot_makes_claims_of_a_line_no_slower(line: Line) -> None:
     params = {
         "queue": "line",
         "claimers": "{me:1}",
-        "each": 50,
+        "per_claimer": 50,
         "lease": 6.0,
         "limit": 50,
         "bytes": 1 << 20,

@@ -234,7 +234,7 @@ def test_the_plan_of_a_claim_names_its_index(owner: Cursor) -> None:
         CLAIM_LINE,
         queue="line",
         claimers=["me:1"],
-        each=100,
+        per_claimer=100,
         lease=6.0,
         limit=100,
         bytes=1 << 20,

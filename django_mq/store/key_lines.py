@@ -1,0 +1,82 @@
+"""The lines of keys that a claim may take from: found in a window of waiting rows, and locked.
+
+The line of a key is (queue, handler, key). An advisory lock keeps two claims from the same line. A
+separate statement takes it, so that the snapshot of the claim is newer than the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from django_mq.store.advisory_locks import KEYED_CLAIM
+from django_mq.store.claim import EXCLUDED, OPEN_LANES, excluding
+
+if TYPE_CHECKING:
+    from django_mq.store import Cursor
+
+# The window: the first waiting rows of the lanes, in the order of claims, numbered by seen_n.
+SEEN = f"""
+    select window_.*, row_number() over () as seen_n
+      from (
+        select row_.*
+          from ({OPEN_LANES}) lane
+         cross join lateral (
+            select m.id, m.queue, m.handler, m.key, m.priority, m.processable_after as at
+              from django_mq_queuedmessage m
+             where m.queue = lane.queue and m.priority = lane.priority
+               and m.leased_until is null and m.blocked_by is null and m.dead_at is null
+               and (m.processable_after, m.id) > (lane.at, lane.id)
+               and m.processable_after <= statement_timestamp() {EXCLUDED}
+             order by m.processable_after, m.id
+             limit %(window)s
+         ) row_
+         limit %(window)s
+      ) window_
+"""
+
+# With key = line.key, the planner may scan mq_lease, over all rows leased since the oldest held
+# snapshot was taken: 300 pages per line among 2,000 dead leases.
+NONE_LEASED = """
+           (select m.id
+              from django_mq_queuedmessage m
+             where m.queue = line.queue and m.handler = line.handler
+               and m.key >= line.key and m.key <= line.key
+               and m.leased_until is not null
+             order by m.key
+             limit 1) is null
+"""
+
+# OFFSET 0: only lines with nothing in flight are locked; the limit counts only lines that no other
+# session has locked. The claim itself finds out whether the head waits.
+LOCK_LINES = f"""
+with seen as materialized ({SEEN}), line as (
+    select queue, handler, key, min(seen_n) as seen_n
+      from seen
+     where key is not null
+     group by queue, handler, key
+     order by min(seen_n)
+)
+select line.queue, line.handler, line.key, line.seen_n
+  from (
+    select line.*
+      from line
+     where {NONE_LEASED}
+    offset 0
+  ) line
+ where pg_try_advisory_xact_lock(
+           hashtextextended(line.queue || ' ' || line.handler || ' ' || line.key, {KEYED_CLAIM}))
+ limit %(limit)s
+"""
+
+
+def lock(
+    cursor: Cursor, given: Mapping[str, object], *, limit: int, excluded: Sequence[int]
+) -> list[tuple[Any, ...]]:
+    """Lock up to `limit` lines that have a row in the window and none in flight, until the commit.
+
+    Returns queue, handler, key and `seen_n` of the first row seen of each. `given` has the lanes,
+    the window and `admitted`; rows in `excluded` do not count as waiting.
+    """
+    cursor.execute(excluding(LOCK_LINES, excluded), {**given, "limit": limit})
+    return cursor.fetchall()
