@@ -20,9 +20,9 @@ class Timeout(Protocol):
 
 
 class CallTimeout(Timeout, Protocol):
-    """The timeout of a call, which also learns of each answered message."""
+    """The timeout of a call, which also learns of each message that has its verdict."""
 
-    def answered(self, id: int) -> None: ...
+    def judged(self, id: int) -> None: ...
 
 
 class EntryTimeout:
@@ -30,7 +30,7 @@ class EntryTimeout:
 
     def __init__(self, entries: CallEntries) -> None:
         self._entries = entries
-        self.answered = entries.answered
+        self.judged = entries.judged
         self.end = entries.end
 
     def extend(self, seconds: float) -> None:
@@ -46,7 +46,7 @@ class LoopTimeout:
         self._loop = loop
         self._limit = limit
         self._entries = entries
-        self.answered = entries.answered
+        self.judged = entries.judged
 
     def show(self, seconds: float) -> None:
         self._entries.show(monotonic() + seconds + CANCEL_SECONDS)

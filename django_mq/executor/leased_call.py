@@ -1,7 +1,7 @@
 """One call of a handler outside any transaction: its argument, and how its messages ended.
 
-A batch handler answers the messages of its list one by one; those without an answer are acked when
-it returns, and fail when it raises.
+A batch handler may give each message of its list a verdict: fail, retry, snooze or reject. Those
+without one are acked when it returns, and fail when it raises.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class BatchCall:
         self._lock = threading.Lock()
         self._ended = False
         self._lines: list[Line | None] = [task.line for task in tasks]
-        self._answers: dict[int, BaseException] = {}
+        self._verdicts: dict[int, BaseException] = {}
         fences = [task.delivery.fence for task in tasks]
         self.deliveries = [
             BatchDelivery(
@@ -87,7 +87,7 @@ class BatchCall:
                 alias=alias,
                 lease=lease,
                 timeout=timeout,
-                answer=self.record_answer,
+                on_verdict=self.record_verdict,
                 fences=fences,
             )
             for task in tasks
@@ -105,13 +105,13 @@ class BatchCall:
             return False
         return True
 
-    def record_answer(self, delivery: BatchDelivery, error: BaseException) -> None:
+    def record_verdict(self, delivery: BatchDelivery, error: BaseException) -> None:
         """End `delivery` with `error` when the call ends. Raises LeaseLost if it has ended."""
         with self._lock:
             if self._ended:
                 raise delivery._lost()
-            self._answers[delivery.id] = error
-        self._timeout.answered(delivery.id)
+            self._verdicts[delivery.id] = error
+        self._timeout.judged(delivery.id)
 
     def end(
         self, failure_end: FailureEnd, result: Any, error: BaseException | None, seconds: float
@@ -121,13 +121,13 @@ class BatchCall:
         ended: list[Ended] = []
         halted_lines: set[Line] = set()
         for delivery, line in zip(self.deliveries, self._lines, strict=True):
-            answer = self._answers.get(delivery.id, error)
+            verdict = self._verdicts.get(delivery.id, error)
             if line in halted_lines:  # done or not, it comes after the message that failed
                 ended.append(Ended(delivery, Settled.RELEASED))
-            elif answer is None:
+            elif verdict is None:
                 ended.append(Ended(delivery, ACKED, result, seconds))
             else:
-                ended.append(failure_end(delivery, answer, seconds))
+                ended.append(failure_end(delivery, verdict, seconds))
                 halted_lines.update([] if line is None else [line])
         return ended
 
@@ -136,9 +136,9 @@ LeasedCall = SingleCall | BatchCall
 
 
 class BatchDelivery(LeasedDelivery):
-    """A delivery in the list of a batch handler outside transactions: answered individually."""
+    """A delivery in the list of a batch handler outside transactions: judged individually."""
 
-    __slots__ = ("_fences", "_note_answer")
+    __slots__ = ("_fences", "_on_verdict")
 
     _can_finish: ClassVar[bool] = False
 
@@ -149,11 +149,11 @@ class BatchDelivery(LeasedDelivery):
         alias: str,
         lease: float,
         timeout: Timeout,
-        answer: Callable[[BatchDelivery, BaseException], None],
+        on_verdict: Callable[[BatchDelivery, BaseException], None],
         fences: Sequence[Fence],
     ) -> None:
         super().__init__(claimed, alias=alias, lease=lease, timeout=timeout)
-        self._note_answer = answer
+        self._on_verdict = on_verdict
         self._fences = fences
 
     def fail(self, error: Exception | str) -> None:
@@ -161,16 +161,16 @@ class BatchDelivery(LeasedDelivery):
             error = Exception(error)
         if not isinstance(error, Exception):
             raise TypeError(f"fail({error!r}): give an exception or a text, which operators see")
-        self._note_answer(self, error)
+        self._on_verdict(self, error)
 
     def retry(self, after: When | None = None) -> None:
-        self._note_answer(self, Retry(after))
+        self._on_verdict(self, Retry(after))
 
     def snooze(self, after: When, backoff: bool = False, reason: str = "") -> None:
-        self._note_answer(self, Snooze(after, backoff=backoff, reason=reason))
+        self._on_verdict(self, Snooze(after, backoff=backoff, reason=reason))
 
     def reject(self, reason: str = "rejected") -> None:
-        self._note_answer(self, Reject(reason))
+        self._on_verdict(self, Reject(reason))
 
     def finish(self, result: Any = None) -> AbstractContextManager[None]:
         self._refuse("finish()")

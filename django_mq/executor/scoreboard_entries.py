@@ -57,9 +57,9 @@ class ExecutorEntries:
 class CallEntries:
     """The entries of the messages of one call outside any transaction. Thread-safe.
 
-    If the process dies, the messages with an entry are charged. The entry of an answered message is
-    cleared unless it is the last one: a call that always kills its process must also run out of
-    attempts.
+    If the process dies, the messages with an entry are charged. The entry of a message that has its
+    verdict is cleared unless it is the last one: a call that always kills its process must also run
+    out of attempts.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class CallEntries:
         """
         self._scoreboard.bind_thread(*self.indexes, thread=thread)
 
-    def answered(self, id: int) -> None:
-        """Clear the entry of an answered message, unless it is the only one."""
+    def judged(self, id: int) -> None:
+        """Clear the entry of a message that has its verdict, unless it is the only one."""
         with self._lock:
             if id in self._entries and len(self._entries) > 1:
                 self._scoreboard.clear(self._entries.pop(id)[0])

@@ -110,26 +110,26 @@ def free_unique_id(cursor: Cursor, row: ClaimedRow) -> None:
         free_unique_ids.end(cursor, [_ended_message(row, success=True)])
 
 
-def _answer(cursor: Cursor, ended: Sequence[Ended]) -> None:
+def _store_replies(cursor: Cursor, ended: Sequence[Ended]) -> None:
     """Store the requested replies: the value, or the error of the last attempt."""
-    answers: list[Reply] = []
+    replies: list[Reply] = []
     kept: list[KeptResult] = []
     for each in ended:
         row = each.delivery._row
-        if not row.wants_result or (answer := _answer_of(each)) is None:
+        if not row.wants_result or (reply := _reply_of(each)) is None:
             continue
         if row.is_django_task:
             seconds = each.seconds if each.settled in DONE else None
-            kept.append(KeptResult(answer, row, seconds))
+            kept.append(KeptResult(reply, row, seconds))
         else:
-            answers.append(answer)
-    if answers:
-        results.store(cursor, answers)
+            replies.append(reply)
+    if replies:
+        results.store(cursor, replies)
     if kept:
         kept_results.keep(cursor, kept)
 
 
-def _answer_of(ended: Ended) -> Reply | None:
+def _reply_of(ended: Ended) -> Reply | None:
     """Return the reply; None if the message runs again, or `finish()` has stored one."""
     delivery, outcome = ended.delivery, ended.outcome
     if isinstance(outcome, DeadLettered):
@@ -157,7 +157,7 @@ def _free_unique_ids(cursor: Cursor, ended: Sequence[Ended]) -> None:
 
 #: The steps of `write()`, in order, by their names in log lines.
 EFFECTS: dict[str, Callable[[Cursor, Sequence[Ended]], None]] = {
-    "store its reply": _answer,
+    "store its reply": _store_replies,
     "free the next message of its key": _free_lines,
     "free its unique id": _free_unique_ids,
 }

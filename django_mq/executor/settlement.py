@@ -69,8 +69,8 @@ class _Tries:
     #: Whether to skip effects that the database refuses.
     skip_refused: bool = False
     conflicts: int = 0
-    #: Lost connections of a server that answered.
-    answers: int = 0
+    #: Errors of a lost database that the connection survived.
+    survived: int = 0
 
 
 class _Next(Enum):
@@ -133,8 +133,8 @@ class Settlement:
             if not alive and self.was_committed(tried.xid, changed):
                 return _Next.FINISH
             tries.unconfirmed |= not alive
-            tries.answers += alive
-            if tries.answers <= MAX_CONFLICTS:
+            tries.survived += alive
+            if tries.survived <= MAX_CONFLICTS:
                 return self._wait(error)
         if len(ended) > 1:
             return _Next.SINGLY
@@ -146,7 +146,7 @@ class Settlement:
             return _Next.AGAIN
         if tries.skip_refused or is_kept or not effects:
             return _Next.REFUSE
-        tries.skip_refused, tries.conflicts, tries.answers = True, 0, 0
+        tries.skip_refused, tries.conflicts, tries.survived = True, 0, 0
         return _Next.AGAIN
 
     def _wait(self, error: Exception) -> _Next:

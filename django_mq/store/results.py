@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from django_mq.store import Cursor, arrays_of, notify
 
-#: The error class of a request that gets no answer; a handler's own classes include their module.
+#: The error class of a request that gets no reply; a handler's own classes include their module.
 UNANSWERED = "Unanswered"
 
 
@@ -21,11 +21,11 @@ class Reply(NamedTuple):
     error_text: str = ""
 
 
-#: Not the channel of the workers, since an answer brings them no work; without payloads, too.
+#: Not the channel of the workers, since a reply brings them no work; without payloads, too.
 CHANNEL = "django_mq_replies"
 LISTEN = f"listen {CHANNEL}"
 
-# A dead message has its answer already, but may be requeued: the latest answer replaces it.
+# A dead message has its reply already, but may be requeued: the latest reply replaces it.
 STORE = f"""
 with stored as (
     insert into django_mq_result (message_id, handler, value, error_class, error_text)
@@ -43,14 +43,14 @@ select pg_notify('{CHANNEL}', '') from stored where %(ring)s and {notify.HAS_ROO
 """
 
 
-def store(cursor: Cursor, answers: Sequence[Reply]) -> None:
+def store(cursor: Cursor, replies: Sequence[Reply]) -> None:
     """Store the replies; notify waiting requests at the commit."""
-    cursor.execute(STORE, {**arrays_of(Reply, answers), "ring": notify.is_enabled()})
+    cursor.execute(STORE, {**arrays_of(Reply, replies), "ring": notify.is_enabled()})
 
 
 # One statement, so one snapshot: the transaction that removes a message stores its result. A dead
-# letter without a result is itself the answer: its worker vanished. A requeued message will answer
-# again, so the result that was stored at its death does not count.
+# letter without a result is itself the reply: its worker vanished. A requeued message will get
+# another reply, so the result that was stored at its death does not count.
 REPLY_STATES = f"""
 select wanted.id,
        m.dead_at is not null or (m.id is null and r.message_id is not null),

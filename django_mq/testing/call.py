@@ -125,8 +125,8 @@ def _run(handler: Handler, delivery: Delivery, argument: Any, alias: str) -> Any
     if not handler.atomic:
         call = as_function(handler.call) if handler.is_async else handler.call
         result = _checked(call(argument), argument)
-        if (answer := getattr(delivery, "answer", None)) is not None:
-            raise answer
+        if (verdict := getattr(delivery, "verdict", None)) is not None:
+            raise verdict
         return result
     with transaction.atomic(using=alias):
         return _checked(handler.call(argument), argument)
@@ -152,20 +152,20 @@ class _Unstored(LeasedDelivery):
 
 
 class _UnstoredOfBatch(BatchDelivery):
-    """A delivery in a list; its last `answer` is kept."""
+    """A delivery in a list; its last `verdict` is kept."""
 
-    answer: BaseException | None = None
+    verdict: BaseException | None = None
 
     def __init__(self, row: ClaimedRow, alias: str) -> None:
         super().__init__(
-            Delivery(row), alias=alias, lease=0.0, timeout=self, answer=self._keep, fences=()
+            Delivery(row), alias=alias, lease=0.0, timeout=self, on_verdict=self._keep, fences=()
         )
 
     def extend(self, seconds: float) -> None:
         """Do nothing: there is no lease."""
 
     def _keep(self, delivery: BatchDelivery, error: BaseException) -> None:
-        self.answer = error
+        self.verdict = error
 
 
 def _handler(handler: Callable[..., Any] | str) -> Handler:

@@ -246,5 +246,5 @@ class _NoTimeout:
     def extend(self, seconds: float) -> None:
         """Do nothing: an inline run has no timeouts."""
 
-    def answered(self, id: int) -> None:
+    def judged(self, id: int) -> None:
         """Do nothing: no supervisor watches an inline run."""
