@@ -15,7 +15,7 @@ from django.core.files.storage import default_storage
 from django.db import transaction
 from django.utils import timezone
 
-from django_mq import Message, Reject, broadcast_many, queues
+from django_mq import Delivery, Message, Reject, broadcast_many, handler, queues
 from django_mq.conf import find_errors
 from django_mq.models import QueuedMessage
 from django_mq.testing import assert_broadcast, drain, due
@@ -272,6 +272,27 @@ def test_dedupe() -> None:
         assert QueuedMessage.objects.count() == 4
         assert len(page.unsubscribe(7)) == 1
         assert page.request_export(7)
+
+
+def test_an_edit_while_the_handler_runs_gets_a_run_of_its_own() -> None:
+    runs: list[int] = []
+    with story("guides/dedupe.md") as page:
+
+        @handler("shop.drafts.edited", name="shop.drafts")
+        def look(delivery: Delivery) -> None:
+            runs.append(delivery.id)
+            if len(runs) == 1:
+                page.draft_edited(1)
+                page.draft_edited(1)
+
+        page.draft_edited(1)
+        due()
+        assert drain() == 1
+        assert QueuedMessage.objects.get().state == "delayed"
+        due()
+        assert drain() == 1
+    assert not QueuedMessage.objects.exists()
+    assert len(set(runs)) == 2
 
 
 def test_fan_out() -> None:
