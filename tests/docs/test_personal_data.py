@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,6 +111,25 @@ def test_what_was_put_aside_becomes_a_message_when_the_first_is_removed(page: An
     assert page.erase(key="customer/7") is True
     assert page.erase(key="customer/7") is False
     assert traces() == set()
+
+
+def test_a_message_that_ends_meanwhile_is_erased_from_the_history(page: Any) -> None:
+    """It is in flight while the first call deletes, and handled before that call returns."""
+    subscribe(history=3600, history_payload=True)
+    send("shop.asked", "customer/7")
+    lease()
+
+    @contextmanager
+    def then_handled() -> Iterator[None]:
+        with transaction.atomic():
+            yield
+        QueuedMessage.objects.update(leased_until=None, claimed_by=None)
+        drain(errors="keep")
+
+    page.transaction = SimpleNamespace(atomic=then_handled)
+    assert page.erase(key="customer/7") is True
+    assert page.erase(key="customer/7") is False
+    assert not HandledMessage.objects.exists()
 
 
 def test_nothing_is_left_of_a_person_in_metadata(page: Any) -> None:
