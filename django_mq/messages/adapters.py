@@ -62,13 +62,21 @@ class _Dataclass:
     def __init__(self, cls: type) -> None:
         self._codecs = CodecBuilder()
         codec = self._codecs.build(cls)
-        self.dump = codec.dump
+        self._dump = codec.dump
         self.load = codec.load
         self._schema = codec.schema
-        names = Counter(each.__qualname__ for each in self._codecs.dataclasses)
-        for each in self._codecs.dataclasses.values():
+        found = self._codecs.dataclasses
+        self._checks_itself = any(hasattr(each, "__post_init__") for each in found)
+        names = Counter(each.__qualname__ for each in found)
+        for each in found.values():
             if names[each.schema_name] > 1:
                 each.schema_name = f"{each.cls.__module__}.{each.schema_name}"
+
+    def dump(self, value: Any) -> Any:
+        dumped = self._dump(value)
+        if self._checks_itself:
+            self.load(dumped)  # it may have been changed since its own checks
+        return dumped
 
     def schema(self) -> dict[str, Any]:
         codecs = self._codecs.dataclasses.values()

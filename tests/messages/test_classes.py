@@ -230,6 +230,34 @@ def test_a_changed_instance_is_checked_before_it_is_stored(cls: Any) -> None:
 
 
 @dataclass
+class Limit:
+    """Checks itself when it is made, but not when it is changed."""
+
+    most: int
+    parts: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.most < 0:
+            raise ValueError("below zero")
+
+
+@dataclass
+class Limits:
+    each: dict[str, Limit] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_checks_of_a_changed_dataclass_run_before_it_is_stored(depth: int) -> None:
+    limit = Limit(7, ((1, 2), ()))
+    instance = limit if depth == 0 else Limits({"a": limit})
+    message("a.b")(type(instance))
+    Message(instance)
+    limit.most = -1
+    with pytest.raises(InvalidPayload, match="is refused by Limit: below zero"):
+        Message(instance)
+
+
+@dataclass
 class Share:
     part: float = 0.0
     shares: list[Share] = field(default_factory=list)
