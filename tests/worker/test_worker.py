@@ -364,12 +364,13 @@ def test_max_messages_does_not_count_what_was_not_sorted_when_the_database_was_l
         @handler("#", queue="mail", name=name)
         def function(delivery: Delivery) -> None: ...
 
-    message = add(handler="")  # for two handlers: sorting it takes a statement
+    # For two handlers: sorting one takes a statement. The first is released at once.
+    messages = [add(handler=""), add(handler="")]
     parts = Parts(Worker(max_messages=5), "w", on_order=lambda order, by: None)
     try:
         cursor = parts.statements.cursor()
         rows = claim.claim(
-            cursor, lanes=[Lane("mail", 0)], claimer="w:1", lease=30.0, limit=1, max_bytes=1 << 20
+            cursor, lanes=[Lane("mail", 0)], claimer="w:1", lease=30.0, limit=2, max_bytes=1 << 20
         ).rows
         with second_connection() as lost:
             dead = lost.cursor()
@@ -378,6 +379,6 @@ def test_max_messages_does_not_count_what_was_not_sorted_when_the_database_was_l
         assert parts.quota.remaining == 4
         assert parts.dispatch.release([])
         assert parts.quota.remaining == 5
-        assert stored(message).attempts == 0
+        assert [stored(each).attempts for each in messages] == [0, 0]
     finally:
         parts.statements.close()
