@@ -91,25 +91,27 @@ class Resolver:
         """
         row = delivery._row
         if excess := self._excess(row):
-            return self._hold(row, excess)
+            return self._hold(delivery, excess)
         if row.metadata[0] != "{":
-            return self._hold(row, "its metadata is not a JSON object")
+            return self._hold(delivery, "its metadata is not a JSON object")
         handler = self._ready_handler(row)
         if handler is not None:
             return self._task(delivery, handler if handler.of_row is None else handler.of_row(row))
         if not row.handler:
-            return self._route(cursor, row)
+            return self._route(cursor, delivery)
         handler = handlers.get(row.handler)
         if handler is None:
             near = nearest_handlers(row.handler, row.type)
-            return self._hold(row, f"this worker has no handler named {row.handler}{near}")
+            return self._hold(delivery, f"this worker has no handler named {row.handler}{near}")
         if row.queue not in self._queues(handler):
-            return self._hold(row, f"handler {handler.name} is not allowed in queue {row.queue}")
+            return self._hold(
+                delivery, f"handler {handler.name} is not allowed in queue {row.queue}"
+            )
         if refused := refusal(handler, row.type, row.schema_version):
-            return self._hold(row, refused)
+            return self._hold(delivery, refused)
         if _is_replay(row):  # an operator chose the handler
             return self._task(delivery, handler)
-        return self._hold(row, handlers.unsubscribed(handler, row.type))
+        return self._hold(delivery, handlers.unsubscribed(handler, row.type))
 
     def _ready_handler(self, row: ClaimedRow) -> Handler | None:
         """Return the handler that `row` names, if it can run rows of this kind here."""
@@ -141,12 +143,13 @@ class Resolver:
         batch_size = self._batch_size_of(row.queue)
         return Task(delivery, handler, self._timeout(handler), line_of(row), batch_size)
 
-    def _route(self, cursor: Cursor, row: ClaimedRow) -> Task | Ended | None:
+    def _route(self, cursor: Cursor, delivery: Delivery) -> Task | Ended | None:
         """Give a row without a handler to all that its type and metadata reach in its queue."""
+        row = delivery._row
         try:
             metadata = json.loads(row.metadata)
         except (ValueError, RecursionError) as error:
-            return self._hold(row, f"its metadata cannot be decoded: {error}")
+            return self._hold(delivery, f"its metadata cannot be decoded: {error}")
         matching = [
             each
             for each in handlers.table().match(row.type, metadata)
@@ -155,15 +158,16 @@ class Resolver:
         if not matching:
             near = nearest_types(row.type)
             return self._hold(
-                row,
+                delivery,
                 f"this worker has no handler for {row.type} in queue {row.queue}{near}",
             )
         for each in matching:
             if refused := refusal(each, row.type, row.schema_version):
-                return self._hold(row, refused)
-        return self._split(cursor, row, matching)
+                return self._hold(delivery, refused)
+        return self._split(cursor, delivery, matching)
 
-    def _split(self, cursor: Cursor, row: ClaimedRow, ready: list[Handler]) -> Task | None:
+    def _split(self, cursor: Cursor, delivery: Delivery, ready: list[Handler]) -> Task | None:
+        row, fence = delivery._row, delivery.fence
         attempts = [
             # A policy that the message carries overrides the handler's.
             row.max_attempts
@@ -171,27 +175,26 @@ class Resolver:
             else handlers.retry_of(each, row.queue, self._settings).max_attempts
             for each in ready
         ]
-        fence = Delivery(row).fence
         names = [each.name for each in ready]
         if not routing_store.split(cursor, fence, handlers=names, max_attempts=attempts):
-            reports.lease_lost(Delivery(row))
+            reports.lease_lost(delivery)
             return None
         if row.key is not None:  # now in the line of a handler, which has an order of its own
             settle.release(cursor, [fence])
             keys.free_next(cursor, [keys.KeyLine(row.queue, "", row.key)])
             return None
-        row = row._replace(handler=names[0], max_attempts=attempts[0])
-        return self._task(Delivery(row), ready[0])
+        # Not a new delivery: renewals of the lease know only the one that was claimed.
+        delivery._row = row._replace(handler=names[0], max_attempts=attempts[0])
+        return self._task(delivery, ready[0])
 
-    def _hold(self, row: ClaimedRow, reason: str) -> Ended:
+    def _hold(self, delivery: Delivery, reason: str) -> Ended:
         """Return the end of a row that is held, or is dead: expired, or held for `HOLD_FOR`."""
+        row = delivery._row
         if row.expires_in is not None and row.expires_in <= 0:
-            return Ended(Delivery(row), Settled.DEAD_UNSTARTED, reason="expired")
+            return Ended(delivery, Settled.DEAD_UNSTARTED, reason="expired")
         if row.held_for is not None and row.held_for >= self._settings.hold_for:
-            return Ended(
-                Delivery(row), Settled.DEAD_UNSTARTED, reason=f"held for too long: {reason}"
-            )
-        return Ended(Delivery(row), Settled.HELD, reason=reason)
+            return Ended(delivery, Settled.DEAD_UNSTARTED, reason=f"held for too long: {reason}")
+        return Ended(delivery, Settled.HELD, reason=reason)
 
 
 def settle_held(cursor: Cursor, ended: Sequence[Ended]) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from django_mq import handler
+from django_mq.executor.lease_clock import lease_clock
+from django_mq.executor.leased_delivery import leased_at
 from django_mq.messages import Delivery
 from tests.database import second_connection
 from tests.executor.nonatomic.conftest import NonAtomicBench, on
@@ -18,6 +20,8 @@ from tests.worker.proxy import Proxy
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ACK = "delete from django_mq_queuedmessage"
+#: Seconds; a third of it passes before a renewal.
+LEASE = 5.0
 
 
 def lost(caplog: pytest.LogCaptureFixture) -> list[int]:
@@ -85,6 +89,29 @@ def test_a_message_of_an_async_handler(
         proxy.cut_at(ACK, arrives=True)
 
     message = add(handler="h", **given)
+    with proxied(proxy):
+        running = start()
+        said.wait("message_started")
+        until(lambda: not waiting(), "it is acked")
+        running.stop()
+    assert proxy.cuts == 1
+    assert said.ids("message_acked") == [message.pk]
+    assert lost(caplog) == []
+
+
+def test_a_routed_message_that_runs_for_longer_than_its_lease(
+    start: Start, said: Said, proxy: Proxy, caplog: pytest.LogCaptureFixture, settings: Any
+) -> None:
+    """Its handler was found at delivery; its renewals count as those of any other message."""
+    settings.DJANGO_MQ = {"LEASE": LEASE, "WAKEUP": "poll"}
+
+    @on()
+    def h(delivery: Any) -> None:
+        delivery._claimed._leased_at -= 10 * LEASE  # that long ago
+        until(lambda: leased_at(delivery) > lease_clock() - LEASE, "it is renewed")
+        proxy.cut_at(ACK, arrives=True)
+
+    message = add()
     with proxied(proxy):
         running = start()
         said.wait("message_started")
