@@ -56,11 +56,16 @@ class Delivery(Generic[Payload]):
     _metadata: Any
 
     def __init__(self, row: ClaimedRow, asked_at: float = LONG_AGO) -> None:
-        # `asked_at`: when the claim was sent, by the worker's lease clock; LONG_AGO if unknown.
-        # `_leased_at` moves with each renewal; it is LONG_AGO for a message that must be locked
-        # before it starts.
+        # `asked_at`: when the claim was sent, by the worker's lease clock; LONG_AGO if the message
+        # was taken over, or if that is unknown. `_leased_at` moves with each renewal; it is
+        # LONG_AGO for a message that must be locked before it starts.
         self._row = row
         self._asked_at = self._leased_at = asked_at
+
+    @property
+    def _is_taken_over(self) -> bool:
+        """Whether the claim took it over from another, whose handler may still run."""
+        return self._asked_at == LONG_AGO
 
     @property
     def id(self) -> int:

@@ -75,24 +75,29 @@ class Dispatch:
         self._halted_lines: set[Line] = set()
         #: Messages to release once the database is back.
         self.unreleased: list[Fence] = []
-        # Those to release that were taken over from a lost worker: no suspects, none has started.
-        self._trusted: list[Fence] = []
+        # Those of them that were taken over but never started, and lapsed only once.
+        self._lapsed_once: list[Fence] = []
         self._rests_until = float("-inf")
 
-    def take(self, cursor: Cursor, rows: list[ClaimedRow], *, first: bool, asked_at: float) -> None:
-        """Take newly claimed rows; with `first` (taken over) they go before the rows already here.
+    def take(
+        self, cursor: Cursor, rows: list[ClaimedRow], *, taken_over: bool, asked_at: float
+    ) -> None:
+        """Take newly claimed rows; those `taken_over` go before the rows already here.
 
         `asked_at` is when the claim was sent, by `lease_clock()`.
         """
-        # The previous attempt of a taken-over row may still run: lock the row before the start.
-        asked_at = LONG_AGO if first else asked_at
+        if taken_over:  # the previous attempt may still run: lock the row before the start
+            asked_at = LONG_AGO
         deliveries = [Delivery(row, asked_at) for row in rows]
         self._local_queue.unsettled.add(deliveries)
         self._pending.extend(deliveries)
-        self.dispatch_pending(cursor, first=first)
+        self.dispatch_pending(cursor, first=taken_over)
 
     def dispatch_pending(self, cursor: Cursor, *, first: bool = False) -> None:
-        """Dispatch claimed rows; those that need a statement wait if the database is lost."""
+        """Dispatch claimed rows; those that need a statement wait if the database is lost.
+
+        With `first`, their tasks go before those already in the local queue.
+        """
         sorted_rows = _SortedRows()
         try:
             self._resolve_all(cursor, sorted_rows)
@@ -197,8 +202,9 @@ class Dispatch:
     def _release(self, deliveries: Sequence[Delivery]) -> bool:
         fences = [each.fence for each in deliveries]
         self._quota.release(len(fences))
-        lapsed = [each for each in deliveries if each._asked_at == LONG_AGO]
-        trusted = [*self._trusted, *(each.fence for each in lapsed if not each._row.suspect)]
+        lapsed_once = self._lapsed_once + [
+            each.fence for each in deliveries if each._is_taken_over and not each._row.suspect
+        ]
         # First, so that no later renewal locks the rows; a renewal under way locks them for a
         # moment.
         self._local_queue.unsettled.remove(fences)
@@ -210,8 +216,8 @@ class Dispatch:
             while fences:
                 cursor = self._statements.cursor()
                 self._backoffs.cancel_probes(cursor, {each.claimed_by for each in fences})
-                if trusted:
-                    skip_refused_rows(partial(forget_lapse, cursor), trusted)
+                if lapsed_once:
+                    skip_refused_rows(partial(forget_lapse, cursor), lapsed_once)
                 refused.clear()
                 released = skip_refused_rows(
                     partial(settle.release, cursor), fences, lambda fence, _: refused.add(fence)
@@ -224,12 +230,12 @@ class Dispatch:
                     break
                 self._outage.wait_quietly()
         except LOST:
-            self.unreleased, self._trusted = fences, trusted
+            self.unreleased, self._lapsed_once = fences, lapsed_once
             raise
         if refused := refused.intersection(fences):
             log_unreleased(len(refused))
         self.unreleased = [fence for fence in fences if fence not in refused]
-        self._trusted = list(filter(set(self.unreleased).__contains__, trusted))
+        self._lapsed_once = list(filter(set(self.unreleased).__contains__, lapsed_once))
         self._rests_until = monotonic() + RECONNECT_WAIT if self.unreleased else float("-inf")
         return any_released
 

@@ -107,7 +107,7 @@ class DueFetcher:
         if rows := result.claim.rows:
             self._lanes.pass_turn(lanes, {(row.queue, row.priority) for row in rows})
             size = options.list_size
-            self._intake.take(cursor, rows, lapsed=False, list_size=size, asked_at=asked_at)
+            self._intake.take(cursor, rows, taken_over=False, list_size=size, asked_at=asked_at)
         return result
 
     def _is_full(self, group: str, queue: str, options: ClaimOptions) -> bool:

@@ -67,18 +67,18 @@ class Intake:
         cursor: Cursor,
         rows: list[ClaimedRow],
         *,
-        lapsed: bool,
+        taken_over: bool,
         list_size: int = 1,
         asked_at: float = LONG_AGO,
     ) -> None:
-        """Dispatch claimed rows; those whose lease `lapsed` go first.
+        """Dispatch claimed rows; those `taken_over`, because their leases lapsed, go first.
 
         `list_size` is as in the `room()` for which they were claimed. `asked_at` is when the claim
-        was sent, by `lease_clock()`.
+        was sent, by `lease_clock()`; it does not matter for rows taken over.
         """
         self._quota.claim(len(rows))
         self._prefetch.claimed(len(rows) // list_size)
-        self._dispatch.take(cursor, rows, first=lapsed, asked_at=asked_at)
+        self._dispatch.take(cursor, rows, taken_over=taken_over, asked_at=asked_at)
 
     def drop(self, withdrawn: Collection[str], backing_off: Collection[str]) -> None:
         """Mark for release the waiting messages of `withdrawn` and of `backing_off` queues.

@@ -84,7 +84,7 @@ class LapsedFetcher:
             done.freed |= bool(lapsed.released or lapsed.dead)
             if lapsed.taken:
                 done.taken = True
-                self._intake.take(cursor, lapsed.taken, lapsed=True)
+                self._intake.take(cursor, lapsed.taken, taken_over=True)
         if found:  # there may be more
             self.more = self._rows_behind = True
             self.due_at = 0.0

@@ -57,12 +57,13 @@ def test_executors_are_woken_for_messages_only(
     assert [len(tasks) for tasks in put] == [1]
 
 
-@pytest.mark.parametrize("lapsed", [False, True])
+@pytest.mark.parametrize("taken_over", [False, True])
+@pytest.mark.parametrize("name", ["h", ""], ids=["named", "routed"])
 def test_a_claimed_delivery_knows_when_its_claim_was_sent(
-    run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch, lapsed: bool
+    run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch, name: str, taken_over: bool
 ) -> None:
     """Except for one that was taken over: its last handler may still run somewhere."""
-    add(handler="h")
+    add(handler=name)
     taken: list[Any] = []
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -72,11 +73,13 @@ def test_a_claimed_delivery_knows_when_its_claim_was_sent(
         before = lease_clock()
         run._fetch()
     ((cursor, rows, given),) = taken
-    parts.intake.take(cursor, rows, **{**given, "lapsed": lapsed})
+    parts.intake.take(cursor, rows, **{**given, "taken_over": taken_over})
     slice_ = parts.local_queue.take()
     assert slice_ is not None
-    asked_at = slice_.tasks[0].delivery._asked_at
-    assert asked_at == LONG_AGO if lapsed else before <= asked_at <= lease_clock()
+    [delivery] = [task.delivery for task in slice_.tasks]
+    asked_at = delivery._asked_at
+    assert asked_at == LONG_AGO if taken_over else before <= asked_at <= lease_clock()
+    assert parts.local_queue.unsettled.all() == [delivery]  # renewals reach the one that runs
 
 
 def test_a_message_needs_its_lock_after_half_of_the_shortest_lease(settings: Any) -> None:
@@ -336,9 +339,9 @@ def test_while_a_message_stays_locked_released_ones_are_forgotten(run: Run, part
     tasks = claim(run, 2)
     with locked_row(locked):
         parts.dispatch.release(tasks)
-        assert [fence.id for fence in parts.dispatch._trusted] == [locked.pk]
+        assert [fence.id for fence in parts.dispatch._lapsed_once] == [locked.pk]
     parts.dispatch.release([])
-    assert not parts.dispatch._trusted
+    assert not parts.dispatch._lapsed_once
     assert not any(stored(each).suspect for each in (locked, free))
 
 

@@ -375,7 +375,7 @@ def test_max_messages_does_not_count_what_was_not_sorted_when_the_database_was_l
         with second_connection() as lost:
             dead = lost.cursor()
         with pytest.raises(LOST):
-            parts.intake.take(dead, rows, lapsed=False)
+            parts.intake.take(dead, rows, taken_over=False)
         assert parts.quota.remaining == 4
         assert parts.dispatch.release([])
         assert parts.quota.remaining == 5
