@@ -52,6 +52,7 @@ class LazySavepoint:
         self.refused: BaseException | None = None
         self._watched = WatchedConnection(wrapper, self.open)
         self._unused = False  # a savepoint is open, but nothing has used it
+        self._only_watching = False  # no handler runs: a use of the connection opens no savepoint
         self._begin: Callable[[], object] | None = None
         self._cursor: Any = None  # a psycopg.ClientCursor after the first start
         self._statements = SavepointStatements(wrapper)
@@ -74,7 +75,7 @@ class LazySavepoint:
         test's, it keeps what handlers SET. When a handler first uses the connection, `begin` begins
         the transaction and opens the first savepoint.
         """
-        self._unused = False
+        self._unused = self._only_watching = False
         self._begin = begin
         self.refused = None
         self._watched.take_driver()
@@ -101,7 +102,7 @@ class LazySavepoint:
         """
         self.arm()
         self._begin = None
-        self._unused = True
+        self._only_watching = True
         if self._watched.take_driver():
             self.open()
 
@@ -114,10 +115,10 @@ class LazySavepoint:
         self._watched.restore_driver()
 
     def open(self) -> None:
-        """Open the savepoint, if a handler is being watched."""
+        """Note the use of the connection; open the savepoint, unless one is open or not wanted."""
         if self._watched.armed:
             self._watched.armed = False
-            if not self._unused:
+            if not (self._unused or self._only_watching):
                 self._begin_or_open()
             self._unused = False
             self.opened = True

@@ -191,3 +191,20 @@ def test_a_failed_handlers_writes_through_the_driver_are_undone(bench: Bench) ->
     bench.run_all(bench.claim())
     assert effects() == {good.pk}
     assert waiting() == {bad.pk}
+
+
+def test_watching_the_connection_leaves_no_savepoint_to_release(
+    bench: Bench, statements: list[str]
+) -> None:
+    """Hooks and receivers run outside any transaction."""
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        Product.objects.count()
+
+    add(handler="h")
+    bench.run_all(bench.claim())
+    statements.clear()
+    bench.session.savepoint.watch()
+    bench.session.savepoint.leave()
+    assert statements == []
