@@ -15,11 +15,11 @@ from django.utils.asyncio import async_unsafe
 from django_mq.exceptions import HandlerBrokeTransaction, LeaseLost
 from django_mq.executor import forks, history_rules, replies, settle_effects
 from django_mq.executor.call_timeout import Timeout
+from django_mq.executor.ended import ACKED, Ended
 from django_mq.messages import Delivery, Fence, is_on_loop
 from django_mq.policy.backoff import MAX_WAIT
-from django_mq.store import Cursor, history, leases, notify, open_transaction, results, settle
+from django_mq.store import Cursor, history, leases, notify, open_transaction, settle
 from django_mq.store.lost import is_lost
-from django_mq.store.results import Reply
 from django_mq.values import as_seconds, short_repr
 
 P = ParamSpec("P")
@@ -85,14 +85,16 @@ class LeasedDelivery(Delivery):
                 yield
             self._must_be_in(xid)
             with connections[self._alias].cursor() as cursor:
-                if self._row.wants_result:
-                    value = replies.text(result())
-                    results.store(cursor, [Reply(self.id, self.handler, value)])
-                settle_effects.free_keys(cursor, [self._row])
+                settle_effects.write(cursor, [self._acked(result)])
                 if self._row.key is not None or self._row.ordered:
                     notify.ring_at_commit(cursor)  # the handler may run on for long after this
-                settle_effects.free_unique_id(cursor, self._row)
         self._note_finished()  # in a test's transaction no hook runs
+
+    def _acked(self, result: Callable[[], Any]) -> Ended:
+        value: Any = None
+        if self._row.wants_result:
+            value = replies.EncodedResults({self.id: replies.text(result())})
+        return Ended(self, ACKED, value, perf_counter() - self._began)
 
     def _note_finished(self) -> None:
         self.finished = True

@@ -12,7 +12,7 @@ from operator import attrgetter
 import psycopg
 
 from django_mq.conf.error_logs import log_failure
-from django_mq.executor.ended import DONE, Ended, Settled
+from django_mq.executor.ended import ACKED, Ended, Settled
 from django_mq.executor.replies import EncodedResults
 from django_mq.messages import ClaimedRow
 from django_mq.policy.outcomes import DeadLettered
@@ -32,12 +32,23 @@ _NO_EFFECTS = (None, None, False, False)
 
 
 def needing_transaction(ended: Sequence[Ended]) -> list[Ended]:
-    """Return the deliveries whose end needs a transaction; most change only their own row."""
-    return [each for each in ended if _effect_fields(each.delivery._row) != _NO_EFFECTS]
+    """Return the deliveries whose end needs a transaction; most change only their own row.
+
+    Those that `finish()` acked need none any more: it has written their effects.
+    """
+    return [
+        each
+        for each in ended
+        if _effect_fields(each.delivery._row) != _NO_EFFECTS
+        and each.settled is not Settled.FINISHED
+    ]
 
 
 def write(cursor: Cursor, ended: Sequence[Ended]) -> None:
-    """Write the effects of deliveries whose rows were just settled, in the same transaction."""
+    """Write the effects of deliveries whose rows were just settled, in the same transaction.
+
+    `finish()` calls this, too, for the delivery that it acks.
+    """
     for effect in EFFECTS.values():
         effect(cursor, ended)
 
@@ -87,29 +98,6 @@ def _write_or_nothing(
         effect(cursor, ended)
 
 
-def free_keys(cursor: Cursor, rows: Sequence[ClaimedRow]) -> None:
-    """Unblock the messages that wait in their keys behind `rows`, which are done or dead."""
-    keys.free_next(
-        cursor,
-        [
-            keys.KeyLine(row.queue, row.handler, row.key, row.id)
-            for row in rows
-            if row.key is not None
-        ],
-    )
-
-
-def _free_lines(cursor: Cursor, ended: Sequence[Ended]) -> None:
-    """Unblock the messages that wait behind messages of `ended` that are done or dead."""
-    free_keys(cursor, [each.delivery._row for each in ended if each.is_over])
-
-
-def free_unique_id(cursor: Cursor, row: ClaimedRow) -> None:
-    """Free the unique id of a message in the transaction in which its handler finishes it."""
-    if row.unique_id is not None:
-        free_unique_ids.end(cursor, [_ended_message(row, success=True)])
-
-
 def _store_replies(cursor: Cursor, ended: Sequence[Ended]) -> None:
     """Store the requested replies: the value, or the error of the last attempt."""
     replies: list[Reply] = []
@@ -119,7 +107,7 @@ def _store_replies(cursor: Cursor, ended: Sequence[Ended]) -> None:
         if not row.wants_result or (reply := _reply_of(each)) is None:
             continue
         if row.is_django_task:
-            seconds = each.seconds if each.settled in DONE else None
+            seconds = each.seconds if each.settled is ACKED else None
             kept.append(KeptResult(reply, row, seconds))
         else:
             replies.append(reply)
@@ -130,7 +118,7 @@ def _store_replies(cursor: Cursor, ended: Sequence[Ended]) -> None:
 
 
 def _reply_of(ended: Ended) -> Reply | None:
-    """Return the reply; None if the message runs again, or `finish()` has stored one."""
+    """Return the reply; None if the message runs again."""
     delivery, outcome = ended.delivery, ended.outcome
     if isinstance(outcome, DeadLettered):
         failure = outcome.failure
@@ -142,14 +130,25 @@ def _reply_of(ended: Ended) -> Reply | None:
     return None
 
 
+def _free_lines(cursor: Cursor, ended: Sequence[Ended]) -> None:
+    """Unblock the messages that wait in their keys behind messages that are over."""
+    rows = [each.delivery._row for each in ended if each.is_over]
+    keys.free_next(
+        cursor,
+        [
+            keys.KeyLine(row.queue, row.handler, row.key, row.id)
+            for row in rows
+            if row.key is not None
+        ],
+    )
+
+
 def _free_unique_ids(cursor: Cursor, ended: Sequence[Ended]) -> None:
-    """Free the unique ids of messages that are over; `finish()` has freed its own."""
+    """Free the unique ids of messages that are over."""
     done = [
-        _ended_message(each.delivery._row, success=each.settled is Settled.ACKED)
+        _ended_message(each.delivery._row, success=each.settled is ACKED)
         for each in ended
-        if each.delivery._row.unique_id is not None
-        and each.settled is not Settled.FINISHED
-        and each.is_over
+        if each.delivery._row.unique_id is not None and each.is_over
     ]
     if done:
         free_unique_ids.end(cursor, done)

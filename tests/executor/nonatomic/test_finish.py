@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -12,6 +13,8 @@ from django.db import DatabaseError, connection, transaction
 from django.utils import timezone
 
 from django_mq import LeaseLost
+from django_mq.executor import settle_effects
+from django_mq.executor.ended import Ended
 from django_mq.models import FailedAttempt
 from tests.database import listening
 from tests.executor.nonatomic.conftest import NonAtomicBench, on, take_over
@@ -41,6 +44,30 @@ def test_finish_commits_its_writes_and_the_ack_together(
     nonatomic.go()
     assert said.ids("message_acked") == [message.pk]
     assert FailedAttempt.objects.count() == 0
+
+
+def test_finish_writes_all_effects_of_an_ack(
+    nonatomic: NonAtomicBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, in its own transaction, also those that it does not know."""
+    written: list[int] = []
+    in_block: list[int] = []
+
+    def effect_of_an_ack(cursor: Any, ended: Sequence[Ended]) -> None:
+        assert connection.in_atomic_block
+        written.extend(each.delivery.id for each in ended if each.is_over)
+
+    monkeypatch.setitem(settle_effects.EFFECTS, "count it", effect_of_an_ack)
+
+    @on()
+    def h(delivery: Any) -> None:
+        with delivery.finish():
+            pass
+        in_block.extend(written)
+
+    message = add(handler="h", unique_id="u")
+    nonatomic.go()
+    assert in_block == written == [message.pk]
 
 
 def test_a_zombies_writes_are_fenced(
