@@ -150,9 +150,7 @@ class AsyncSettler(threading.Thread):
         claimed_twice = len({each.delivery.id for each in ended}) < len(ended)
         parts = [[each] for each in ended] if claimed_twice else [ended]
         for part in filter(None, parts):
-            settled = self._settlement.settle(part)
-            reports.all_ended(settled)
-            self._context.on_settled(settled)
+            reports.settled(self._settlement.settle(part), self._context)
 
     def _start(self, requests: list[_StartRequest]) -> None:
         # A start tells messages apart by id, too: two claims of one get an answer each.

@@ -124,8 +124,7 @@ class NonAtomic:
         """Settle `ended`, and report it."""
         if settled := self.settlement.settle(ended):
             with self.session.reset_if_used():
-                reports.all_ended(settled)
-                self.context.on_settled(settled)
+                reports.settled(settled, self.context)
         close_old()
 
     def _left_transaction_open(self) -> bool:

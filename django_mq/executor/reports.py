@@ -15,6 +15,7 @@ from django_mq.conf.error_logs import error_name, log_failure
 from django_mq.conf.local_time import local_text
 from django_mq.executor import worker_totals
 from django_mq.executor.ended import ACKED, DONE, Ended, Settled
+from django_mq.executor.run_context import RunContext
 from django_mq.executor.worker_totals import queued_for
 from django_mq.messages import Delivery
 from django_mq.policy.durations import precise_span
@@ -42,6 +43,15 @@ async def started_on_loop(delivery: Delivery) -> None:
     await signals.announce_on_loop(
         signals.message_started, delivery, "started", queued_for=queued_for(delivery)
     )
+
+
+def settled(ended: Sequence[Ended], context: RunContext) -> None:
+    """Pass deliveries whose end is committed to the worker, then report them.
+
+    In this order, since a receiver may block: renewals end, and a failing queue backs off.
+    """
+    context.on_settled(ended)
+    all_ended(ended)
 
 
 def all_ended(ended: Iterable[Ended]) -> None:

@@ -58,10 +58,10 @@ class SliceRunner:
         backoff_queues: Collection[str] = (),
     ) -> None:
         self._session = session
+        self._context = context
         self._entries = entries
         self._outage = context.outage
         self._settlement = settlement
-        self._on_settled = context.on_settled
         self._slice_seconds = slice_seconds
         self._conflicts = conflicts = Conflicts()
         self._nested = nested = session.is_nested()
@@ -114,7 +114,7 @@ class SliceRunner:
         except (SliceAborted, SettleIncomplete, *DATABASE_ERRORS) as error:
             if self._nested:  # a test's transaction cannot be recovered
                 if state.culprit is not None:
-                    self._on_settled([state.culprit])
+                    self._context.on_settled([state.culprit])
                 raise
             self._recovery.recover(state, error)
         else:
@@ -162,7 +162,7 @@ class SliceRunner:
         for task in skipped:
             if task.delivery.id not in ours:
                 reports.lease_lost(task.delivery)
-                self._on_settled([Ended(task.delivery, Settled.LOST)])
+                self._context.on_settled([Ended(task.delivery, Settled.LOST)])
         return [task for task in skipped if task.delivery.id in ours]
 
     def _settle_bound(self, state: SliceState) -> None:
@@ -184,8 +184,7 @@ class SliceRunner:
             if ran.hooks:
                 self._run_hooks(ran)
             with self._session.reset_if_used():
-                self._on_settled(ran.ended)
-                reports.all_ended(ran.ended)
+                reports.settled(ran.ended, self._context)
             self._conflicts.discard(ran.ended)
         if not self._session.borrowed:
             close_old()

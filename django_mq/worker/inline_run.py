@@ -222,9 +222,7 @@ class InlineRun:
         if settle_all(self._cursor(), [ended]):
             reports.lease_lost(ended.delivery)
             ended = ended._replace(settled=Settled.LOST)
-        else:
-            reports.all_ended([ended])
-        self._record([ended])
+        reports.settled([ended], self._context)
 
     def _cursor(self) -> psycopg.Cursor[Any]:
         self._connection.ensure_connection()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +22,7 @@ from django_mq.signals import (
     worker_stopped,
 )
 from tests.rows import add
-from tests.worker.conftest import Running, waiting
+from tests.worker.conftest import PATIENCE, Running, waiting
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -114,6 +115,29 @@ def test_the_other_receivers_of_a_signal_are_called(start: Start) -> None:
     with connected(nameless), connected(receiver):
         run_all(start)
     assert told.count("plain") == told.count("unbound") == told.count("coroutine") == 2
+
+
+def test_a_receiver_that_blocks_keeps_no_message_unsettled(start: Start) -> None:
+    """Its lease is renewed no longer, and a failing queue backs off at once."""
+    held: list[int] = []
+    started = threading.Event()
+
+    def receiver(delivery: Delivery, **data: Any) -> None:
+        assert started.wait(PATIENCE)
+        unsettled = running.worker._run.parts.local_queue.unsettled.all()
+        held.extend(each.id for each in unsettled if each.id == delivery.id)
+
+    message_acked.connect(receiver)
+    try:
+        handlers()
+        for name in ("plain", "unbound", "coroutine"):
+            add(handler=name)
+        running = start(until_empty=True)
+        started.set()
+        assert running.join()
+    finally:
+        message_acked.disconnect(receiver)
+    assert held == []
 
 
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "not atomic"])
