@@ -68,6 +68,22 @@ def test_what_has_expired_does_not_run(atomic: bool) -> None:
     assert QueuedMessage.objects.get().dead_reason == "expired"
 
 
+@pytest.mark.django_db
+def test_a_key_that_waits_keeps_no_other_from_running() -> None:
+    """The claim that finds a message behind a delayed one parks it, and takes nothing."""
+    ran: list[str] = []
+
+    @handler("test.any", name="any")
+    def any_(delivery: Any) -> None:
+        ran.append(delivery.key)
+
+    send("test.any", key="a", after=60)
+    send("test.any", key="a")
+    send("test.any", key="b")
+    assert drain() == 1
+    assert ran == ["b"]
+
+
 @pytest.mark.django_db(transaction=True, available_apps=["django_mq", "testproject.shop"])
 def test_in_an_async_test() -> None:
     """Through sync_to_async(), with handlers that use the ORM from their coroutine."""

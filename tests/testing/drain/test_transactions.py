@@ -55,6 +55,27 @@ def test_a_block_that_was_left_open_is_told() -> None:
 
 
 @pytest.mark.django_db
+def test_an_ack_of_finish_that_the_handler_undoes_leaves_a_failed_message() -> None:
+    """In a worker it would be committed; here its transaction is that of the test."""
+
+    @handler("test.fails", name="fails", atomic=False)
+    def fails(delivery: Any) -> None:
+        with delivery.finish():
+            write("undone")
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("select 1/0")
+        except Exception:  # noqa: S110
+            pass
+
+    send("test.fails")
+    with pytest.raises(HandlerBrokeTransaction, match="TransactionTestCase"):
+        drain()
+    assert not names()
+    assert QueuedMessage.objects.get().state == "retrying"
+
+
+@pytest.mark.django_db
 def test_who_ends_the_transaction_of_the_test_is_named() -> None:
     """Nothing can be repaired then; the text names the culprit."""
 
