@@ -83,6 +83,23 @@ def test_what_could_not_be_stored_is_taken_again(these: WorkerTotals, clock: Clo
     assert these.read()["h"].acked == 2
 
 
+@pytest.mark.parametrize("seconds", [60, minutes.ARRIVAL_WINDOW + 60])
+def test_what_is_counted_while_rows_are_stored_is_stored_next(
+    these: WorkerTotals, clock: Clock, seconds: int
+) -> None:
+    """Even if it can change no more by the time they are."""
+    these.add([ended()])
+    these.minutes.take_unwritten()
+    these.add([ended()])
+    clock.seconds += seconds
+    these.minutes.written()
+    [row], [arrived] = take(these)
+    assert (row.minute, row.acked) == (FIRST, 2)
+    assert (arrived.minute, arrived.messages) == (FIRST - 60, 2)
+    assert take(these) == ([], [])
+    assert these.read()["h"].acked == 2
+
+
 def test_counts_wait_until_the_clock_is_known(clock: Clock) -> None:
     these = WorkerTotals()
     these.add([ended(age=60)])

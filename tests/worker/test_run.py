@@ -82,6 +82,21 @@ def test_a_claimed_delivery_knows_when_its_claim_was_sent(
     assert parts.local_queue.unsettled.all() == [delivery]  # renewals reach the one that runs
 
 
+def test_a_renewal_lets_no_message_that_was_taken_over_start_unlocked(
+    run: Run, parts: Parts
+) -> None:
+    """Its last handler may still run, however new its lease is."""
+    claimed, taken_over = add(handler="h"), add(handler="h", leased=-60, attempts=1)
+    deliveries = {task.delivery.id: task.delivery for task in claim(run, 2)}
+    before = lease_clock()
+    try:
+        parts.lease_keeper._renew()
+    finally:
+        parts.lease_keeper._statements.close()
+    assert deliveries[claimed.pk]._leased_at >= before
+    assert deliveries[taken_over.pk]._leased_at == LONG_AGO
+
+
 def test_a_message_needs_its_lock_after_half_of_the_shortest_lease(settings: Any) -> None:
     """A process that was frozen starts no message that has lapsed, however short its lease."""
     settings.DJANGO_MQ = {"QUEUES": {"quick": {"lease": 0.2}}}
