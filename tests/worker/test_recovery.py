@@ -11,15 +11,18 @@ import psycopg
 import pytest
 
 from django_mq import RetryPolicy, fixed, handler
+from django_mq.executor.watchdog import Link
 from django_mq.messages import Delivery, Fence
 from django_mq.models import FailedAttempt, QueuedMessage
-from django_mq.worker import DeadWorker
+from django_mq.worker import DeadWorker, recovery
+from django_mq.worker.recovery import Recovery
 from tests.database import second_connection
 from tests.rows import add, stored
 from tests.waiting import until
 from tests.worker.conftest import (
     PATIENCE,
     Said,
+    ShortOutage,
     Start,
     add_many,
     attempts_of,
@@ -191,6 +194,38 @@ def test_a_claim_that_commits_after_the_recovery_costs_no_attempt(start: Start, 
     said.wait("message_acked")
     running.stop()
     assert attempts == [1]
+
+
+def test_a_worker_that_ends_waits_a_moment_for_a_late_claim(
+    transactional_db: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its messages would wait until their leases lapse, if no other worker is there."""
+    looked, done = threading.Event(), threading.Event()
+    settle = Recovery.settle
+
+    def look(self: Recovery, dead: DeadWorker) -> bool:
+        settled = settle(self, dead)
+        looked.set()
+        return settled
+
+    monkeypatch.setattr(Recovery, "settle", look)
+    monkeypatch.setattr(recovery, "LATE_CLAIM", PATIENCE)
+    recovers = Recovery(
+        "default",
+        outage=ShortOutage(threading.Event()),
+        policy_of=lambda row: RetryPolicy(),
+        on_freed=lambda: None,
+        link=Link(),
+    )
+    recovers.recover(DeadWorker("dead", "was killed by SIGKILL"), done.set)
+    recovers.finish(0.0)
+    assert looked.wait(PATIENCE)
+    message = add(handler="h", leased=600, claimed_by="dead:4", attempts=1)
+    until(lambda: stored(message).leased_until is None, "it is released")
+    assert stored(message).attempts == 0
+    monkeypatch.setattr(recovery, "LATE_CLAIM", 0.0)
+    assert done.wait(PATIENCE)
+    recovers.finish(PATIENCE)
 
 
 REFUSE = """
