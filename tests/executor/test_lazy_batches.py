@@ -399,8 +399,13 @@ def test_a_batch_whose_connection_was_cut_before_it_started_stays_one(
     assert FailedAttempt.objects.count() == 0
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["plain", "with a reply"])
 def test_rows_that_stay_locked_hold_up_a_batch_for_one_wait_and_not_for_each(
-    bench: Bench, calls: list[list[int]], idle: None, monkeypatch: pytest.MonkeyPatch
+    bench: Bench,
+    calls: list[list[int]],
+    idle: None,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: bool,
 ) -> None:
     """A batch that used nothing has run: its acks are tried until the time is over, then once."""
     monkeypatch.setattr(settlement, "LOCKED_SECONDS", 0.0)
@@ -411,7 +416,7 @@ def test_rows_that_stay_locked_hold_up_a_batch_for_one_wait_and_not_for_each(
         "_write",
         lambda self, ended, *a, **k: (tries.append(len(ended)), write(self, ended, *a, **k))[1],
     )
-    messages = add_many(4, handler="h")
+    messages = add_many(4, handler="h", wants_result=asked)
     tasks = bench.claim()
     with second_connection() as other, other.transaction():
         other.execute(
