@@ -172,6 +172,31 @@ def test_a_row_that_stays_locked_does_not_hold_the_executor_for_ever(
     assert stored(messages[0]).claimed_by is not None
 
 
+def test_once_the_drain_is_over_a_locked_row_is_tried_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease lapses; the process does not outlive its time for it."""
+    tries: list[int] = []
+    write = settlement.Settlement._write
+    monkeypatch.setattr(
+        settlement.Settlement,
+        "_write",
+        lambda self, ended, *a, **k: (tries.append(len(ended)), write(self, ended, *a, **k))[1],
+    )
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        bench.stopping.set()
+
+    message = add(handler="h")
+    tasks = bench.claim()
+    with row_locked(message.pk):
+        bench.run(tasks)
+    assert tries == [1]
+    assert waiting() == {message.pk}
+    assert FailedAttempt.objects.count() == 0
+
+
 def test_an_ack_waits_for_a_claim_that_parks_what_is_behind(make_bench: Any) -> None:
     """Such a claim briefly locks the head of the line. Otherwise the whole slice runs again."""
     ran: list[int] = []
