@@ -239,10 +239,11 @@ def test_a_lost_database_before_the_start_leaves_it_in_hand(nonatomic: NonAtomic
     assert ran == [task.delivery.id for task in tasks]
 
 
+@pytest.mark.parametrize("code", ["raise_exception", "disk_full"])
 def test_a_settle_that_the_database_refuses_stops_nobody(
-    nonatomic: NonAtomicBench, caplog: pytest.LogCaptureFixture
+    nonatomic: NonAtomicBench, caplog: pytest.LogCaptureFixture, code: str
 ) -> None:
-    """Guarantee 11."""
+    """Guarantee 11. A full disk is waited for, but not for ever."""
 
     @on()
     def h(delivery: Any) -> None:
@@ -252,7 +253,8 @@ def test_a_settle_that_the_database_refuses_stops_nobody(
     with second_connection() as other:
         other.execute(
             "create function mq_refuse() returns trigger language plpgsql as"
-            " $$ begin raise exception 'refused'; end $$;"
+            " $$ begin raise exception 'refused' using errcode = "
+            f"'{code}'; end $$;"
             "create trigger mq_refuse before insert on django_mq_failedattempt"
             " for each row execute function mq_refuse()"
         )
