@@ -92,7 +92,7 @@ class Attempts:
         elif error is not None:
             self._failed(tasks, error, seconds, state, part)
         else:
-            self._succeeded(tasks, result, seconds, part, hooks < len(wrapper.run_on_commit))
+            self._succeeded(tasks, result, seconds, part, hooks)
 
     def _record_start(self, tasks: list[Task], state: SliceState) -> None:
         state.attempted, state.running = True, tasks
@@ -118,10 +118,10 @@ class Attempts:
         return savepoint.opened
 
     def _succeeded(
-        self, tasks: list[Task], result: Any, seconds: float, part: RanDeliveries, has_hooks: bool
+        self, tasks: list[Task], result: Any, seconds: float, part: RanDeliveries, hooks_before: int
     ) -> None:
-        if has_hooks and not self.nested:
-            part.hooks[tasks[0].delivery.id] = self.session.take_hooks()
+        if not self.nested and hooks_before < len(self.session.wrapper.run_on_commit):
+            part.hooks[tasks[0].delivery.id] = self.session.take_hooks(hooks_before)
         for task in tasks:
             part.tasks.append(task)
             part.ended.append(Ended(task.delivery, ACKED, result, seconds))

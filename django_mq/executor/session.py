@@ -11,7 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from psycopg.pq import TransactionStatus
 
 from django_mq.conf.error_logs import log_failure
@@ -156,10 +156,14 @@ class Session:
             return True  # the test commits by hand
         return self.wrapper.in_atomic_block
 
-    def take_hooks(self) -> list[Any]:
-        """Remove and return the on_commit hooks: the slice runs them, one by one."""
-        hooks, self.wrapper.run_on_commit = self.wrapper.run_on_commit, []
-        return hooks
+    def take_hooks(self, since: int) -> list[Any]:
+        """Remove and return the on_commit hooks from index `since`: the slice runs them later.
+
+        Packages that change `Atomic` may register a hook as the block is entered. Django runs it.
+        """
+        hooks = self.wrapper.run_on_commit
+        self.wrapper.run_on_commit = hooks[:since]
+        return hooks[since:]
 
     def drop_unless_idle(self) -> None:
         """Drop the connection if a hook or a receiver did not leave it idle."""
@@ -241,9 +245,18 @@ class Session:
         return driver is not None and not driver.closed
 
     def close(self) -> None:
-        """Drop the connection, whatever state it is in; the next use makes a new one."""
-        self._ready = None
+        """Drop the connection, whatever state it is in; the next use makes a new one.
+
+        The prepared block is left first: packages that change `Atomic`, such as caches of the ORM,
+        count the blocks of a thread.
+        """
         self.savepoint.disarm()
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            with contextlib.suppress(*DATABASE_ERRORS):
+                self.wrapper.close()
+            self.wrapper.closed_in_transaction = True  # else leaving the block would connect again
+            ready.__exit__(OperationalError, OperationalError("connection dropped"), None)
         drop_connection(self.wrapper)
 
 
