@@ -51,9 +51,11 @@ def limited_throughout(alias: str, settings: str) -> Iterator[None]:
             with transaction.atomic(using=alias):
                 return bounded(execute, *statement)
         if latest is not (outermost := connection.atomic_blocks[0]):
-            latest = outermost  # first: setting the limits is a statement, too
-            with connection.cursor() as cursor:
-                cursor.execute(settings)  # no query: the block may still set its isolation level
+            latest = outermost
+            # By the driver: the block may still set its isolation level, and a wrapper of another
+            # package might put a query before these statements.
+            with connection.wrap_database_errors, connection.connection.cursor() as cursor:
+                cursor.execute(settings)
         return execute(*statement)
 
     with connection.execute_wrapper(bounded):

@@ -52,6 +52,6 @@ def id_at(cursor: Cursor, at: datetime, *, table: str, id: str, time: str) -> in
     """Return an id below which the rows were created before `at`; None for an empty table."""
     names = {"table": table, "id": id, "time": time}
     query = sql.SQL(ID_AT).format(**{name: sql.Identifier(it) for name, it in names.items()})
-    cursor.execute(query, {"at": at})
+    cursor.execute(query.as_string(cursor.connection), {"at": at})
     row = cursor.fetchone()
     return None if row is None else int(row[0])
