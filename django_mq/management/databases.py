@@ -6,6 +6,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psycopg
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.db import DatabaseError, InterfaceError, connections
@@ -103,10 +104,20 @@ def must_be_migrated(connection: BaseDatabaseWrapper) -> None:
 
 
 def must_be_usable(alias: str) -> None:
-    """Raise CommandError if the server is read only, or the login has a setting that breaks values.
+    """Raise CommandError if a worker cannot work with the engine, the server or the login.
 
-    A worker would run handlers, and record no failed attempt or a wrong time.
+    If the server is read only, or a setting breaks values, a worker would run handlers, and record
+    no failed attempt or a wrong time. A pool of the engine's own outlives `close()`: processes that
+    are forked then share its connections.
     """
+    connections[alias].ensure_connection()
+    driver = connections[alias].connection
+    if not isinstance(driver, psycopg.Connection):
+        raise CommandError(
+            f"database {alias!r} cannot be used: its ENGINE lends connections of type"
+            f" {type(driver).__name__}: workers need those of psycopg. Use an ENGINE without a pool"
+            " of its own; Django's own pool is OPTIONS = {'pool': True}."
+        )
     for finding in (*formats(alias), *read_only(alias)):
         raise CommandError(f"database {alias!r} cannot be used: {finding.text} {finding.hint}")
 

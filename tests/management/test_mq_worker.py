@@ -6,9 +6,11 @@ import os
 import socket
 from typing import Any
 
+import psycopg
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import connection, connections
+from django.db.backends.postgresql.base import DatabaseWrapper
 
 from django_mq import handler
 from django_mq.handlers import isolated
@@ -39,6 +41,33 @@ def test_a_command_that_starts_workers_may_give_a_port_as_a_number(option: str) 
         for given in (port, (port, "127.0.0.1")):
             with pytest.raises(CommandError, match=f"port {port} cannot be opened"):
                 call_command("mq_worker", **{option: given})
+
+
+class Lent:
+    """A driver connection as the pool of another package lends it."""
+
+    def __init__(self, driver: psycopg.Connection[Any]) -> None:
+        self.__dict__["driver"] = driver
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.driver, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.driver, name, value)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_engine_with_a_pool_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pool outlives close(), so all processes would send on the same connections."""
+    engine = type(connections["default"])
+    connect = engine.get_new_connection
+
+    def lend(self: DatabaseWrapper, params: dict[str, Any]) -> Any:
+        return Lent(connect(self, params))
+
+    monkeypatch.setattr(engine, "get_new_connection", lend)
+    with pytest.raises(CommandError, match=r"connections of type Lent: .*'pool'"):
+        run("mq_worker", "--until-empty")
 
 
 @pytest.mark.django_db(transaction=True)
