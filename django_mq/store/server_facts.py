@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from django_mq.store import Cursor
@@ -188,6 +189,25 @@ def autovacuum(cursor: Cursor, *, tables: Sequence[str]) -> tuple[bool, list[str
     cursor.execute(AUTOVACUUM, {"tables": list(tables)})
     on, off = cursor.fetchone()
     return on, off
+
+
+# A login without pg_read_all_stats sees what its own sessions wait for.
+WAITING_COMMITS = """
+select count(*), min(a.query_start)
+  from pg_stat_activity a
+ where a.wait_event = 'SyncRep'
+   and a.query_start <= clock_timestamp() - make_interval(secs => %(older_than)s)
+"""
+
+
+def waiting_commits(cursor: Cursor, *, older_than: float) -> tuple[int, datetime | None]:
+    """Return how many sessions have waited for a synchronous standby, and since when the first.
+
+    Only those that have waited for `older_than` seconds count.
+    """
+    cursor.execute(WAITING_COMMITS, {"older_than": older_than})
+    count, since = cursor.fetchone()
+    return count, since
 
 
 # A standby does not know how much WAL its upstream keeps.

@@ -133,7 +133,7 @@ class TestTheCommand:
         assert run_doctor("--ignore", "d003", "--ignore", "D020")[0] == 0
 
     def test_an_id_that_no_finding_has_is_an_error(self) -> None:
-        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D032") as raised:
+        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D033") as raised:
             run_doctor("--ignore", "d099", "--ignore", "D013", "--ignore", "x")
         assert raised.value.returncode == 2
 
@@ -610,6 +610,16 @@ def test_d022_read_only_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "standby" in text
     monkeypatch.setattr(session_facts, "notify_arrives", lambda *_, **__: False)
     assert found("D010") == []  # a standby hears nothing, but D022 says it all
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, "1 session waits"), (2, "2 sessions wait")])
+def test_d033_commits_that_wait_for_a_standby(
+    monkeypatch: pytest.MonkeyPatch, count: int, told: str
+) -> None:
+    assert found("D033") == []
+    monkeypatch.setattr(server_facts, "waiting_commits", lambda *_, **__: (count, timezone.now()))
+    (text,) = found("D033")
+    assert text.startswith(f"{told} in COMMIT for a synchronous standby, the first since 20")
 
 
 @pytest.mark.parametrize(

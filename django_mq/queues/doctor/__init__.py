@@ -41,6 +41,7 @@ __all__ = ["Finding", "examine"]
 EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
     ("the formats", schema.formats),
     ("locks on tables", locks.locks),
+    ("synchronous standbys", locks.waiting_commits),
     ("migrations", schema.migrations),
     ("indexes", schema.indexes),
     ("rights", schema.rights),

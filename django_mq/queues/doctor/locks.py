@@ -1,4 +1,4 @@
-"""Sessions that lock whole tables of django_mq, for which everything else waits."""
+"""Waits of the whole fleet: for a session that locks a table, or for a synchronous standby."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from django.db import DatabaseError, transaction
 
 from django_mq.conf.local_time import local_text
 from django_mq.queues.doctor.findings import Finding, own_tables, short_cursor
+from django_mq.store import server_facts
 from django_mq.store.table_locks import TableLock, table_locks
 
 #: Seconds after which a lock is reported: shorter ones are part of a migration.
 LOCKED_SECONDS = 10.0
+#: Seconds after which a COMMIT that waits for a standby is reported: shorter waits are a slow link.
+COMMIT_SECONDS = 10.0
 #: The maximum number of sessions that are reported, and of tables and sessions that one names.
 MAX_SESSIONS, MAX_NAMED = 5, 3
 
@@ -19,6 +22,23 @@ MAX_SESSIONS, MAX_NAMED = 5, 3
 def locks(alias: str) -> Iterator[Finding]:
     """D031: a session has a table locked, or waits to lock it."""
     yield from _locks(alias, LOCKED_SECONDS)
+
+
+def waiting_commits(alias: str) -> Iterator[Finding]:
+    """D033: COMMITs wait for a synchronous standby."""
+    with short_cursor(alias) as cursor:
+        count, since = server_facts.waiting_commits(cursor, older_than=COMMIT_SECONDS)
+    if since is None:
+        return
+    yield Finding(
+        id="D033",
+        level="error",
+        text=f"{'1 session waits' if count == 1 else f'{count:,} sessions wait'} in COMMIT for a"
+        f" synchronous standby, the first since {local_text(since)}: producers hang, and workers"
+        " claim nothing and store no heartbeats, so that they seem to be gone.",
+        hint="Bring the standby back, or let the primary do without it: change"
+        " synchronous_standby_names, and select pg_reload_conf().",
+    )
 
 
 def explained(alias: str) -> str:
