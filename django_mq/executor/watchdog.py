@@ -24,10 +24,14 @@ TICK = 0.5
 STALL_MARGIN = 2.0
 
 
+class ConnectionStalled(psycopg.OperationalError):
+    """The server did not answer in time, so the watchdog has closed the connection."""
+
+
 class Link:
     """One connection of the worker, and whether a statement of the worker waits for its answer.
 
-    After `seconds`, or `max_wait` in a drain, the wait ends with an OperationalError. The watchdog
+    After `seconds`, or `max_wait` in a drain, the wait ends with ConnectionStalled. The watchdog
     counts its own ticks, so a process that is frozen meanwhile loses no time. While a
     handler has the link (`in_handler`), only the handler's timeout bounds its waits.
     """
@@ -56,9 +60,8 @@ class Link:
                 answer = plain_wait(*args, **kwargs)
             except psycopg.OperationalError as error:
                 if self._was_shut:
-                    raise psycopg.OperationalError(
-                        "connection stalled: the server did not answer"
-                    ) from error
+                    text = "connection stalled: the server did not answer"
+                    raise ConnectionStalled(text) from error
                 raise
             finally:
                 self._waiting = False

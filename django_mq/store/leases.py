@@ -104,12 +104,13 @@ class HeartbeatReply(NamedTuple):
     """The server's answer to a heartbeat.
 
     `since_chores`: seconds since the fleet last did its chores, None if it never did. `now`: the
-    time in seconds since 1970.
+    time in seconds since 1970. Not `stored`: another session has the row of the heartbeat locked.
     """
 
     since_chores: float | None
     now: float
     commands: Sequence[Command] = ()
+    stored: bool = True
 
 
 # A locked row is skipped: the renewals come next on the same connection and must not wait.
@@ -126,6 +127,7 @@ with known as materialized (
            threads_used = %(threads_used)s::float8, slots = %(slots)s::int,
            slots_used = %(slots_used)s::float8
      where id = any(array(select id from free))
+    returning id
 ), added as (
     insert into django_mq_workerheartbeat
            (id, queues, host, pid, version, wakeup, draining, quiet, running, ran, timings,
@@ -135,6 +137,7 @@ with known as materialized (
            %(threads)s::int, %(threads_used)s::float8, %(slots)s::int, %(slots_used)s::float8
      where not exists (select from known)
         on conflict (id) do nothing
+    returning id
 ), taken as (
     update django_mq_workercommand
        set taken_at = statement_timestamp()
@@ -144,7 +147,8 @@ with known as materialized (
 select extract(epoch from statement_timestamp() - s.chores_ran_at)::float8,
        extract(epoch from statement_timestamp())::float8,
        (select jsonb_agg(jsonb_build_array(id, message_id, attempt, action, asked_by) order by id)
-          from taken)
+          from taken),
+       exists (select from moved) or exists (select from added)
   from (select) one
   left join django_mq_queuestate s on s.queue = '{CHORES_ROW}'
 """
@@ -187,9 +191,9 @@ def record_heartbeat(
             **capacity._asdict(),
         },
     )
-    since, now, commands = cursor.fetchone()
+    since, now, commands, stored = cursor.fetchone()
     commands = json.loads(commands) if isinstance(commands, str) else commands
-    return HeartbeatReply(since, now, [Command(*each) for each in commands or ()])
+    return HeartbeatReply(since, now, [Command(*each) for each in commands or ()], stored)
 
 
 REOPEN_COMMANDS = """

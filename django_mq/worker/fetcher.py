@@ -95,7 +95,7 @@ class Fetcher:
         self._due.request_full()
         self._may_be_due = True
 
-    def on_outage_over(self) -> None:
+    def postpone_lapsed(self) -> None:
         """Look for lapsed leases a little later: other processes renew theirs first."""
         self._lapsed.postpone(monotonic() + RENEWALS_AFTER_OUTAGE)
 

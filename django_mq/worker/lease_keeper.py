@@ -14,6 +14,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+import psycopg
 from psycopg.errors import LockNotAvailable
 
 from django_mq.conf.error_logs import traced
@@ -22,7 +23,7 @@ from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.outage import RECONNECT_WAIT, reason_of
 from django_mq.executor.statements import Statements, skip_refused_rows
-from django_mq.executor.watchdog import Link
+from django_mq.executor.watchdog import ConnectionStalled, Link
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.store import Cursor, figures, leases, queue_backoff
 from django_mq.store.limits import STATEMENT_SECONDS, Limits
@@ -45,6 +46,10 @@ RENEWAL_STATEMENT_SECONDS = 1.0
 #: Seconds that a heartbeat, or the renewal of a probe, waits for a lock on a whole table, such as a
 #: migration takes. Locked rows are skipped.
 HEARTBEAT_LOCK_SECONDS = 0.2
+
+
+class HeartbeatLocked(psycopg.OperationalError):
+    """A heartbeat was not stored, because an earlier statement of this process has its row."""
 
 
 def beat_interval(shortest_lease: float) -> float:
@@ -92,6 +97,9 @@ class LeaseKeeper(threading.Thread):
         self.steps = 0
         #: How many heartbeats were stored.
         self.beats = 0
+        #: Whether a statement of this thread got no answer, and no heartbeat was stored since: its
+        #: COMMIT may wait for a synchronous standby, without a limit, while queries are answered.
+        self.commits_hang = False
         self._max_retry_wait = min(MAX_RETRY_WAIT, shortest_lease / 6)
         self._heartbeat = heartbeat
         self._on_heartbeat = on_heartbeat
@@ -158,6 +166,7 @@ class LeaseKeeper(threading.Thread):
                         due[step] = monotonic() + (
                             HEARTBEAT_SECONDS if step == self._write_figures else retry_in
                         )
+                        due[self._renew] = min(due[self._renew], due[step])
                         wait *= 2
                         break  # start over with a renewal
                 else:
@@ -176,17 +185,21 @@ class LeaseKeeper(threading.Thread):
         finally:
             self._statements.close()
 
-    def _succeeds(self, step: Callable[[], None]) -> bool:
+    def _succeeds(self, step: Callable[[], object]) -> bool:
         """Run `step`; return whether it succeeded. Its error is kept for `report()`."""
         self.steps += 1
         try:
             step()
         except Exception as error:
-            if not isinstance(error, LockNotAvailable):
+            if not isinstance(error, (LockNotAvailable, HeartbeatLocked)):
                 self._statements.close()
+            if isinstance(error, ConnectionStalled):
+                self.commits_hang = True
+            elif step == self._write_heartbeat and not isinstance(error, LOST):
+                self.commits_hang = False
             self._record_error(error)
             return False
-        if not self._is_refused:
+        if not (self._is_refused or self.commits_hang):
             self._last_error = None
         return True
 
@@ -233,7 +246,6 @@ class LeaseKeeper(threading.Thread):
             reply = leases.record_heartbeat(
                 cursor, worker=self._worker, **columns, held=self._unrenewed, timings=timings
             )
-        self.beats += 1
         self._unconfirmed = False
         self._received += [each.id for each in reply.commands]
         if counted:
@@ -241,6 +253,14 @@ class LeaseKeeper(threading.Thread):
         if reply.commands:
             self._on_commands(reply.commands)
         self._on_heartbeat(reply.since_chores)
+        if reply.stored:
+            self.beats += 1
+            self.commits_hang = False
+        elif self.commits_hang:
+            raise HeartbeatLocked(
+                "the row of its heartbeat is locked: an earlier COMMIT of it still waits, as for a"
+                " synchronous standby"
+            )
 
     def _write_figures(self) -> None:
         """Store the counts by minute; counts that cannot be stored now are stored later."""

@@ -30,6 +30,8 @@ from django_mq.worker.worker_options import WorkerOptions
 BACKOFF_RETRY_SECONDS = 0.25
 #: Seconds until a worker with `until_empty` rechecks an ordered queue that is not empty.
 RECHECK_SECONDS = 0.25
+#: Seconds until a worker whose commits hang looks whether they still do.
+HANG_RECHECK_SECONDS = 1.0
 
 
 class Run:
@@ -148,7 +150,9 @@ class Run:
         if parts.outage.lost:
             poll.check_writes(cursor)  # a standby answers reads, too
             if monotonic() - self._fetched_at > parts.lease_keeper.renew_interval:
-                parts.fetcher.on_outage_over()
+                parts.fetcher.postpone_lapsed()
+        if parts.lease_keeper.commits_hang:  # no living process can renew its leases
+            parts.fetcher.postpone_lapsed()
         if parts.wakeup.take_ring():
             parts.fetcher.on_ring()
         urgent = parts.fetcher.urgent
@@ -170,8 +174,11 @@ class Run:
             parts.local_queue.resume()
             parts.fetcher.on_freed()
         claims_first = parts.fetcher.urgent and parts.local_queue.idle()
+        claims_first &= not parts.lease_keeper.commits_hang
         if self.unstarted.overdue or parts.backoffs.has_pending() or not claims_first:
             self.unstarted.start_or_release(cursor)
+        if parts.lease_keeper.commits_hang:  # so would the claim, each time on another connection
+            return min(self.worker.settings.poll_interval, HANG_RECHECK_SECONDS)
         return min(parts.fetcher.fetch(cursor), parts.local_queue.overdue_in())
 
     def _suspend(self, cursor: Cursor) -> float:

@@ -155,5 +155,7 @@ class Unstarted:
         if parts.backoffs.active:
             claimers = {fence.claimed_by for fence in known}
             queue_backoff.drop_probes_of(cursor, worker=self._worker_id, excluded=claimers)
+        if parts.lease_keeper.commits_hang:  # a COMMIT that waits for a standby has no limit
+            self._unconfirmed = dict.fromkeys(self._unconfirmed, now + UNCONFIRMED_SECONDS)
         self._unconfirmed = {name: at for name, at in self._unconfirmed.items() if at > now}
         self._look_at = now + LOOK_INTERVAL

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 
+import psycopg
 import pytest
 
 from testproject.embedded.server import PORT, Server
@@ -15,6 +16,12 @@ from tests.acceptance.processes import Worker
 CUT = """
 select pg_terminate_backend(pid) from pg_stat_activity
  where backend_type = 'client backend' and pid <> pg_backend_pid()
+"""
+WAITING_COMMITS = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
+HEARTBEATS = "select count(*) from django_mq_workerheartbeat"
+BROADCAST = """
+select mq_broadcast('work', 'acceptance.write', jsonb_build_object('name', name))
+  from unnest(%s::text[]) as name
 """
 #: Each way to refuse work, and the statement that ends it.
 TROUBLES = {
@@ -132,3 +139,26 @@ def test_a_standby(start: Callable[..., Worker], server: Server) -> None:
         assert worker.said().count("database is back") == 1
         worker.tell(signal.SIGTERM)
         assert worker.ends() == 0
+
+
+@pytest.mark.thorough
+def test_a_standby_that_is_away(start: Callable[..., Worker], server: Server) -> None:
+    """Every COMMIT hangs, so all leases lapse. No message is charged, and the worker drains."""
+    names = [f"m{n:02}" for n in range(50)]
+    with standby_of(server) as standby:
+        worker = start("--processes", 2, url=url_of(server), mq={"LEASE": 3, "DRAIN_SECONDS": 5})
+        worker.until(lambda: look(server, HEARTBEATS) == [(2,)], "both have a heartbeat")
+        with psycopg.connect(url_of(server), autocommit=True) as producer:
+            producer.execute("set synchronous_commit = local")
+            standby.control("stop", "-m", "immediate")
+            producer.execute(BROADCAST, [names])
+        worker.says("an earlier COMMIT of it still waits, as for a synchronous standby")
+        worker.says("database lost .connection stalled")  # the claim
+        assert look(server, WAITING_COMMITS) > [(0,)]
+        standby.start()
+        worker.until(lambda: done(server) == names, "all are done")
+        assert look(server, "select distinct attempt from acceptance_effect") == [(1,)]
+        assert look(server, WAITING_COMMITS) == [(0,)]
+        standby.control("stop", "-m", "immediate")
+        worker.tell(signal.SIGTERM)
+        assert worker.ends() in (0, 5)

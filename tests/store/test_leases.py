@@ -12,6 +12,7 @@ from django.utils import timezone
 from django_mq.messages import Fence
 from django_mq.models import WorkerCommand, WorkerHeartbeat
 from django_mq.store import leases
+from tests.database import second_connection
 from tests.rows import add, stored
 from tests.store.conftest import lock
 
@@ -82,6 +83,16 @@ def test_a_heartbeat_takes_each_command_once(cursor: Cursor) -> None:
     assert [(each.action, each.by) for each in taken] == [("quiet", "ada"), ("resume", "ada")]
     assert leases.record_heartbeat(cursor, **BEAT).commands == []
     assert WorkerCommand.objects.get(taken_at=None).worker == "other"
+
+
+def test_a_heartbeat_whose_row_is_locked_is_not_stored(cursor: Cursor) -> None:
+    """An earlier one may still be committed, or an operator has the row."""
+    assert leases.record_heartbeat(cursor, **BEAT).stored
+    assert leases.record_heartbeat(cursor, **BEAT).stored
+    with second_connection() as other, other.transaction(force_rollback=True):
+        other.execute("select from django_mq_workerheartbeat for update")
+        assert not leases.record_heartbeat(cursor, **BEAT).stored
+    assert leases.record_heartbeat(cursor, **BEAT).stored
 
 
 def test_a_heartbeat_is_written_once_and_then_moved(cursor: Cursor) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
 from django_mq import handler
+from django_mq.executor.watchdog import ConnectionStalled
 from django_mq.messages import Delivery
 from django_mq.models import WorkerHeartbeat
+from django_mq.store import leases
+from tests.database import second_connection
 from tests.rows import add
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Start
@@ -47,6 +51,39 @@ def test_threads_and_slots_in_use(start: Start, gate: threading.Event) -> None:
     until(lambda: in_use() == (4, 1.0, 30, 3.0))
     gate.set()
     until(lambda: in_use() == (4, 0.0, 30, 0.0))
+
+
+def test_commits_hang_until_a_heartbeat_is_stored(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The COMMIT of an earlier one still waits for a standby, so the row is locked."""
+    real = leases.record_heartbeat
+    running = start()
+    until(lambda: WorkerHeartbeat.objects.exists())
+    keeper = running.worker._run.parts.lease_keeper  # type: ignore[union-attr]
+    assert not keeper.commits_hang
+    lost: list[float] = []
+
+    def lose_once(cursor: Any, **options: Any) -> leases.HeartbeatReply:
+        if lost:
+            return real(cursor, **options)
+        lost.append(1.0)
+        raise ConnectionStalled("connection stalled: the server did not answer")
+
+    monkeypatch.setattr(leases, "record_heartbeat", lose_once)
+    with second_connection() as other, other.transaction(force_rollback=True):
+        other.execute("select from django_mq_workerheartbeat for update")
+        renewals: list[float] = []
+        monkeypatch.setattr(keeper, "_probes", lambda: renewals.append(1.0) or [])
+        keeper.request_heartbeat()
+        until(lambda: lost and len(renewals) > 2)
+        assert keeper.commits_hang
+        beats = keeper.beats
+        until(lambda: "an earlier COMMIT of it still waits" in caplog.text)
+        assert keeper.beats == beats
+    until(lambda: not keeper.commits_hang)
+    assert keeper.beats > beats
+    assert running.stop()
 
 
 def test_threads_that_have_ended_in_a_drain_are_not_in_use(

@@ -16,7 +16,7 @@ from django_mq.messages import LONG_AGO, Delivery, Fence
 from django_mq.models import QueuedMessage
 from django_mq.store import Cursor, settle
 from django_mq.store.lost import LOST
-from django_mq.worker import Worker, dispatch, unstarted
+from django_mq.worker import Worker, dispatch, fetcher, lapsed_fetcher, unstarted
 from django_mq.worker.parts import Parts
 from django_mq.worker.run import Run
 from django_mq.worker.unstarted import Unstarted
@@ -227,6 +227,51 @@ def test_a_lost_claim_is_looked_for_while_further_claims_are_lost(
     monkeypatch.setattr(unstarted, "monotonic", lambda: now)
     run.unstarted.start_or_release(parts.statements.cursor())
     assert (stored(late).attempts, stored(late).claimed_by) == (0, None)
+
+
+def test_while_commits_hang_lost_claims_are_looked_for(
+    run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a synchronous standby, the claim commits minutes later, and nothing else is lost."""
+    parts.giving_up.set()  # nobody waits
+    parts.claims.begin_round()
+    name = parts.claims.next_claimer()
+    run._wait_out(psycopg.OperationalError("the connection was cut"))
+    parts.lease_keeper.commits_hang = True
+    cursor = parts.statements.cursor()
+    for hang in (*[True] * 5, False):
+        parts.lease_keeper.commits_hang = hang
+        now = unstarted.monotonic() + 20
+        monkeypatch.setattr(unstarted, "monotonic", lambda now=now: now)
+        run.unstarted.start_or_release(cursor)
+    late = add(handler="h", leased=-70, attempts=1)
+    QueuedMessage.objects.filter(pk=late.pk).update(claimed_by=name)
+    now = unstarted.monotonic() + 10
+    monkeypatch.setattr(unstarted, "monotonic", lambda: now)
+    run.unstarted.start_or_release(cursor)
+    assert (stored(late).attempts, stored(late).claimed_by) == (0, None)
+    now += unstarted.UNCONFIRMED_SECONDS
+    run.unstarted.start_or_release(cursor)
+    assert not run.unstarted.unconfirmed_due
+
+
+@pytest.mark.parametrize("given", [{}, {"leased": -1, "attempts": 1}], ids=["due", "lapsed"])
+def test_while_commits_hang_nothing_is_claimed_or_taken_over(
+    run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch, given: dict[str, int]
+) -> None:
+    """No living process could renew its leases, and each claim would cost another connection."""
+    message = add(handler="h", **given)
+    before = message.attempts
+    now = fetcher.monotonic()
+    for module in (fetcher, lapsed_fetcher):
+        monkeypatch.setattr(module, "monotonic", lambda: now)
+    for hang in (True, True, False):
+        parts.lease_keeper.commits_hang = hang
+        for _ in range(3):
+            now += fetcher.RENEWALS_AFTER_OUTAGE
+            parts.wakeup.ring()
+            run._fetch()
+        assert stored(message).attempts == before + (not hang)
 
 
 def test_claims_of_rounds_that_lack_a_right_are_not_looked_for_for_ever(

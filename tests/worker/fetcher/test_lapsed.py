@@ -30,7 +30,7 @@ def test_living_processes_renew_their_leases_after_an_outage_before_others_look(
     rig.make()
     rig.settle()
     lapsed = add(leased=-1, attempts=1)
-    rig.fetcher.on_outage_over()
+    rig.fetcher.postpone_lapsed()
     rig.pass_time(RENEWALS_AFTER_OUTAGE - 0.1)
     assert rig.ids() == []
     assert not rig.fetcher.empty
