@@ -16,7 +16,7 @@ from django.contrib import admin
 from django.core.exceptions import ImproperlyConfigured
 
 from django_mq.admin.attempts import FailedAttemptAdmin
-from django_mq.admin.base import QueueScopeMixin, ReadOnlyAdmin
+from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.history import HandledMessageAdmin
 from django_mq.admin.messages import QueuedMessageAdmin
 from django_mq.admin.operations import OperationAdmin
@@ -24,6 +24,7 @@ from django_mq.admin.overview import OverviewAdmin
 from django_mq.admin.queues import QueueStateAdmin
 from django_mq.admin.results import ResultAdmin
 from django_mq.admin.schedules import ScheduleAdmin
+from django_mq.admin.scope import QueueScopeMixin
 from django_mq.admin.unique_ids import UniqueKeyAdmin
 from django_mq.admin.workers import WorkerHeartbeatAdmin
 from django_mq.conf import get_settings

@@ -1,8 +1,8 @@
-"""The base of all pages: read-only, limited to the user's queues, with bounded queries."""
+"""The base of all pages: read-only unless a subclass says otherwise, with bounded queries."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -29,8 +29,9 @@ from django_mq.admin.bounds import (
     limited_statements,
     reporting_timeouts,
 )
-from django_mq.admin.message_actions import MessageAction
+from django_mq.admin.message_actions import MESSAGE_ACTIONS, MessageAction, OfferedActions
 from django_mq.admin.own_pages import OwnPagesAdmin
+from django_mq.admin.scope import QueueScopeMixin
 from django_mq.admin.texts import link
 from django_mq.conf import alias_of
 from django_mq.models import QueuedMessage
@@ -45,33 +46,12 @@ class ActionForm(helpers.ActionForm):
         self.fields["action"].widget.attrs["x-model"] = "action"
 
 
-class QueueScopeMixin:
-    """Limits the queues that a user sees, on pages and in filters, counts, actions and searches."""
-
-    #: The model's column with the queue's name; None if it has none.
-    queue_field: str | None = "queue"
-
-    def get_queues(self, request: HttpRequest) -> Collection[str] | None:
-        """Return the names of the queues that the user may see and change, None for all."""
-        return None
-
-    def may_see(self, request: HttpRequest, queue: str) -> bool:
-        """Return whether `queue` is one of `get_queues()`."""
-        allowed = self.get_queues(request)
-        return allowed is None or queue in allowed
-
-    def scoped(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Filter rows to the user's queues; a model without a queue column has none for them."""
-        allowed = self.get_queues(request)
-        if allowed is None:
-            return queryset
-        if self.queue_field is None:
-            return queryset.none()
-        return queryset.filter(**{f"{self.queue_field}__in": list(allowed)})
-
-
 class ReadOnlyAdmin(QueueScopeMixin, OwnPagesAdmin):
-    """A page on which nothing can be added, changed or deleted."""
+    """The base of all pages: the user's queues, bounded queries, and forms that change nothing.
+
+    Subclasses add what may be changed: views of their own, with their own permissions, or for
+    schedules the stock forms.
+    """
 
     action_form = ActionForm
     actions_on_bottom = False
@@ -185,6 +165,16 @@ class ReadOnlyAdmin(QueueScopeMixin, OwnPagesAdmin):
     def may(self, request: HttpRequest, action: MessageAction) -> bool:
         """Return whether the user may see messages and perform `action` on them."""
         return self.may_see_messages(request) and self._has_right(request, action.permission)
+
+    def offered(self, request: HttpRequest, state: str) -> OfferedActions:
+        """Return the actions that the user may perform on messages in `state`, with URLs."""
+        return [
+            (each, url)
+            for each in MESSAGE_ACTIONS.values()
+            if state in each.states
+            and self.may(request, each)
+            and (url := self.url(QueuedMessage, "action", each.name))
+        ]
 
     def messages_url(self, request: HttpRequest, **query: object) -> str:
         """Return the URL of the list of messages, empty if the user may not see it."""

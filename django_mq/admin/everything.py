@@ -8,8 +8,8 @@ from django.db import connections
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 
 from django_mq import queues
+from django_mq.admin.base import ReadOnlyAdmin
 from django_mq.admin.bounds import MAX_COUNT, AtLeast, TookTooLong, limited_statements
-from django_mq.admin.heads import HeadsAdmin
 from django_mq.admin.message_actions import MESSAGE_ACTIONS, MessageAction
 from django_mq.admin.message_filters import HEADS_PARAMETER, filter_of
 from django_mq.admin.own_pages import own_page
@@ -28,7 +28,7 @@ from django_mq.store import message_filters as filters
 COUNTED, PAGES = MAX_COUNT + 1, 20
 
 
-class EverythingAdmin(HeadsAdmin):
+class EverythingAdmin(ReadOnlyAdmin):
     """The page that asks for confirmation with the number of messages, and stores the operation."""
 
     def everything_url(

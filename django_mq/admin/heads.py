@@ -9,25 +9,12 @@ from django.http import HttpRequest
 
 from django_mq import queues
 from django_mq.admin.base import ReadOnlyAdmin
-from django_mq.admin.message_actions import MESSAGE_ACTIONS, MessageAction
 from django_mq.admin.texts import badge, breakable, moment_text
 from django_mq.models import QueuedMessage
 
-Offered = list[tuple[MessageAction, str]]
-
 
 class HeadsAdmin(ReadOnlyAdmin):
-    """The heads of lines and the actions that the user may perform on messages."""
-
-    def offered(self, request: HttpRequest, state: str) -> Offered:
-        """Return the actions that the user may perform on messages in `state`, with URLs."""
-        return [
-            (each, url)
-            for each in MESSAGE_ACTIONS.values()
-            if state in each.states
-            and self.may(request, each)
-            and (url := self.url(QueuedMessage, "action", each.name))
-        ]
+    """The heads of lines as rows of a page, and the lists of the messages in their lines."""
 
     def head_rows(self, request: HttpRequest, found: Iterable[queues.Head]) -> list[dict[str, Any]]:
         """Return heads as a page shows them; URLs are empty where the user lacks a permission."""

@@ -48,4 +48,7 @@ DISCARD = MessageAction(
     "Discard", "Discard these dead letters?", "Discarded", removes=True,
 )
 # fmt: on
+#: By name. `ReadOnlyAdmin.offered()` makes the buttons, `MessageActionsAdmin` performs the actions.
 MESSAGE_ACTIONS = {each.name: each for each in (REQUEUE, RUN_NOW, CANCEL, DISCARD)}
+#: Actions with the URLs of their buttons.
+OfferedActions = list[tuple[MessageAction, str]]

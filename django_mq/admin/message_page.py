@@ -13,7 +13,7 @@ from django_mq.admin.actions import FILTERS, MessageActionsAdmin
 from django_mq.admin.chains import ChainsAdmin
 from django_mq.admin.editing import EditingAdmin
 from django_mq.admin.fields import MessageFieldsAdmin
-from django_mq.admin.heads import Offered
+from django_mq.admin.message_actions import OfferedActions
 from django_mq.admin.running import RunningAdmin
 from django_mq.admin.texts import badge, excerpt, full, plain, pretty, took
 from django_mq.models import FailedAttempt, QueuedMessage
@@ -71,7 +71,7 @@ class MessagePageAdmin(
             else "",
         }
 
-    def _offers(self, request: HttpRequest, message: QueuedMessage) -> Offered:
+    def _offers(self, request: HttpRequest, message: QueuedMessage) -> OfferedActions:
         in_flight = message.leased_until is not None
         return [] if in_flight else self.offered(request, message.state)
 

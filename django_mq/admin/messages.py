@@ -1,4 +1,24 @@
-"""The list of messages."""
+"""The list of messages, and the parts of which its admin consists.
+
+In the order in which Python looks up a method:
+
+- `ExportAdmin` (`exports.py`): exports all messages that match
+- `BroadcastingAdmin` (`broadcasting.py`): the form that broadcasts a message
+- `SuggestingAdmin` (`suggesting.py`): the paths that the search box suggests
+- `StateCountsAdmin` (`state_counts.py`): the counts above the list
+- `MessagePageAdmin` (`message_page.py`): the page of one message, from the next seven
+- `MessageFieldsAdmin` (`fields.py`): its columns in words
+- `HeadsAdmin` (`heads.py`): links to the other messages of its line
+- `MessageActionsAdmin` (`actions.py`): performs actions on the messages of the list or a page
+- `EverythingAdmin` (`everything.py`): asks workers for an action on all messages that match
+- `ChainsAdmin` (`chains.py`): its causes and effects
+- `RunningAdmin` (`running.py`): the panel of a message that runs
+- `EditingAdmin` (`editing.py`): the form that edits a message
+- `TableAdmin` (`windows.py`): a list that reads a large table window by window
+- `ReadOnlyAdmin` (`base.py`): permissions, time limits, and the actions that the pages offer
+- `QueueScopeMixin` (`scope.py`): the queues that the user sees
+- `OwnPagesAdmin` (`own_pages.py`): routes to the views that `own_page()` marks
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
-"""The setting ADMIN."""
+"""The setting ADMIN, and the classes that it registers."""
+
+import re
 
 import pytest
 from django.contrib import admin
 
 from django_mq import admin as ours
+from django_mq.admin import messages
 from django_mq.models import QueuedMessage, QueueState, UniqueKey
 
 
@@ -29,3 +32,9 @@ def test_a_site_without_messages_shows_queues_all_the_same(rf, boss):
     assert alone.offered(request, "dead") == []
     registered = admin.site.get_model_admin(QueueState)
     assert [each.name for each, _ in registered.offered(request, "dead")] == ["requeue", "discard"]
+
+
+def test_the_module_of_messages_names_every_part_of_their_admin():
+    kinds = messages.QueuedMessageAdmin.__mro__[1:]
+    own = [each.__name__ for each in kinds if each.__module__.startswith("django_mq.")]
+    assert re.findall(r"^- `(\w+)`", messages.__doc__, re.MULTILINE) == own
