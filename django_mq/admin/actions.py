@@ -136,9 +136,10 @@ class MessageActionsAdmin(EverythingAdmin):
         *,
         heads: bool = False,
     ) -> HttpResponse:
-        """Apply `action` to the selected messages; with `heads`, to the heads of their lines."""
-        if not self.may(request, action):
-            raise PermissionDenied
+        """Apply `action` to the selected messages; with `heads`, to the heads of their lines.
+
+        Two checks of the permission come first: `check_posted_actions()`, and the stock admin's.
+        """
         # Everything that matches: an operation has no maximum.
         across = request.POST.get("select_across") == "1"
         with limited_statements(self.alias):
