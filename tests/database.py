@@ -40,11 +40,21 @@ def held_snapshot() -> Iterator[None]:
             yield
 
 
-def until_blocked(pid: int) -> None:
-    """Return once the session of this backend waits for a lock of another session."""
-    is_blocked = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
+def until_blocked(pid: int, *, seconds: float = 0.0) -> None:
+    """Return once a statement of this backend waits for a lock of another session.
+
+    `seconds`: how long ago the statement began, at least.
+    """
+    is_blocked = (
+        "select wait_event_type = 'Lock' and"
+        " clock_timestamp() > query_start + make_interval(secs => %s)"
+        " from pg_stat_activity where pid = %s"
+    )
     with second_connection() as other:
-        until(lambda: other.execute(is_blocked, [pid]).fetchone() == (True,), "it is blocked")
+        until(
+            lambda: other.execute(is_blocked, [seconds, pid]).fetchone() == (True,),
+            "it is blocked",
+        )
 
 
 def until_any_blocked(event: str | None = None) -> None:

@@ -200,7 +200,8 @@ def test_once_the_drain_is_over_a_locked_row_is_tried_once(
 def test_an_ack_waits_for_a_claim_that_parks_what_is_behind(make_bench: Any) -> None:
     """Such a claim briefly locks the head of the line. Otherwise the whole slice runs again."""
     ran: list[int] = []
-    bench = make_bench(slice_seconds=0.02)  # its statements wait for locks half that long
+    seconds = 0.02
+    bench = make_bench(slice_seconds=seconds)  # its statements wait for locks half that long
 
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
@@ -217,7 +218,7 @@ def test_an_ack_waits_for_a_claim_that_parks_what_is_behind(make_bench: Any) -> 
         other.execute("select from django_mq_queuedmessage for key share")
 
         def let_go() -> None:
-            until_blocked(pid)
+            until_blocked(pid, seconds=5 * seconds)
             other.execute("rollback")
 
         letting_go = threading.Thread(target=let_go)
