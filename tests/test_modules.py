@@ -8,7 +8,10 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "django_mq"
-ROWS = re.findall(r"^\| `([^`]+)` \| [^|]+ \| (.+) \|$", (TESTS / "modules.md").read_text(), re.M)
+PAGE = (TESTS / "modules.md").read_text()
+ROWS = re.findall(r"^\| `([^`]+)` \| [^|]+ \| (.+) \|$", PAGE, re.M)
+#: Modules of the executor, and the tests to read, in the table with two columns.
+EXECUTOR_ROWS = re.findall(r"^\| (`[^|]+`) \| (`[^|]+`) \|$", PAGE, re.M)
 
 
 @cache
@@ -20,23 +23,32 @@ def names_of_tests(package: str) -> set[str]:
     }
 
 
-def packages_without_a_test_for_a_module() -> set[str]:
-    """Return the packages with a module whose name none of their tests has."""
+def modules_without_a_test() -> list[Path]:
+    """Return the modules whose name none of the tests of their package has."""
     modules = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")]
-    return {
-        str(module.parent)
+    return [
+        module
         for module in modules
         if module.stem not in names_of_tests(module.parts[0]) | {"__init__"}
         and module.parent.name != "migrations"
-    }
+    ]
 
 
 def test_each_package_says_where_its_other_modules_are_tested() -> None:
-    assert {package for package, _ in ROWS} == packages_without_a_test_for_a_module()
+    assert {package for package, _ in ROWS} == {
+        str(each.parent) for each in modules_without_a_test()
+    }
+
+
+def test_each_of_these_modules_of_the_executor_is_in_one_row() -> None:
+    listed = [name for names, _ in EXECUTOR_ROWS for name in re.findall(r"`(\w+)`", names)]
+    found = [each.stem for each in modules_without_a_test() if each.parts[0] == "executor"]
+    assert sorted(listed) == sorted(found)
 
 
 def test_what_it_says_is_there() -> None:
-    named = {name for _, read in ROWS for name in re.findall(r"`([^`]+)`", read)}
+    rows = [*ROWS, *EXECUTOR_ROWS]
+    named = {name for _, read in rows for name in re.findall(r"`([^`]+)`", read)}
     assert named
     assert {name for name in named if not (TESTS / name).exists()} == set()
 
