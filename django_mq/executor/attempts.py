@@ -157,8 +157,8 @@ class Attempts:
         if isinstance(error, NotLocked):
             return
         if self.conflicts.count(tasks):
-            # Skipped tasks stay together: a batch runs as one again, locked before it starts.
-            (state.skipped if len(tasks) > 1 else state.to_rerun).extend(tasks)
+            # A batch stays together: it runs as one again, locked before it starts.
+            (state.not_locked if len(tasks) > 1 else state.to_rerun).extend(tasks)
         else:
             self._failed(tasks, error, seconds, state, state.unbound)
 

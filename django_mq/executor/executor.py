@@ -91,9 +91,9 @@ class Executor(threading.Thread):
                 self._put_back(slice_)
             return
         remainder = self._slice_runner.run(tasks)
-        unstarted = len(remainder.not_started) + len(remainder.locked)
+        unstarted = len(remainder.left) + len(remainder.not_locked)
         self._set_pace(tasks, unstarted, remainder.to_rerun, remainder.seconds)
-        left, locked = remainder.not_started, remainder.locked
+        left, not_locked = remainder.left, remainder.not_locked
         to_rerun = deque(_in_order(remainder.to_rerun, tasks))
         halted_lines: set[Line] = set()
         while to_rerun and not self._outage.stopped():
@@ -102,18 +102,18 @@ class Executor(threading.Thread):
                 left.insert(0, task)  # a message before it in its line failed, or has not ended
                 continue
             remainder = self._slice_runner.run([task])
-            left = remainder.not_started + left
-            locked = locked + remainder.locked
+            left = remainder.left + left
+            not_locked = not_locked + remainder.not_locked
             if task.line is None:
                 to_rerun.extend(remainder.to_rerun)
                 continue
             to_rerun.extendleft(remainder.to_rerun)  # before the others of its line
-            if remainder.not_started or remainder.locked:
+            if remainder.left or remainder.not_locked:
                 halted_lines.add(task.line)
-        lined = [task for task in locked if task.line is not None]
+        lined = [task for task in not_locked if task.line is not None]
         if back := [*to_rerun, *left, *lined]:
             self._local_queue.put_first(_in_order(back, tasks))
-        if others := [task for task in locked if task.line is None]:
+        if others := [task for task in not_locked if task.line is None]:
             self._local_queue.put(others)
         self._slice_runner.prepare()
 

@@ -78,12 +78,12 @@ class SliceBody:
             if index and (
                 state.stopped or state.savepoints >= MAX_SAVEPOINTS or monotonic() >= until
             ):
-                state.not_started += tasks[index:]
+                state.left += tasks[index:]
                 return
             state.current = index
             must_check = state.halted_lines or state.backing_off or self.stopped_queues
             if must_check and not self._may_start(task, state):
-                state.not_started.append(task)
+                state.left.append(task)
                 continue
             row = task.delivery._row
             lock = not may_start_unlocked(task, self._leased_since())
@@ -105,7 +105,7 @@ class SliceBody:
         free: list[Task] = []
         for task in state.tasks:
             if not self._may_start(task, state):
-                state.not_started.append(task)
+                state.left.append(task)
             elif not self._cannot_start(task, state):
                 free.append(task)
         if free:
@@ -122,7 +122,7 @@ class SliceBody:
         """Return whether no attempt may start: its row could not be locked, or it has expired."""
         delivery = task.delivery
         if delivery.id in state.missing:
-            state.skipped.append(task)
+            state.not_locked.append(task)
         elif delivery.id in state.expired or has_expired(delivery):
             part = state.bound if delivery.id in state.expired else state.unbound
             part.tasks.append(task)
@@ -174,7 +174,7 @@ class SliceBody:
             return locked
         xid = locks.wait_for(state.driver, running, state.settings)
         if xid is None:
-            state.skipped.extend(state.running)
+            state.not_locked.extend(state.running)
             raise NotLocked(
                 "another session has locked or removed a message of this call: nothing that the"
                 " call writes is kept, and what is still there runs again later"

@@ -34,7 +34,7 @@ class SliceRecovery:
 
     def recover(self, state: SliceState, error: Exception) -> None:
         """Decide what happens to the deliveries of a slice whose transaction ended with `error`."""
-        state.not_started = state.unstarted()
+        state.left = state.unstarted()
         if state.aborted:
             self._transaction_ended(state)
         elif isinstance(error, SettleIncomplete):
@@ -64,7 +64,7 @@ class SliceRecovery:
         if ended_by_hand and state.bound.ended and self.settlement.was_committed(state.xid):
             self._settle(state.bound, state)
         else:
-            state.not_started[:0] = state.bound.tasks
+            state.left[:0] = state.bound.tasks
             for task in state.bound.tasks:
                 decode_again(task)
             state.bound.clear()

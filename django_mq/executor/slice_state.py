@@ -52,23 +52,28 @@ class SliceState:
 
     `bound` deliveries used the connection, or were locked before they started: they commit or roll
     back with the transaction. `unbound` deliveries used nothing: they are settled after the
-    transaction, whatever its outcome.
+    transaction, whatever its outcome. `settled` deliveries wait for their hooks and reports, which
+    come last.
+
+    The other tasks run in later slices. `left` did not start, or ran in a transaction that a
+    neighbour ended. `to_rerun` run again, each alone. `not_locked` have rows that could not be
+    locked: their leases may be lost.
 
     `current` is the index in `tasks` of the delivery that runs, or runs next. The `running` tasks,
     one delivery or a batch, have time until `deadline`, and no delivery starts after `until` (both
-    on the monotonic clock). `begun`: BEGIN was sent. From then on, `xid` is the id of the
-    transaction, `missing` has the ids of messages that it could not lock, and `expired` those of
-    messages that have expired.
+    on the monotonic clock), nor once the slice is `stopped`. `attempted`: a handler was called.
+    With `announcing`, each start is announced by a signal. `seconds`: how long the deliveries ran,
+    without the settle and the commit.
 
-    `settled` deliveries wait for their hooks and reports, which come last.
+    `driver` is the connection when the slice began, and `settings` are those of its transaction.
+    `begun`: BEGIN was sent. From then on, `xid` is the id of the transaction, `missing` has the ids
+    of messages that it could not lock, and `expired` those of messages that have expired.
+    `savepoints` counts those that were opened. `committing`: only COMMIT is left.
 
-    `seconds`: how long its deliveries ran, without the settle and the commit.
-
-    `aborted`: a handler ended the transaction, that of the `culprit` unless a batch ran. The error
-    of the slice does not tell: Django's block may end with that of an attempt to connect again.
-    `halted_lines` are the keys and ordered queues in which a delivery did not end well: nothing
-    behind it starts. Nor do deliveries from the queues in `backing_off`, which a failure in this
-    slice slowed down.
+    `aborted`: a handler ended the transaction, that of the `culprit` unless a batch ran. Do not
+    infer this from the slice's error: Django may replace it with a reconnect error. `halted_lines`
+    are the keys and ordered queues in which a delivery did not end well: nothing behind it starts.
+    Nor do deliveries from the queues in `backing_off`, which a failure in this slice slowed down.
     """
 
     tasks: Sequence[Task]
@@ -78,9 +83,9 @@ class SliceState:
     bound: RanDeliveries = field(default_factory=RanDeliveries)
     unbound: RanDeliveries = field(default_factory=RanDeliveries)
     settled: list[RanDeliveries] = field(default_factory=list)
-    not_started: list[Task] = field(default_factory=list)
+    left: list[Task] = field(default_factory=list)
     to_rerun: list[Task] = field(default_factory=list)
-    skipped: list[Task] = field(default_factory=list)
+    not_locked: list[Task] = field(default_factory=list)
     halted_lines: set[Line | None] = field(default_factory=set)
     backing_off: set[str] = field(default_factory=set)
     seconds: float = 0.0
@@ -115,20 +120,21 @@ class SliceState:
         yield from self.bound.tasks
         yield from self.unbound.tasks
         yield from self.to_rerun
-        yield from self.skipped
+        yield from self.not_locked
 
 
 @dataclass(slots=True)
 class Remainder:
     """The tasks that a slice did not settle.
 
-    Tasks in `to_rerun` run again, each alone. Tasks in `locked` are still ours, but another session
-    had locked their rows: they run later, after the others. `seconds`: how long the slice ran.
+    Tasks in `left` run next, in order. Tasks in `to_rerun` run again, each alone. Tasks in
+    `not_locked` are still ours, but their rows could not be locked: they run later, after the
+    others. `seconds`: how long the slice ran.
     """
 
-    not_started: list[Task] = field(default_factory=list)
+    left: list[Task] = field(default_factory=list)
     to_rerun: list[Task] = field(default_factory=list)
-    locked: list[Task] = field(default_factory=list)
+    not_locked: list[Task] = field(default_factory=list)
     seconds: float = 0.0
 
 

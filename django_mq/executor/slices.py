@@ -139,31 +139,31 @@ class SliceRunner:
         )
 
     def _remainder(self, state: SliceState) -> Remainder:
-        locked = self._still_ours(state.skipped)
-        if locked and not state.attempted:
+        not_locked = self._still_ours(state.not_locked)
+        if not_locked and not state.attempted:
             self._outage.wait_quietly()  # there is nothing else to do, and the lock may last
-        for task in (*state.to_rerun, *locked):
+        for task in (*state.to_rerun, *not_locked):
             task.delivery._leased_at = LONG_AGO  # from now on it is locked before it starts
             decode_again(task)
-        return Remainder(state.not_started, state.to_rerun, locked, state.seconds)
+        return Remainder(state.left, state.to_rerun, not_locked, state.seconds)
 
-    def _still_ours(self, skipped: list[Task]) -> list[Task]:
+    def _still_ours(self, tasks: list[Task]) -> list[Task]:
         """Return the tasks whose lease we still hold; report the others as lost."""
-        if not skipped:
+        if not tasks:
             return []
         try:
-            fences = [task.delivery.fence for task in skipped]
+            fences = [task.delivery.fence for task in tasks]
             ours = settle.still_ours(self._session.cursor(), fences)
         except DATABASE_ERRORS:
             if self._nested:
                 raise
             self._session.close()
-            return skipped  # a later slice finds out
-        for task in skipped:
+            return tasks  # a later slice finds out
+        for task in tasks:
             if task.delivery.id not in ours:
                 reports.lease_lost(task.delivery)
                 self._context.on_settled([Ended(task.delivery, Settled.LOST)])
-        return [task for task in skipped if task.delivery.id in ours]
+        return [task for task in tasks if task.delivery.id in ours]
 
     def _settle_bound(self, state: SliceState) -> None:
         if state.bound.ended:

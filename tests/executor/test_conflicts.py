@@ -77,11 +77,11 @@ def test_deadlock_victims_run_again_alone_uncharged(bench: Bench) -> None:
         remainder = bench.run(tasks)
         # Its neighbour is done, it runs again alone, and the unstarted one did not run.
         assert [task.delivery.id for task in remainder.to_rerun] == [messages[1].pk]
-        assert [task.delivery.id for task in remainder.not_started] == [messages[2].pk]
+        assert [task.delivery.id for task in remainder.left] == [messages[2].pk]
         blocked.join(30)
         other.rollback()
         bench.run_all(remainder.to_rerun)
-        bench.run_all(remainder.not_started)
+        bench.run_all(remainder.left)
     assert attempts == [("a", 1), ("victim", 1), ("victim", 1), ("b", 1)]
     assert ids(messages) <= {
         int(p.name.split()[1]) for p in Product.objects.filter(name__startswith="message")
@@ -346,7 +346,7 @@ def test_a_handler_that_always_loses_its_connection_is_charged(bench: Bench) -> 
         if not tasks:
             break
         remainder = bench.slices.run(tasks)
-        tasks = [*remainder.to_rerun, *remainder.not_started]
+        tasks = [*remainder.to_rerun, *remainder.left]
     message.refresh_from_db()
     assert (message.attempts, message.leased_until) == (1, None)
     assert FailedAttempt.objects.count() == 1

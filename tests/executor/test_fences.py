@@ -131,11 +131,11 @@ def test_a_row_that_somebody_has_locked_waits_its_turn(bench: Bench) -> None:
                 "select from django_mq_queuedmessage where id = %s for update", [messages[1].pk]
             )
             remainder = bench.run(tasks)
-            assert [task.delivery.id for task in remainder.locked] == [messages[1].pk]
-            assert (remainder.not_started, remainder.to_rerun) == ([], [])
+            assert [task.delivery.id for task in remainder.not_locked] == [messages[1].pk]
+            assert (remainder.left, remainder.to_rerun) == ([], [])
         assert ran == [m.pk for m in messages if m is not messages[1]]
         assert waiting() == {messages[1].pk}
-        bench.run_all(remainder.locked)
+        bench.run_all(remainder.not_locked)
     assert ran[-1] == messages[1].pk
     assert waiting() == set()
 
@@ -178,7 +178,7 @@ def test_writes_made_while_another_session_has_the_row_are_not_kept(
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage for update")
         remainder = bench.run(tasks)
-        assert (remainder.locked, remainder.not_started, remainder.to_rerun) == (tasks, [], [])
+        assert (remainder.not_locked, remainder.left, remainder.to_rerun) == (tasks, [], [])
     assert (effects(), bench.settled) == (set(), [])
     bench.run_all(tasks)
     assert ran == [message.pk, message.pk, 0]
@@ -206,7 +206,7 @@ def test_messages_that_must_not_start_before_their_row_is_locked(bench: Bench, m
         tasks[0].delivery._leased_at = LONG_AGO
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage for update")
-        assert bench.run(tasks).locked == tasks
+        assert bench.run(tasks).not_locked == tasks
     assert ran == []
 
 
@@ -226,7 +226,7 @@ def test_a_machine_that_has_just_started_has_old_leases_too(
     tasks[0].delivery._leased_at = LONG_AGO
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage for update")
-        assert bench.run(tasks).locked == tasks
+        assert bench.run(tasks).not_locked == tasks
 
 
 @fresh
@@ -270,8 +270,8 @@ def test_a_handler_that_swallows_that_the_lock_was_refused(
     with second_connection() as other, other.transaction():
         other.execute("lock table django_mq_queuedmessage")
         remainder = bench.run(tasks)
-        unfinished = (remainder.to_rerun, remainder.not_started)[:: 1 if bench.fresh else -1]
-        assert (*unfinished, remainder.locked) == (tasks, [], [])
+        unfinished = (remainder.to_rerun, remainder.left)[:: 1 if bench.fresh else -1]
+        assert (*unfinished, remainder.not_locked) == (tasks, [], [])
     assert ran == ["fine"] + ["OperationalError"] * bench.fresh
     bench.run_all(tasks)
     assert ran[1 + bench.fresh :] == ["fine"]
@@ -330,7 +330,7 @@ def test_a_shut_queue_and_a_locked_row_give_back_one_task(bench: Bench) -> None:
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage for update")
         remainder = bench.run(tasks)
-    assert [*remainder.not_started, *remainder.locked, *remainder.to_rerun] == tasks
+    assert [*remainder.left, *remainder.not_locked, *remainder.to_rerun] == tasks
 
 
 def test_the_answer_that_a_handler_takes_away(bench: Bench) -> None:
@@ -401,5 +401,5 @@ def test_a_row_that_stays_locked_is_not_asked_for_without_rest(
         remainder = bench.run(tasks)
         assert rests == []  # it had other work
         assert waiting() == {first.pk}
-        bench.run(remainder.locked)
+        bench.run(remainder.not_locked)
         assert rests == [True]

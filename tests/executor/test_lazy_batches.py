@@ -290,8 +290,8 @@ def test_a_batch_waits_for_a_renewal_that_has_its_rows(
     assert len(after) == 1
     assert after.pop() > began + tasks[0].timeout
     # The wait is limited to half a second, which a busy machine may need for itself.
-    if remainder.locked:
-        bench.run_all(remainder.locked)
+    if remainder.not_locked:
+        bench.run_all(remainder.not_locked)
     assert effects() == set(ids(messages))
     assert FailedAttempt.objects.count() == 0
 
@@ -317,12 +317,12 @@ def test_a_batch_with_a_row_that_another_session_keeps_runs_again_without_it(
     tasks = bench.claim()
     with row_locked(messages[1].pk):
         remainder = bench.run(tasks)
-        assert (remainder.locked, remainder.not_started, remainder.to_rerun) == (tasks, [], [])
+        assert (remainder.not_locked, remainder.left, remainder.to_rerun) == (tasks, [], [])
         assert (calls, effects()) == ([ids(messages)], set())
-        remainder = bench.run(remainder.locked)
-        assert remainder.locked == tasks[1:2]
+        remainder = bench.run(remainder.not_locked)
+        assert remainder.not_locked == tasks[1:2]
         assert effects() == {messages[0].pk, messages[2].pk}
-    bench.run_all(remainder.locked)
+    bench.run_all(remainder.not_locked)
     assert effects() == set(ids(messages))
     assert calls[1:] == [[messages[0].pk, messages[2].pk], [messages[1].pk]]
     assert len(errors) == (3 if swallows else 1)
@@ -380,8 +380,8 @@ def test_a_commit_without_an_answer_after_a_wait_for_the_lock(
         proxy.cut_at("COMMIT", arrives=True)
         remainder = bench.run(tasks)
         waiter.join()
-    if remainder.locked:  # the machine is so busy that half a second was too short
-        bench.run_all(remainder.locked)
+    if remainder.not_locked:  # the machine is so busy that half a second was too short
+        bench.run_all(remainder.not_locked)
     assert (effects(), hooks) == ({message.pk}, ["ran"])
     assert "lease_lost" not in [getattr(record, "event", "") for record in caplog.records]
 
@@ -423,7 +423,7 @@ def test_rows_that_stay_locked_hold_up_a_batch_for_one_wait_and_not_for_each(
             "select from django_mq_queuedmessage where id <> %s for update", [messages[0].pk]
         )
         remainder = bench.run(tasks)
-    assert (remainder.not_started, remainder.to_rerun, remainder.locked) == ([], [], [])
+    assert (remainder.left, remainder.to_rerun, remainder.not_locked) == ([], [], [])
     assert (calls, waiting()) == ([ids(messages)], set(ids(messages[1:])))
     assert tries == [4, 1, 1, 1, 1]
 

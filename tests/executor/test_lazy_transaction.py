@@ -181,7 +181,7 @@ def test_others_do_not_run_again_for_a_user_whose_transaction_is_lost(bench: Ben
     assert waiting() == {messages[place].pk for place in (1, 3, 4)}
     assert hooks == ["nothing", "nothing too"]
     assert attempts_of(messages[3]) == ["django.db.utils.OperationalError"]
-    bench.run_all([*remainder.to_rerun, *remainder.not_started])
+    bench.run_all([*remainder.to_rerun, *remainder.left])
     assert [ran.count(payload) for payload in payloads] == [1, 2, 1, 1, 1]
     assert effects() == {messages[1].pk}
 
@@ -323,7 +323,7 @@ def test_a_user_sees_the_errors_of_django(bench: Bench) -> None:
         other.execute("lock table django_mq_queuedmessage")
         remainder = bench.run(tasks)
     assert seen == ["LockNotAvailable"]
-    assert (remainder.to_rerun, remainder.not_started) == (tasks[:1], tasks[1:])
+    assert (remainder.to_rerun, remainder.left) == (tasks[:1], tasks[1:])
     assert FailedAttempt.objects.count() == 0
 
 

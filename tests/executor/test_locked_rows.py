@@ -68,8 +68,8 @@ def test_a_user_waits_for_a_renewal_that_has_its_row(bench: Bench) -> None:
         remainder = bench.run(tasks)
         thread.join()
     # The wait is limited to half a second, which a busy machine may need for itself.
-    if remainder.locked:
-        bench.run_all(remainder.locked)
+    if remainder.not_locked:
+        bench.run_all(remainder.not_locked)
     assert effects() == {before.pk, message.pk}
     assert FailedAttempt.objects.count() == 0
 
@@ -96,10 +96,10 @@ def test_a_user_whose_row_another_session_keeps_runs_again_uncharged(
     tasks = bench.claim()
     with row_locked(message.pk):
         remainder = bench.run(tasks)
-        assert remainder.locked == tasks[:1]
-        assert remainder.not_started == tasks[1:]
+        assert remainder.not_locked == tasks[:1]
+        assert remainder.left == tasks[1:]
         assert (effects(), ran) == (set(), [message.pk])
-    bench.run_all([*remainder.not_started, *remainder.locked])
+    bench.run_all([*remainder.left, *remainder.not_locked])
     assert effects() == {message.pk, after.pk}
     assert ran.count(message.pk) == 2
     assert len(errors) == (2 if swallows else 1)
@@ -120,9 +120,9 @@ def test_a_row_that_cannot_be_locked_joins_a_later_slice(bench: Bench) -> None:
     tasks = bench.claim()
     with row_locked(messages[1].pk):
         remainder = bench.run(tasks)
-        assert (remainder.locked, remainder.not_started, remainder.to_rerun) == ([tasks[1]], [], [])
+        assert (remainder.not_locked, remainder.left, remainder.to_rerun) == ([tasks[1]], [], [])
         assert effects() == {messages[0].pk, messages[2].pk}
-    bench.run_all(remainder.locked)
+    bench.run_all(remainder.not_locked)
     assert ran == [messages[0].pk, messages[2].pk, messages[1].pk]
 
 
@@ -165,7 +165,7 @@ def test_a_row_that_stays_locked_does_not_hold_the_executor_for_ever(
     tasks = bench.claim()
     with row_locked(messages[0].pk):
         remainder = bench.run(tasks)
-    assert (remainder.not_started, remainder.to_rerun, remainder.locked) == ([], [], [])
+    assert (remainder.left, remainder.to_rerun, remainder.not_locked) == ([], [], [])
     assert waiting() == {messages[0].pk}
     assert sorted(bench.settled) == [m.pk for m in messages]
     assert FailedAttempt.objects.count() == 0
@@ -226,7 +226,7 @@ def test_an_ack_waits_for_a_claim_that_parks_what_is_behind(make_bench: Any) -> 
         remainder = bench.run(tasks)
         letting_go.join()
     assert remainder.to_rerun == []
-    if remainder.not_started:
-        bench.run_all(remainder.not_started)
+    if remainder.left:
+        bench.run_all(remainder.left)
     assert sorted(ran) == sorted(task.delivery.id for task in tasks)
     assert waiting() == set()

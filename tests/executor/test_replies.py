@@ -34,7 +34,7 @@ def test_a_slice_ends_after_an_answer_that_is_waited_for(bench: Bench) -> None:
     tasks = bench.claim()
     remainder = bench.run(tasks)
     assert ran == [row.pk for row in rows[:3]]
-    assert [task.delivery.id for task in remainder.not_started] == [row.pk for row in rows[3:]]
+    assert [task.delivery.id for task in remainder.left] == [row.pk for row in rows[3:]]
     assert list(Result.objects.values_list("message_id", "handler", "value")) == [
         (rows[2].pk, "h", rows[2].pk)
     ]

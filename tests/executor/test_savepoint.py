@@ -172,7 +172,7 @@ def test_a_settle_is_not_in_a_savepoint(
         add(handler="h", payload=last if n % 3 == 2 else "writes", after=-60 + n)
     rows = bench.claim()
     while rows:
-        rows = bench.run(rows).not_started
+        rows = bench.run(rows).left
     assert removed
     assert all(top == own for top, own in removed)
 

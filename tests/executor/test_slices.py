@@ -53,7 +53,7 @@ def test_writes_broadcasts_and_acks_commit_together(bench: Bench) -> None:
 
     messages = add_many(3, handler="h")
     remainder = bench.run(bench.claim())
-    assert (remainder.not_started, remainder.to_rerun) == ([], [])
+    assert (remainder.left, remainder.to_rerun) == ([], [])
     assert effects() == ids(messages)
     assert {m.payload["of"] for m in QueuedMessage.objects.filter(type="shop.next")} == ids(
         messages
@@ -166,7 +166,7 @@ def test_a_slice_ends_when_its_time_is_over(make_bench: Callable[..., Bench]) ->
 
     messages = add_many(3, handler="h")
     remainder = bench.run(bench.claim())
-    assert [task.delivery.id for task in remainder.not_started] == [m.pk for m in messages[1:]]
+    assert [task.delivery.id for task in remainder.left] == [m.pk for m in messages[1:]]
     assert waiting() == ids(messages[1:])
 
 
@@ -183,7 +183,7 @@ def test_a_slice_has_fifty_savepoints_at_most(bench: Bench) -> None:
         add(handler="h", payload="reads nothing", after=-60 + n / 1000)
         add(handler="h", payload="writes", after=-60 + n / 1000)
     remainder = bench.run(bench.claim())
-    assert len(remainder.not_started) == 6
+    assert len(remainder.left) == 6
     assert len(effects()) == 50
 
 
@@ -199,7 +199,7 @@ def test_a_handler_may_deallocate_what_is_prepared(bench: Bench) -> None:
     messages = [add(handler="h", after=-60 + n) for n in range(4)]
     for task in bench.claim():
         remainder = bench.run([task])
-        assert (remainder.not_started, remainder.to_rerun) == ([], [])
+        assert (remainder.left, remainder.to_rerun) == ([], [])
     assert effects() == ids(messages)
     assert FailedAttempt.objects.count() == 0
 
@@ -307,7 +307,7 @@ def test_a_transaction_left_open_by_a_receiver_does_not_swallow_the_next_slice(
     message_acked.connect(rude)
     try:
         for task in bench.claim():
-            assert bench.run([task]).not_started == []
+            assert bench.run([task]).left == []
     finally:
         message_acked.disconnect(rude)
     assert effects() == ids(messages)

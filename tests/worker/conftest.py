@@ -221,11 +221,11 @@ class Bench:
         for _ in range(100):
             remainder = self.run(tasks)
             again = list(remainder.to_rerun)
-            left = [*remainder.not_started, *remainder.locked]
+            left = [*remainder.left, *remainder.not_locked]
             while again:
                 remainder = self.run([again.pop(0)])
                 again += remainder.to_rerun
-                left = [*remainder.not_started, *remainder.locked, *left]
+                left = [*remainder.left, *remainder.not_locked, *left]
             if not left:
                 return
             tasks = left

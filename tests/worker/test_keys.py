@@ -51,7 +51,7 @@ def test_a_batch_does_not_overtake_what_cannot_start(bench: Bench, why: str) -> 
             QueuedMessage.objects.filter(pk=first).update(expires_at="2000-01-01 00:00Z")
         remainder = bench.run(tasks)
     assert ran == [other.pk]
-    left = [task.delivery.id for task in (*remainder.not_started, *remainder.locked)]
+    left = [task.delivery.id for task in (*remainder.left, *remainder.not_locked)]
     assert sorted(left) == [task.delivery.id for task in tasks[why == "expired" : 3]]
 
 
