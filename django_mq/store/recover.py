@@ -11,7 +11,7 @@ from django_mq.store.claimed_row import REFUNDED, claimed_columns
 _CLAIMED = """
       from django_mq_queuedmessage m
      where m.leased_until is not null and starts_with(m.claimed_by, %(prefix)s)
-       and m.id <> all(%(running)s::bigint[])
+       and m.id <> all(%(kept)s::bigint[])
        and (%(claimers)s::text[] is null or m.claimed_by = any(%(claimers)s::text[]))
 """
 
@@ -31,15 +31,15 @@ def release_all_except(
     cursor: Cursor,
     *,
     worker: str,
-    running: Sequence[int],
+    kept: Sequence[int],
     claimers: Sequence[str] | None = None,
 ) -> set[int]:
-    """Release every message that worker process `worker` claimed, except the ids `running`.
+    """Release every message that worker process `worker` claimed, except the ids `kept`.
 
     With `claimers`, only those of these claims. Skips rows that the worker's dying connection still
     has locked: call it again.
     """
-    cursor.execute(RELEASE_ALL_EXCEPT, _claimed(worker, running, claimers))
+    cursor.execute(RELEASE_ALL_EXCEPT, _claimed(worker, kept, claimers))
     return {row[0] for row in cursor.fetchall()}
 
 
@@ -50,20 +50,18 @@ def claimed_except(
     cursor: Cursor,
     *,
     worker: str,
-    running: Sequence[int],
+    kept: Sequence[int],
     claimers: Sequence[str] | None = None,
 ) -> list[Fence]:
     """Return the messages that `release_all_except()` would release."""
-    cursor.execute(CLAIMED, _claimed(worker, running, claimers))
+    cursor.execute(CLAIMED, _claimed(worker, kept, claimers))
     return [Fence._make(row) for row in cursor.fetchall()]
 
 
-def _claimed(
-    worker: str, running: Sequence[int], claimers: Sequence[str] | None
-) -> dict[str, object]:
+def _claimed(worker: str, kept: Sequence[int], claimers: Sequence[str] | None) -> dict[str, object]:
     return {
         "prefix": f"{worker}:",
-        "running": list(running),
+        "kept": list(kept),
         "claimers": None if claimers is None else list(claimers),
     }
 

@@ -24,7 +24,7 @@ from django_mq.policy.stack import Frame
 from django_mq.store import leases, notify, ordered_queues, queue_backoff, recover, settle
 from django_mq.store.limits import STATEMENT_SECONDS, Limits
 from django_mq.store.lost import LOST
-from django_mq.worker.releasing import release_all_except
+from django_mq.worker.releasing import release_skipping_refused
 
 #: Seconds between two attempts: the backends of a dead process hold its locks for a moment.
 RETRY_PAUSE = 0.25
@@ -144,7 +144,7 @@ class Recovery:
             for dead in self._settled:
                 cursor = self._statements.cursor()
                 charged = [fence.id for fence in dead.charged]
-                if release_all_except(cursor, worker=dead.worker, running=charged):
+                if release_skipping_refused(cursor, worker=dead.worker, kept=charged):
                     self._on_freed()
                     notify.ring_if_room(cursor)
         except Exception:  # the next look tries again
@@ -171,8 +171,8 @@ class Recovery:
     def settle(self, dead: DeadWorker) -> bool:
         """Settle the messages of `dead` that can be settled now; return whether none is left."""
         cursor = self._statements.cursor()
-        freed = release_all_except(
-            cursor, worker=dead.worker, running=[fence.id for fence in dead.charged]
+        freed = release_skipping_refused(
+            cursor, worker=dead.worker, kept=[fence.id for fence in dead.charged]
         )
         ended = self._charge(dead, dead.timed_out, _timed_out)
         ended += self._charge(dead, dead.lost, _lost)

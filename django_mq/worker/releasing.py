@@ -13,19 +13,18 @@ from django_mq.store import Cursor, recover, settle
 from django_mq.store.lost import LOST
 
 
-def release_all_except(
+def release_skipping_refused(
     cursor: Cursor,
     *,
     worker: str,
-    running: Sequence[int],
+    kept: Sequence[int],
     claimers: Sequence[str] | None = None,
 ) -> set[int]:
-    """Release every message that `worker` claimed, except the ids `running`; return their ids.
+    """Release messages of `worker` like `recover.release_all_except()`; return their ids.
 
-    With `claimers`, only those of these claims. Skips locked rows, and rows that the database
-    refuses: their leases lapse.
+    Also skips rows that the database refuses: their leases lapse.
     """
-    chosen: dict[str, Any] = {"worker": worker, "running": running, "claimers": claimers}
+    chosen: dict[str, Any] = {"worker": worker, "kept": kept, "claimers": claimers}
     try:
         return recover.release_all_except(cursor, **chosen)
     except LOST:

@@ -10,7 +10,7 @@ from django_mq.executor.watchdog import STALL_MARGIN
 from django_mq.store import Cursor, notify, queue_backoff
 from django_mq.store.limits import STATEMENT_SECONDS
 from django_mq.worker.parts import Parts
-from django_mq.worker.releasing import release_all_except
+from django_mq.worker.releasing import release_skipping_refused
 
 #: Seconds for which a claim whose connection was lost may still run on the server, and commit.
 UNCONFIRMED_SECONDS = STATEMENT_SECONDS + STALL_MARGIN
@@ -145,10 +145,10 @@ class Unstarted:
         """
         parts, now = self._parts, monotonic()
         known = [delivery.fence for delivery in parts.local_queue.unsettled.all()]
-        if release_all_except(
+        if release_skipping_refused(
             cursor,
             worker=self._worker_id,
-            running=[fence.id for fence in known],
+            kept=[fence.id for fence in known],
             claimers=list(self._unconfirmed),
         ):
             parts.fetcher.on_freed()

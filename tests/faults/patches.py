@@ -211,8 +211,8 @@ PATCHES = {
             Code(
                 "django_mq.worker.recovery",
                 "Recovery.settle",
-                "running=[fence.id for fence in dead.charged]",
-                "running=[]",
+                "kept=[fence.id for fence in dead.charged]",
+                "kept=[]",
             ),
         ),
         ("writes", "calls"),

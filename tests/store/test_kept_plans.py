@@ -113,7 +113,7 @@ CALLS: dict[str, Call] = {
     ),
     "lock_running": lambda cursor, ids: recover.lock_running(cursor, fences(ids)),
     "release_all_except": lambda cursor, ids: recover.release_all_except(
-        cursor, worker="me", running=ids[:10]
+        cursor, worker="me", kept=ids[:10]
     ),
     "anything_left": lambda cursor, ids: recover.anything_left(cursor, worker="me"),
     "store": lambda cursor, ids: store(cursor, [Reply(id, "h", "1") for id in ids]),

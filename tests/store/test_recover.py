@@ -31,7 +31,7 @@ def test_everything_but_what_ran_is_given_back(cursor: Cursor) -> None:
     ]
     places = [m.processable_after for m in waited]
     assert recover.anything_left(cursor, worker="dead")
-    freed = recover.release_all_except(cursor, worker="dead", running=[ran.pk])
+    freed = recover.release_all_except(cursor, worker="dead", kept=[ran.pk])
     assert freed == {m.pk for m in waited}
     for message, place, attempts in zip(waited, places, (2, 0), strict=True):
         stored(message)
@@ -45,7 +45,7 @@ def test_everything_but_what_ran_is_given_back(cursor: Cursor) -> None:
     assert recover.anything_left(cursor, worker="dead")
     QueuedMessage.objects.filter(pk=ran.pk).delete()
     assert not recover.anything_left(cursor, worker="dead")
-    assert recover.release_all_except(cursor, worker="dead", running=[]) == set()
+    assert recover.release_all_except(cursor, worker="dead", kept=[]) == set()
 
 
 def test_what_the_dying_connection_has_locked_is_asked_for_again(
@@ -54,10 +54,10 @@ def test_what_the_dying_connection_has_locked_is_asked_for_again(
     busy, free = (add(leased=600, attempts=1, claimed_by="dead:1") for _ in range(2))
     lock(other, busy.pk)
     cursor.execute("set statement_timeout = '60s'")
-    assert recover.release_all_except(cursor, worker="dead", running=[]) == {free.pk}
+    assert recover.release_all_except(cursor, worker="dead", kept=[]) == {free.pk}
     assert recover.anything_left(cursor, worker="dead")
     other.rollback()
-    assert recover.release_all_except(cursor, worker="dead", running=[]) == {busy.pk}
+    assert recover.release_all_except(cursor, worker="dead", kept=[]) == {busy.pk}
 
 
 def test_lock_running_returns_rows_as_a_claim_does(cursor: Cursor) -> None:

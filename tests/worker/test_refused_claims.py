@@ -21,7 +21,7 @@ from django_mq.models import FailedAttempt, QueuedMessage, QueueState
 from django_mq.store import Cursor, leases, settle
 from django_mq.worker import DeadWorker, Worker, chores, refused_rows
 from django_mq.worker.refused_rows import LEAVE_OUT_SECONDS, RefusedRows
-from django_mq.worker.releasing import release_all_except
+from django_mq.worker.releasing import release_skipping_refused
 from django_mq.worker.wakeup import Wakeup
 from tests.database import second_connection
 from tests.rows import add, beat
@@ -370,4 +370,4 @@ def test_one_of_the_claims_of_a_dead_worker_cannot_be_released(refuse: Callable[
     ids, running = good(5, leased=30, attempts=1), good(leased=30, attempts=1)
     refuse()
     with second_connection() as own, own.cursor() as cursor:
-        assert release_all_except(cursor, worker="worker", running=running) == set(ids)
+        assert release_skipping_refused(cursor, worker="worker", kept=running) == set(ids)
