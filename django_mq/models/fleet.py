@@ -90,6 +90,7 @@ class WorkerHeartbeat(models.Model):
         db_default=models.Value({}, models.JSONField()),
         help_text="Per handler: numbers of attempts, and histograms of their waits and run times.",
     )
+    # Also, with 0, the messages whose leases it could not renew: see `store/claim_lapsed.py`.
     ran = JSONColumn(
         "run times",
         db_default=models.Value({}, models.JSONField()),

@@ -166,13 +166,14 @@ def record_heartbeat(
     draining: bool,
     quiet: bool = False,
     running: Mapping[int, float],
-    held: Collection[int] = (),
+    unrenewed: Collection[int] = (),
     timings: Mapping[str, Any],
     capacity: Capacity,
 ) -> HeartbeatReply:
     """Record that worker process `worker` is alive, its timings, and how much of it is in use.
 
-    `running`: the seconds that each message has run, by id. `held`: those it could not renew.
+    `running`: the seconds that each message has run, by id. `unrenewed`: ids of messages whose
+    leases it could not renew; `ran` lists them, too, with 0, so that nobody takes them over.
     """
     cursor.execute(
         HEARTBEAT,
@@ -186,7 +187,7 @@ def record_heartbeat(
             "draining": draining,
             "quiet": quiet,
             "running": json.dumps(list(running)),
-            "ran": json.dumps({**dict.fromkeys(held, 0), **running}),
+            "ran": json.dumps({**dict.fromkeys(unrenewed, 0), **running}),
             "timings": json.dumps(timings),
             **capacity._asdict(),
         },

@@ -244,7 +244,7 @@ class LeaseKeeper(threading.Thread):
                 leases.reopen_commands(cursor, worker=self._worker, received=self._received)
             self._unconfirmed = True
             reply = leases.record_heartbeat(
-                cursor, worker=self._worker, **columns, held=self._unrenewed, timings=timings
+                cursor, worker=self._worker, **columns, unrenewed=self._unrenewed, timings=timings
             )
         self._unconfirmed = False
         self._received += [each.id for each in reply.commands]
