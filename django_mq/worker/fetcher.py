@@ -27,6 +27,12 @@ RENEWALS_AFTER_OUTAGE = 3.0
 class Fetcher:
     """Claims for one process. The thread that runs the loop calls `fetch()`.
 
+    Any thread may call `on_freed()` and `on_next_in_line()`; only the loop's thread calls the other
+    methods. These two set flags without a lock: `empty`, `_may_be_due`, `_must_poll`, and the
+    request for full scans in the watermarks. `fetch()` clears a flag before it sends the statement
+    that the flag asks for, so a call during the statement asks for another one. If such a call and
+    `fetch()` set `empty` at once, it may be wrong for a round: the loop looks twice before it ends.
+
     `options(queue)` returns the options of a claim. `intake` says how much room there is, and takes
     the rows. `last_starts` says when messages of each lane last started.
     """
