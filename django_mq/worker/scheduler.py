@@ -67,11 +67,12 @@ class Scheduler(WakeableThread):
         self._polled_at = float("-inf")
         self._due_at = float("inf")
         self._rests_until = float("-inf")
+        self._declare_at = 0.0
         self._reads_cron = can_read_cron()
-        # A process that declares no schedules starts when the loop finds one, which is disabled
-        # before it is broadcast if no process has declared it for a day.
+        # A process that declares no schedules takes its first turn when the loop finds one: that
+        # disables it before it is broadcast, if no process has declared it for a day.
         own = {each.name for each in all_schedules()}
-        self._declare_at = 0.0 if own else float("inf")
+        self._takes_turns = bool(own)
         self._to_store = own if declares else set[str]()
         if own:
             self._wake.set()
@@ -85,10 +86,9 @@ class Scheduler(WakeableThread):
         if now >= self._due_at or now >= self._polled_at + self._poll_interval / 2:
             self._polled_at = now
             # Before its first turn, a process without schedules looks for those of other code, too.
-            own = own_types() if self._declare_at < float("inf") else None
+            own = own_types() if self._takes_turns else None
             wait = schedules.next_due(cursor, cron=self._reads_cron, own=own)
-            if wait is not None and now >= self._rests_until and self._declare_at == float("inf"):
-                self._declare_at = 0.0
+            if wait is not None and not self._takes_turns:
                 self._wake.set()
             if wait is None:
                 self._due_at = float("inf")
@@ -102,12 +102,13 @@ class Scheduler(WakeableThread):
         return max(0.0, min(self._due_at, self._polled_at + self._poll_interval) - now)
 
     def next_turn_in(self) -> float | None:
-        if self._declare_at == float("inf"):
+        if not self._takes_turns:
             return None
         return max(0.0, self._declare_at - monotonic())
 
     def work(self) -> None:
         """Declare schedules, if it is time to, and broadcast those that are due."""
+        self._takes_turns = True
         with self.connected():
             if monotonic() >= self._declare_at:
                 self._declare()

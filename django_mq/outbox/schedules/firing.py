@@ -98,8 +98,10 @@ def _fire(cursor: Cursor, alias: str, row: ScheduleRow, *, maximum: int) -> _Fir
 
 def _due(row: ScheduleRow) -> DueTimes:
     late = GRACE + timedelta(seconds=get_settings().poll_interval)
-    only_one = row.overlap == "skip" and row.catch_up == "all"
-    catch_up = "once" if only_one else row.catch_up
+    catch_up = row.catch_up
+    if catch_up == "all" and row.overlap == "skip":
+        # The oldest missed time would be broadcast, and its message would skip all later ones.
+        catch_up = "once"  # the latest
     return due(_times(row), next_at=row.due_at, now=row.now, catch_up=catch_up, late=late)
 
 
