@@ -158,7 +158,8 @@ class Settlement:
     ) -> None:
         """Wait while the login lacks a right that settling `ended` needs; settle nothing.
 
-        Their handlers run again after it, with all effects outside the database: not before.
+        Handlers are rerun only after the right is granted, because a rerun repeats their effects
+        outside the database.
         """
         while is_missing_right(error) and not self.outage.stopped():
             self.outage.wait(error)

@@ -68,8 +68,9 @@ def touch(
 ) -> set[str]:
     """Record that schedules with these names and types are still declared; return those known.
 
-    Others were never stored, were removed, or may have been retired: declare them. So is in the end
-    one whose type another version has changed, and no longer declares.
+    Others were never stored, were removed, or may have been retired: declare them. After
+    `retire_after` seconds, this also covers a schedule whose type was changed by a version that no
+    longer runs.
     """
     values = {
         "names": sorted(types),

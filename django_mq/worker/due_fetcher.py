@@ -98,7 +98,7 @@ class DueFetcher:
         if result.scanned and (has_marks or full or group != KEYED):
             seconds = self._claims.clock() - began
             counted = result.at_limit and not result.claim.rows
-            own.record_scan(result.claim.marks, seconds, full=full, group=(options, counted))
+            own.record_scan(result.claim.marks, seconds, full=full, rest_key=(options, counted))
         else:  # neither a full scan that was due, nor a regular one
             own.advance(result.claim.marks)
         if group == KEYED and has_marks and len(result.claim.rows) < room // 2:

@@ -79,7 +79,7 @@ class LapsedFetcher:
             marks = {queue: self._marks.mark(queue, full=full) for queue in queues}
             lapsed = self._router.take_over(cursor, queues, options, limit=room, marks=marks)
             seconds = self._claims.clock() - began
-            self._marks.record_scan(lapsed.marks, seconds, full=full, group=options)
+            self._marks.record_scan(lapsed.marks, seconds, full=full, rest_key=options)
             found |= bool(lapsed.marks)
             done.freed |= bool(lapsed.released or lapsed.dead)
             if lapsed.taken:

@@ -97,15 +97,18 @@ class Watermarks(Generic[Name]):
         seconds: float,
         *,
         full: bool,
-        group: Hashable = None,
+        rest_key: Hashable = None,
     ) -> None:
-        """Record a scan that took `seconds` and ended at `marks`; scans of a `group` are alike."""
+        """Record a scan that took `seconds` and ended at `marks`.
+
+        Scans with the same `rest_key` share a rest: they are alike.
+        """
         self.advance(marks)
         if full:
             self._last_full = monotonic()
             usual = 0.0 if self._usual == float("inf") else self._usual
             extra = max(0.0, seconds - 1.5 * usual)
-            rest = self._rests.setdefault(group, Rest()).after(extra)
+            rest = self._rests.setdefault(rest_key, Rest()).after(extra)
             self._allowed_at = max(self._allowed_at, self._last_full + rest)
         else:
             usual = self._usual

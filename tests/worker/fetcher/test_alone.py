@@ -127,12 +127,12 @@ def test_what_was_not_scanned_lets_no_full_scan_rest(
 ) -> None:
     """Nor does it end a rest: of two scans, the quicker one counts."""
     marks = alone.marks["alone line"]
-    marks.record_scan({}, 1.0, full=True, group=alone.options["line"])
+    marks.record_scan({}, 1.0, full=True, rest_key=alone.options["line"])
     monkeypatch.setattr(alone.fetcher._claims, "_has_any", lambda queue: queue == "line")
     add("line", ordered=True)
     alone.settle()
     assert alone.ids() == []
-    marks.record_scan({}, 1.0, full=True, group=alone.options["line"])
+    marks.record_scan({}, 1.0, full=True, rest_key=alone.options["line"])
     assert marks.full_in() > REST
 
 

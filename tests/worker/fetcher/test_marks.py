@@ -67,7 +67,7 @@ def test_scans_of_different_groups_have_their_own_rest(
     own, clock = marks
     for _ in range(2):
         for group, seconds in ("quick", 0.001), ("slow", 1.0):
-            own.record_scan({}, seconds, full=True, group=group)
+            own.record_scan({}, seconds, full=True, rest_key=group)
     own.request_full()
     clock.now += 1.0
     assert not own.full_is_due()
