@@ -9,6 +9,7 @@ from django.db.models import BooleanField, CheckConstraint, F, Func, Q
 from django.db.models.functions import Greatest
 from django.db.models.lookups import LessThanOrEqual
 
+from django_mq.models.base import StoredModel
 from django_mq.models.columns import JSONColumn
 from django_mq.models.constraints import times_in_range
 from django_mq.policy.column_bounds import MAX_FIGURE, MAX_NAME, NAME, NAME_OR_EMPTY
@@ -41,7 +42,7 @@ def _can_be_added_up(name: str) -> CheckConstraint:
     return CheckConstraint(name=name, condition=condition)
 
 
-class HandlerFigures(models.Model):
+class HandlerFigures(StoredModel):
     """Counts of one handler in one queue; both names are empty for messages that have none here.
 
     `waited` and `ran` are histograms of seconds: counts by the number of a bucket, as in

@@ -6,6 +6,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from django_mq.models.base import StoredModel
 from django_mq.models.columns import JSONColumn
 from django_mq.models.constraints import has_json_type, times_in_range
 from django_mq.policy.column_bounds import MAX_NAME, NAME
@@ -14,7 +15,7 @@ from django_mq.policy.column_bounds import MAX_NAME, NAME
 USED = (0.0, 1_000_000.0)
 
 
-class QueueState(models.Model):
+class QueueState(StoredModel):
     """The state of one queue, as set by operators and workers. A queue needs no row.
 
     It is paused while `paused_at` is set and `paused_until` is null or in the future.
@@ -67,7 +68,7 @@ class QueueState(models.Model):
         return self.queue
 
 
-class WorkerHeartbeat(models.Model):
+class WorkerHeartbeat(StoredModel):
     """One worker process, as of its last heartbeat."""
 
     id = models.CharField("worker", max_length=32, db_collation="C", primary_key=True)
@@ -147,7 +148,7 @@ class WorkerHeartbeat(models.Model):
         return f"{self.host}:{self.pid}"
 
 
-class WorkerCommand(models.Model):
+class WorkerCommand(StoredModel):
     """A command to a worker: about a message that it runs, with its answer, or about itself.
 
     A command without a message is about the worker. Rows are removed after an hour.

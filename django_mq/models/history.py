@@ -6,12 +6,13 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from django_mq.models.base import StoredModel
 from django_mq.models.columns import JSONColumn
 from django_mq.models.constraints import times_in_range
 from django_mq.policy.column_bounds import KEY, MAX_NAME, NAME, NAME_OR_EMPTY
 
 
-class HandledMessage(models.Model):
+class HandledMessage(StoredModel):
     """One message whose handler succeeded; `id` is the id that the message had in its queue.
 
     The table is partitioned by the day (UTC) of `ended_at`. Its primary key is (id, ended_at): a

@@ -6,6 +6,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
 
+from django_mq.models.base import StoredModel
 from django_mq.models.columns import DurationColumn, JSONColumn
 from django_mq.models.constraints import span_in_range, times_in_range
 from django_mq.policy.column_bounds import (
@@ -40,7 +41,7 @@ class MessageQuerySet(models.QuerySet["QueuedMessage"]):
         return self.filter(dead_at__isnull=False)
 
 
-class QueuedMessage(models.Model):
+class QueuedMessage(StoredModel):
     """One message for one subscriber: waiting, leased, blocked or dead.
 
     The row is deleted when the message is acked, cancelled or purged.

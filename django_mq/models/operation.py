@@ -6,6 +6,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from django_mq.models.base import StoredModel
 from django_mq.models.columns import JSONColumn
 from django_mq.models.constraints import has_json_type, times_in_range
 
@@ -24,7 +25,7 @@ STATE_LABELS = (
 )
 
 
-class Operation(models.Model):
+class Operation(StoredModel):
     """An action on all messages that match a filter and are stored when it is requested.
 
     `after_id` is the id of the last message that it has examined, `last_id` the id of the last

@@ -6,12 +6,13 @@ from django.db import models
 from django.db.models import Func, Q
 from django.db.models.functions import Now
 
+from django_mq.models.base import StoredModel
 from django_mq.models.columns import DurationColumn, GeneratedColumn, JSONColumn
 from django_mq.models.constraints import has_json_type, span_in_range, times_in_range
 from django_mq.policy.column_bounds import KEY, MAX_NAME, NAME, NAME_OR_EMPTY
 
 
-class FailedAttempt(models.Model):
+class FailedAttempt(StoredModel):
     """One failed attempt. The row outlives its message, so a late success keeps its history."""
 
     id = models.BigAutoField(primary_key=True)
@@ -81,7 +82,7 @@ class FailedAttempt(models.Model):
         return f"attempt {self.attempt} of message {self.message_id}"
 
 
-class Result(models.Model):
+class Result(StoredModel):
     """A handler's return value, or its final error, if the producer requested the result.
 
     The result of a Django task also has its message's columns, and its attempts: workers, times
@@ -132,7 +133,7 @@ class Result(models.Model):
         return f"result of message {self.message_id}"
 
 
-class UniqueKey(models.Model):
+class UniqueKey(StoredModel):
     """A taken unique id, with its message or the end of its quiet time; or a message put aside.
 
     A message put aside has a row of its own, so a worker that ends a message never waits for a

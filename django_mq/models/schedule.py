@@ -8,6 +8,7 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from django_mq.models.base import StoredModel
 from django_mq.models.columns import DurationColumn, JSONColumn
 from django_mq.models.constraints import has_json_type, span_in_range, times_in_range
 from django_mq.policy.column_bounds import MAX_NAME, MAX_SPAN, NAME, NAME_OR_EMPTY
@@ -23,7 +24,7 @@ OVERLAP_LABELS = (("allow", "allowed"), ("skip", "skipped"))
 SOURCE_LABELS = (("code", "code"), ("admin", "admin"))
 
 
-class Schedule(models.Model):
+class Schedule(StoredModel):
     """A message that workers broadcast at given times. It is off while `next_at` is null."""
 
     name = models.CharField("name", max_length=MAX_NAME, db_collation="C", primary_key=True)
