@@ -156,7 +156,7 @@ def test_it_runs_with_the_callers_rights() -> None:
 @pytest.mark.django_db
 def test_a_migration_replaces_it_where_it_is() -> None:
     """Also where the search path begins with another schema, where it would find no table."""
-    migration = import_module("django_mq.migrations.0013_full_notifications").Migration
+    migration = import_module("django_mq.migrations.0014_function_of_table").Migration
     with connection.cursor() as cursor:
         cursor.execute("create schema tenant; set local search_path to tenant, public")
         for each in migration.operations:
@@ -166,3 +166,12 @@ def test_a_migration_replaces_it_where_it_is() -> None:
             " where proname = 'mq_broadcast'"
         )
         assert cursor.fetchall() == [("public", ["search_path=public, pg_temp"])]
+
+
+@pytest.mark.django_db
+def test_it_is_dropped_with_its_table() -> None:
+    """django-test-migrations drops the tables of all models, and migrates again."""
+    with connection.cursor() as cursor:
+        cursor.execute("drop table django_mq_queuedmessage cascade")
+        cursor.execute("select count(*) from pg_proc where proname = 'mq_broadcast'")
+        assert cursor.fetchone() == (0,)
