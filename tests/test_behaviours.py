@@ -84,7 +84,7 @@ def test_every_behaviour_has_one_line() -> None:
 
 
 @pytest.mark.parametrize("id", EVERY)
-def test_a_line_names_a_test_or_says_why_not(id: str) -> None:
+def test_every_line_names_a_test_or_a_reason(id: str) -> None:
     words, shown = LINES[id]
     assert words
     if not shown.startswith(WITHOUT):

@@ -86,7 +86,7 @@ def test_checks_run_with_all_others() -> None:
         assert "django_mq.E001" in [each.id for each in run_checks()]
 
 
-def test_e001_tells_each_wrong_setting_and_the_other_checks_wait() -> None:
+def test_e001_reports_each_wrong_setting_and_the_other_checks_wait() -> None:
     errors = found(LEESE=5, BATCH_SIZE=0, WAKEUP="nowhere")
     assert [each.id for each in errors] == ["django_mq.E001"] * 2
     assert errors[0].msg == "DJANGO_MQ['LEESE'] is unknown."
@@ -193,7 +193,7 @@ def test_e008_encoder_is_none(path: str) -> None:
     assert path in error.msg
 
 
-def test_e009_router_writes_elsewhere(add_alias: AddAlias) -> None:
+def test_e009_router_writes_to_another_database(add_alias: AddAlias) -> None:
     """Guarantee 12."""
     add_alias("other")
     errors = found(DATABASE="other")
@@ -223,7 +223,7 @@ class Migrations:
         return db in self.aliases if app_label == "django_mq" else None
 
 
-def test_e009_router_creates_the_tables_elsewhere(add_alias: AddAlias) -> None:
+def test_e009_router_creates_the_tables_in_another_database(add_alias: AddAlias) -> None:
     """Guarantee 12."""
     add_alias("other", NAME="other")
     with override_settings(DATABASE_ROUTERS=[Migrations("other")]):
@@ -245,7 +245,7 @@ def test_migrations_may_run_past_a_pooler_or_by_another_project(add_alias: AddAl
         assert ids() == []
 
 
-def test_e013_nobody_commits(add_alias: AddAlias) -> None:
+def test_e013_autocommit_is_off(add_alias: AddAlias) -> None:
     add_alias("manual", AUTOCOMMIT=False)
     assert ids() == []
     with override_settings(DATABASE_ROUTERS=[Router("manual")]):

@@ -34,7 +34,7 @@ def modules_without_a_test() -> list[Path]:
     ]
 
 
-def test_each_package_says_where_its_other_modules_are_tested() -> None:
+def test_every_package_lists_tests_of_its_other_modules() -> None:
     assert {package for package, _ in ROWS} == {
         str(each.parent) for each in modules_without_a_test()
     }
@@ -46,7 +46,7 @@ def test_each_of_these_modules_of_the_executor_is_in_one_row() -> None:
     assert sorted(listed) == sorted(found)
 
 
-def test_what_it_says_is_there() -> None:
+def test_named_test_files_exist() -> None:
     rows = [*ROWS, *EXECUTOR_ROWS]
     named = {name for _, read in rows for name in re.findall(r"`([^`]+)`", read)}
     assert named

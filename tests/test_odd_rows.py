@@ -318,7 +318,7 @@ def test_every_time_is_between_1900_and_9998(model: type[models.Model]) -> None:
 
 
 @pytest.mark.parametrize("aside", ["null", "7", "[]", '[{"payload": 1}]', '"text"'])
-def test_what_is_put_aside_is_an_object(aside: str) -> None:
+def test_put_aside_must_be_an_object(aside: str) -> None:
     with pytest.raises(IntegrityError), transaction.atomic():
         put_aside(aside)
 
@@ -361,7 +361,7 @@ ASIDES = [
 ]
 
 
-def test_what_is_put_aside_badly_comes_forward(good: list[int], ran: list[int]) -> None:
+def test_malformed_put_aside_messages_are_promoted(good: list[int], ran: list[int]) -> None:
     """Missing or wrong members have defaults; a good message beside it is not held up."""
     asides = {f"u{n}": aside for n, aside in enumerate([*ASIDES, '{"payload": {}}'])}
     for unique_id, aside in asides.items():

@@ -314,7 +314,7 @@ PLAIN = ("mq_producer", "mq_monitor", "mq_operator", "mq_admin", "mq_worker")
 
 @pytest.mark.usefixtures("roles")
 @pytest.mark.parametrize("role", [*PLAIN, *slow(*(each for each in MAY if each not in PLAIN))])
-def test_it_may_do_what_the_page_says_and_no_more(role: str) -> None:
+def test_role_has_exactly_the_documented_rights(role: str) -> None:
     wrong = {
         name: may
         for kind, calls in CALLS.items()
@@ -430,7 +430,7 @@ def test_monitoring_works_in_a_read_only_transaction() -> None:
 
 
 @pytest.mark.usefixtures("roles")
-def test_a_reader_sees_what_a_writer_sees() -> None:
+def test_reader_sees_the_same_as_a_writer() -> None:
     with acting_as("mq_monitor"):
         seen = queues.state("mail"), queues.peek("mail"), queues.peek(skip_locked=True)
     assert seen == (

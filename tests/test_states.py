@@ -75,7 +75,7 @@ def test_the_first_of_several_counts(strongest):
         ("retrying", {"leased": -1, "attempts": 1, "after": 60}),
     ],
 )
-def test_what_has_passed_or_lies_ahead_does_not_count(weaker, columns):
+def test_past_and_future_times_do_not_count(weaker, columns):
     """CAR-2: an expired lock or backoff reads as queued, with no sweep needed."""
     assert add(**columns).state == weaker
 
@@ -124,7 +124,7 @@ def test_an_unclaimed_message_is_never_running():
     assert message.state == "processable"
 
 
-def test_the_state_is_asked_for_anew_unless_annotated():
+def test_state_is_read_again_unless_annotated():
     message = add()
     annotated = QueuedMessage.objects.with_state().get()
     QueuedMessage.objects.update(blocked_by=1)

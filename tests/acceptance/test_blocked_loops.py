@@ -13,7 +13,7 @@ from tests.acceptance.processes import Worker
 
 
 @pytest.mark.slow
-def test_the_sibling_runs_everything_else(
+def test_sibling_process_runs_all_other_messages(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
     """Messages from before the block, from soon after it, and from after it was noticed."""

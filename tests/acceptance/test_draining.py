@@ -116,7 +116,7 @@ def test_coroutines_that_were_cut_run_beside_each_other_again(
 
 
 @pytest.mark.parametrize("kind", ["call", "acall"])
-def test_what_runs_outside_a_transaction_is_ended_too(
+def test_drain_finishes_nonatomic_and_async_handlers(
     start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
 ) -> None:
     """NSQ-28 for handlers that are not atomic, and for async ones."""

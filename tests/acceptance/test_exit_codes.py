@@ -101,7 +101,7 @@ def test_missing_tables_are_one(start: Callable[..., Worker], empty_database: st
         ),
     ],
 )
-def test_operators_without_tables_are_told_to_migrate(empty_database: str, command: str) -> None:
+def test_commands_without_tables_suggest_migrate(empty_database: str, command: str) -> None:
     done = subprocess.run(
         [sys.executable, "manage.py", *command.split()],
         cwd=settings.BASE_DIR,
@@ -118,7 +118,7 @@ def test_operators_without_tables_are_told_to_migrate(empty_database: str, comma
 @pytest.mark.parametrize(
     ("command", "code"), [("mq_status", 1), ("mq_worker --until-empty", 1), ("mq_doctor", 2)]
 )
-def test_they_are_told_to_migrate_that_database(
+def test_commands_suggest_migrate_for_that_database(
     empty_database: str, command: str, code: int
 ) -> None:
     """`migrate` without an option goes on migrating the default one, which is up to date."""
@@ -224,7 +224,7 @@ def test_a_login_without_rights_is_one(start: Callable[..., Worker], stranger: s
 
 
 @pytest.mark.slow
-def test_operators_who_may_not_see_migrations_are_told_to_migrate(
+def test_role_without_access_to_migrations_gets_the_hint_to_migrate(
     empty_database: str, stranger: str
 ) -> None:
     with second_connection(dbname=empty_database) as server:

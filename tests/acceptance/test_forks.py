@@ -171,7 +171,9 @@ def test_each_session_is_of_one_process(
     until(lambda: not sessions(), "the server ends their sessions")
 
 
-def test_what_else_is_open_is_named_once(start_with: Callable[..., Worker], queue: Queue) -> None:
+def test_open_connections_and_threads_are_logged_once(
+    start_with: Callable[..., Worker], queue: Queue
+) -> None:
     """A bare driver connection and a thread: only the project can close them."""
     worker = start_with(KEEPS_OPEN, False)
     worker.has_started(2)

@@ -114,7 +114,7 @@ def test_max_rss(start: Callable[..., Worker], queue: Queue) -> None:
     assert "ERROR" not in worker.said()
 
 
-def test_max_rss_below_what_an_idle_worker_needs(start: Callable[..., Worker]) -> None:
+def test_max_rss_below_the_size_of_an_idle_worker(start: Callable[..., Worker]) -> None:
     """The worker reports the limit at its start, and does not replace processes for ever."""
     for worker in (start("--max-rss", 10), start(mq={"MAX_RSS": 10})):
         assert worker.ends() == 1

@@ -175,7 +175,7 @@ def test_a_listener_takes_the_last_session_of_a_pooler(monkeypatch: pytest.Monke
             assert not listener.is_alive()
 
 
-def test_the_doctor_finds_what_a_program_left_in_the_sessions_of_a_pooler(
+def test_doctor_finds_settings_left_in_sessions_of_a_pooler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """D016: the limit is not the login's, so ALTER ROLE would not change it."""

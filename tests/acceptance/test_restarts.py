@@ -70,7 +70,7 @@ def brakes(worker: Worker) -> list[str]:
 
 
 @pytest.mark.parametrize("processes", [1, *slow(2)])
-def test_a_poison_message_delays_nobody(
+def test_poison_message_delays_no_other(
     start: Callable[..., Worker], queue: Queue, processes: int
 ) -> None:
     """Guarantee 26: it dies eight times; messages sent in between are handled promptly."""
@@ -209,9 +209,7 @@ def test_no_room_for_a_process_is_waited_out(
     assert worker.ends() == 0
 
 
-def test_a_child_that_somebody_else_stops_is_replaced(
-    start: Callable[..., Worker], queue: Queue
-) -> None:
+def test_child_stopped_from_outside_is_replaced(start: Callable[..., Worker], queue: Queue) -> None:
     """Such as earlyoom, which ends the largest process by SIGTERM. The worker ended, with 0."""
     worker = start()
     worker.kill_child(0, signal.SIGTERM)
@@ -255,9 +253,7 @@ logging.getLogger("django_mq").warning("buffered, and never written")
 
 
 @pytest.mark.slow
-def test_a_log_that_nobody_reads_any_more(
-    start: Callable[..., Worker], queue: Queue, tmp_path: Path
-) -> None:
+def test_log_without_a_reader(start: Callable[..., Worker], queue: Queue, tmp_path: Path) -> None:
     """The supervisor still replaces processes: it flushes what it printed before each fork."""
     (tmp_path / "unread.py").write_text(UNREAD)
     more = {"PYTHONPATH": str(tmp_path), "PYTHONUNBUFFERED": ""}

@@ -36,7 +36,7 @@ def test_an_idle_worker_leaves_at_once(
 
 
 @pytest.mark.slow
-def test_a_worker_goes_on_when_the_server_does(
+def test_worker_continues_when_the_server_does(
     start: Callable[..., Worker], queue: Queue, still: Proxy
 ) -> None:
     """A pause shorter than the limits costs only its own length."""

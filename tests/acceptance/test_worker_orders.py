@@ -36,7 +36,7 @@ def is_quiet(pid: int | None = None) -> bool:
         pytest.param({"WAKEUP": "poll"}, id="poll", marks=pytest.mark.thorough),
     ],
 )
-def test_a_quiet_worker_finishes_what_runs_and_claims_nothing(
+def test_quiet_worker_finishes_running_messages_and_claims_none(
     start: Callable[..., Worker], queue: Queue, witness: Witness, mq: dict[str, Any]
 ) -> None:
     worker = start(mq=mq, **HURRIED)
@@ -66,7 +66,7 @@ def test_a_quiet_worker_finishes_what_runs_and_claims_nothing(
     assert worker.children() == [process.pid]
 
 
-def test_a_stopped_process_is_not_replaced_and_its_siblings_go_on(
+def test_stopped_process_is_not_replaced_and_siblings_continue(
     start: Callable[..., Worker], queue: Queue, witness: Witness
 ) -> None:
     worker = start("--processes", 2)
@@ -102,7 +102,9 @@ def test_a_stopped_process_that_dies_in_its_drain_is_not_replaced(
     assert worker.alive() == [other.pid]
 
 
-def test_what_replaces_a_quiet_process_is_quiet(start: Callable[..., Worker], queue: Queue) -> None:
+def test_replacement_of_a_quiet_process_is_quiet(
+    start: Callable[..., Worker], queue: Queue
+) -> None:
     worker = start()
     [process] = fleet(worker, 1)
     queues.quiet_workers(process.id)

@@ -37,7 +37,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("action", CHANGED)
-def test_an_action_changes_what_it_is_for_and_reports_the_rest(boss, action):
+def test_action_changes_eligible_messages_and_reports_the_rest(boss, action):
     ids = {name: add(**columns).pk for name, columns in EVERY.items()}
     in_flight = QueuedMessage.objects.filter(leased_until__isnull=False).order_by("pk")
     before = list(in_flight.values())
@@ -60,7 +60,7 @@ def test_an_action_changes_what_it_is_for_and_reports_the_rest(boss, action):
 
 
 @pytest.mark.parametrize("action", ["cancel", "discard"])
-def test_what_cannot_be_undone_is_asked_first(boss, action):
+def test_irreversible_actions_ask_for_confirmation(boss, action):
     ids = [add("mail", **columns).pk for columns in EVERY.values()]
     page = act(boss, action, ids, query="?queue=mail")
     assert page.status_code == 200
@@ -95,7 +95,7 @@ def test_the_page_of_a_message_comes_back(boss):
 @pytest.mark.parametrize(
     "ids", ["", "x", "1;drop", "-1", "0", "9" * 19, "1" * 30, "\u0661", "1,,2"]
 )
-def test_what_is_no_id_is_refused(boss, ids):
+def test_invalid_ids_are_refused(boss, ids):
     address = url("queuedmessage", "action", "requeue")
     assert boss.post(address, {"ids": ids}).status_code == 400
 
@@ -108,7 +108,7 @@ def test_an_unknown_operation_is_not_found(boss):
     assert boss.post("/admin/django_mq/queuedmessage/actions/drop/", {"ids": 1}).status_code == 404
 
 
-def test_the_way_back_leads_nowhere_else(boss):
+def test_redirect_stays_on_the_list(boss):
     message = add(**EVERY["dead"])
     response = confirm(boss, "discard", [message.pk], filters="//evil.example/?a=b")
     assert response.url.startswith(LIST + "?")
@@ -194,7 +194,7 @@ def test_a_locked_table_is_waited_for_a_second(boss, other, mode):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_queue_that_somebody_changes_is_not_waited_for(boss, other):
+def test_queue_locked_by_another_session_is_not_waited_for(boss, other):
     decide("mail")
     other.execute("select 1 from django_mq_queuestate where queue = 'mail' for update")
     response = boss.post(url("queuestate", "pause"), {"queue": "mail"})
@@ -239,7 +239,7 @@ def test_queues_are_limited_with_a_log(boss):
 
 
 @pytest.mark.parametrize("maximum", ["x", "-1", "1.5", "\u0661", "9" * 10, "1" * 30, "1;drop"])
-def test_what_is_no_limit_is_refused(boss, maximum):
+def test_invalid_limits_are_refused(boss, maximum):
     add("mail")
     data = {"queue": "mail", "max_in_flight": maximum}
     assert boss.post(url("queuestate", "limit"), data).status_code == 400
@@ -284,7 +284,7 @@ def test_only_queues_are_paused_and_only_for_offered_times(boss, data, status):
         ("end_backoff", {}, "End the backoff", False),
     ],
 )
-def test_a_queue_that_nobody_knows_is_changed_after_a_question(boss, page, data, label, row):
+def test_unknown_queue_is_changed_after_a_confirmation(boss, page, data, label, row):
     add("invoices")
     data = {"queue": "invioces", **data}
     asked = boss.post(url("queuestate", page), data)
@@ -309,7 +309,7 @@ def test_a_search_without_a_queue_offers_to_pause_it(boss, viewer):
         assert text(page).count("Pause a queue of this name") == offered
 
 
-def test_what_runs_is_offered_no_action(boss):
+def test_running_message_has_no_actions(boss):
     message = add(leased=60)
     beat(running=[message.pk])
     page = boss.get(url("queuedmessage", "change", message.pk))
@@ -358,12 +358,12 @@ class TestHeads:
         entry = LogEntry.objects.get()
         assert (int(entry.object_id), entry.action_flag) == (head.pk, DELETION)
 
-    def test_who_wait_behind_what_stays_are_not_counted(self, boss, lines):
+    def test_followers_of_skipped_heads_are_not_counted(self, boss, lines):
         page = act(boss, "discard_heads", [line[1].pk for line in lines.values()])
         assert (page.context["count"], page.context["behind"]) == (2, "4")
         assert page.context["others"] == [("delayed", 1)]
 
-    def test_one_that_waits_for_nobody_is_its_own_head(self, boss, lines):
+    def test_unblocked_message_is_its_own_head(self, boss, lines):
         act(boss, "requeue_heads", [lines["a"][0].pk, add(dead=-1).pk])
         assert QueuedMessage.objects.dead().get().key == "b"
 
@@ -379,7 +379,7 @@ class TestHeads:
         assert f'name="page" value="{second.pk}"' in asked.content.decode()
         assert confirm(boss, "discard", [head.pk], page=second.pk).url == here
 
-    def test_a_waiting_head_is_cancelled_and_the_next_goes_on(self, boss, lines):
+    def test_cancelled_head_makes_its_follower_the_head(self, boss, lines):
         head, second, third = lines["c"]
         page = boss.get(url("queuedmessage", "change", third.pk))
         assert [each.name for each, _ in page.context["head"]["actions"]] == [
@@ -404,13 +404,13 @@ class TestHeads:
         assert boss.get(asked.context["back"]).status_code == 302
 
     @pytest.mark.parametrize("page", ["x", "-1", "1,2", "0"])
-    def test_no_way_back_to_what_is_no_message(self, boss, lines, page):
+    def test_invalid_page_to_return_to_is_refused(self, boss, lines, page):
         data = {"ids": lines["a"][0].pk, "page": page}
         address = url("queuedmessage", "action", "discard")
         assert boss.post(address, data).status_code == 400
         assert QueuedMessage.objects.count() == 9
 
-    def test_what_is_in_flight_is_offered_nothing(self, boss):
+    def test_head_in_flight_has_no_actions(self, boss):
         head = add(key="k", leased=60)
         message = add(key="k", blocked_by=head.pk)
         page = boss.get(url("queuedmessage", "change", message.pk))

@@ -79,13 +79,13 @@ def test_one_copy_leads_to_its_page(boss):
     assert done["Location"] == url("queuedmessage", "change", QueuedMessage.objects.get().pk)
 
 
-def test_a_type_that_nobody_hears_is_said_to_be_so(boss):
+def test_type_without_a_handler_is_reported(boss):
     assert "no handler is registered for it here" in text(boss.post(PAGE, {**FORM, "type": "odd"}))
     send(boss, type="odd")
     assert QueuedMessage.objects.get().handler == ""
 
 
-def test_a_misspelt_type_is_told_before_it_is_broadcast(boss, monkeypatch):
+def test_misspelt_type_is_reported_before_the_broadcast(boss, monkeypatch):
     from django_mq.admin import QueuedMessageAdmin
 
     misspelt = {**FORM, "type": "shop.order.placed", "queue": "mail"}
@@ -99,7 +99,7 @@ def test_a_misspelt_type_is_told_before_it_is_broadcast(boss, monkeypatch):
     assert told not in shown, "its handlers are in queues that the user may not see"
 
 
-def test_whom_it_reaches_must_have_been_seen(boss):
+def test_changed_recipients_are_shown_again(boss):
     """A handler registered in between is shown before it gets a message."""
     reach = boss.post(PAGE, FORM).context["reach"]
     handler("shop.#", queue="audit", name="auditor")(lambda delivery: None)
@@ -198,7 +198,7 @@ def test_a_copy_in_a_queue_that_the_user_may_not_see_is_refused(boss, monkeypatc
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_lock_of_another_session_is_told(boss):
+def test_lock_of_another_session_is_a_form_error(boss):
     with second_connection() as other, other.transaction():
         other.execute("lock table django_mq_queuedmessage in share mode")
         assert "holds a lock" in errors(send(boss))["__all__"]

@@ -161,7 +161,7 @@ def test_one_message_is_cancelled_from_its_page(visit, scripts):
 
 
 @WIDTHS
-def test_a_queue_that_nobody_knows_is_paused_after_a_question(visit, width):
+def test_unknown_queue_is_paused_after_a_confirmation(visit, width):
     add()
     page = visit(url("queuestate"), viewport={"width": width, "height": 800})
     page.get_by_label("Part of a queue's name").fill("mail.archive")
@@ -209,7 +209,7 @@ def test_a_queue_is_limited_and_its_backoff_ended(visit):
     assert (state.max_in_flight, state.backoff_level) == (None, 0)
 
 
-def test_a_dead_head_is_discarded_and_its_followers_go_on(visit):
+def test_discarding_a_dead_head_frees_its_followers(visit):
     head = add(key="k", dead=-5)
     message = add(key="k", blocked_by=head.pk)
     page = visit(url("queuedmessage", "change", message.pk))
@@ -245,7 +245,7 @@ def test_the_list_of_messages_needs_no_scrolling_at_1280(visit):
     assert excess <= 0
 
 
-def test_the_queues_refresh_while_somebody_looks(visit):
+def test_page_of_queues_refreshes_itself(visit):
     add()
     page = visit(url("queuestate"))
     page.clock.install()
@@ -257,7 +257,7 @@ def test_the_queues_refresh_while_somebody_looks(visit):
 
 
 @WIDTHS
-def test_operations_refresh_while_somebody_looks(visit, width):
+def test_pages_of_operations_refresh_themselves(visit, width):
     """The cells of a list on a phone keep their labels after a refresh."""
     row = Operation.objects.create(
         action="cancel", filter={}, last_id=9, matched=9, state="running"

@@ -55,7 +55,7 @@ def test_payload_due_time_and_priority_are_changed(boss):
     assert (entry.user, entry.change_message) == (boss.user, "Edited: payload, due, priority.")
 
 
-def test_what_was_not_touched_stays_to_the_microsecond(boss):
+def test_untouched_fields_keep_their_exact_values(boss):
     row = add(after=600, payload={"order": 7, "lines": ["a\nb"]})
     before = row.processable_after
     done = change(boss, row)
@@ -155,7 +155,7 @@ def test_a_message_of_another_queue_is_not_found(boss, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
-def test_a_lock_of_another_session_is_told(boss):
+def test_lock_of_another_session_is_a_form_error(boss):
     row = add()
     with second_connection() as other, other.transaction():
         other.execute("select 1 from django_mq_queuedmessage where id = %s for update", [row.pk])

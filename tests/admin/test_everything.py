@@ -216,7 +216,7 @@ def test_a_scoped_user_sees_operations_on_their_queues_alone(boss):
     assert isinstance(admin.site.get_model_admin(QueuedMessage), QueuedMessageAdmin)
 
 
-def test_only_users_who_may_see_payloads_see_the_values_of_a_filter(login):
+def test_values_of_a_filter_need_permission_to_view_payloads(login):
     add(payload={"card": "4111"}, dead=-1)
     may = login(*VIEW, "requeue_message", "view_payload", "view_operation", name="m")
     may_not = login(*VIEW, "requeue_message", "view_operation", name="n")

@@ -86,7 +86,7 @@ def test_the_list_takes_few_queries(viewer, django_assert_max_num_queries):
         viewer.get(LIST)
 
 
-def test_a_page_shows_content_only_to_those_who_may_see_it(viewer, boss):
+def test_content_needs_permission_to_view_payloads(viewer, boss):
     keep(1, payload={"order": 77, "password": "hunter2"}, metadata={"m": 1})
     address = url("handledmessage", "change", 1)
     assert "77" not in text(viewer.get(address))
@@ -171,7 +171,7 @@ def test_replay_to_another_handler(boss):
     assert replay(boss, [1], to="nobody").status_code == 403
 
 
-def test_what_was_not_kept_is_not_replayed(boss):
+def test_message_without_payload_is_not_replayed(boss):
     keep(1, payload=None)
     keep(2)
     page = boss.post(url("handledmessage", "replay"), {"ids": "1,2,3"})
@@ -183,7 +183,7 @@ def test_what_was_not_kept_is_not_replayed(boss):
     assert not LogEntry.objects.exists()
 
 
-def test_a_replay_reports_what_it_skipped(boss):
+def test_replay_reports_skipped_messages(boss):
     """Guarantee 13: messages that have left the history since the page was shown."""
     keep(1)
     assert told(replay(boss, [1, 98, 99])) == [

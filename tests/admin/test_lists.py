@@ -65,7 +65,7 @@ def test_the_newest_dead_letters_are_found_without_computing_states(boss):
     assert "CASE" not in keys
 
 
-def test_what_narrows_a_state_leaves_none_of_it_out(every):
+def test_index_condition_keeps_every_message_of_its_state(every):
     for state, condition in INDEX_CONDITIONS.items():
         whole = set(QueuedMessage.objects.in_state(state).values_list("pk", flat=True))
         assert whole == {message.pk for message in every[state]}
@@ -83,7 +83,7 @@ def test_an_unknown_state_is_no_error_page(boss):
     assert boss.get(LIST, {"state": "tired"}).url == LIST + "?e=1"
 
 
-def test_a_line_says_what_people_ask(boss):
+def test_row_shows_state_attempts_and_error(boss):
     """Due since or at, claimed by and until, attempts and their maximum, the last error."""
     add("mail", after=-7500, attempts=3, max_attempts=20, last_error="KeyError: 'x'")
     add("mail", leased=1000, claimed_by="f00d:7", handler="shop.send", key="k:1")
@@ -139,7 +139,7 @@ def test_public_columns_may_be_asked_for_exactly(boss, column):
 
 
 @pytest.mark.parametrize("data", [{"q": "\x00"}, {"queue": "\x00"}, {"type": "\x00"}, {"id": "x"}])
-def test_what_cannot_be_asked_of_a_database_is_no_error_page(boss, data):
+def test_unusable_search_values_give_no_error_page(boss, data):
     add()
     assert boss.get(LIST, data, follow=True).status_code == 200
 
@@ -147,7 +147,7 @@ def test_what_cannot_be_asked_of_a_database_is_no_error_page(boss, data):
 @pytest.mark.parametrize(
     ("model", "term"), mostly_slow(MODELS, ["9" * 5000, "9" * 60, "\x00", "\u0662"])
 )
-def test_neither_a_search_nor_an_address_that_cannot_be_is_an_error_page(boss, model, term):
+def test_impossible_search_or_address_gives_no_error_page(boss, model, term):
     """Python parses no number of 5,000 digits, and PostgreSQL accepts no NUL."""
     assert boss.get(url(model), {"q": term}, follow=True).status_code == 200
     for page in ("change", "history"):
@@ -225,7 +225,7 @@ class TestCappedPaginator:
         newest = list(QueuedMessage.objects.order_by("-pk").values_list("pk", flat=True))
         assert found == [newest[0:2], newest[2:4], newest[4:5]]
 
-    def test_the_list_says_that_there_are_more(self, boss, monkeypatch):
+    def test_count_of_a_long_list_ends_with_a_plus(self, boss, monkeypatch):
         monkeypatch.setattr(base.ReadOnlyAdmin, "list_per_page", 2)
         self.pages(9)
         page = boss.get(LIST)
@@ -266,7 +266,7 @@ def test_a_search_that_takes_too_long_is_given_up(boss, monkeypatch):
     assert "took too long" in told(response)[0]
 
 
-def test_a_line_says_who_waits_behind_whom(boss, settings):
+def test_row_shows_the_messages_before_and_behind_it(boss, settings):
     """The key's first message, whatever row it was parked behind; the same in an ordered queue."""
     settings.DJANGO_MQ = {"QUEUES": {"line": {"ordered": True}}}
     head = add(key="k", dead=-5)

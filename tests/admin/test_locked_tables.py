@@ -63,7 +63,7 @@ def _waits_end():
 
 
 @pytest.mark.usefixtures("_waits_end")
-def test_a_page_without_its_rows_says_so(boss):
+def test_page_of_a_locked_table_answers_503(boss):
     beat()
     with second_connection() as other:
         other.execute("begin; lock table django_mq_workerheartbeat in access exclusive mode")
@@ -125,7 +125,7 @@ def test_a_subclass_may_change_the_context_of_any_page(boss, rf):
             assert "Changed later" in text(response.render())
 
 
-def test_what_a_hook_records_of_a_refusal_stays(boss, monkeypatch):
+def test_write_of_a_refusing_permission_hook_is_kept(boss, monkeypatch):
     def refuse(page, request, obj=None):
         decide("recorded")
         return False

@@ -58,7 +58,7 @@ class TestMessage:
     @pytest.mark.parametrize(
         "payload", ["1" * 5000, "[" * 5000 + "]" * 5000], ids=["digits", "depth"]
     )
-    def test_what_cannot_be_decoded_does_not_break_the_page(self, boss, payload):
+    def test_undecodable_payload_does_not_break_the_page(self, boss, payload):
         message = add()
         with connection.cursor() as cursor:
             cursor.execute("update django_mq_queuedmessage set payload = %s::jsonb", [payload])
@@ -93,7 +93,7 @@ class TestMessage:
         assert len(page.context["attempts"]) == 2
         assert f"{url('failedattempt')}?message_id={message.pk}" in page.content.decode()
 
-    def test_a_message_that_is_gone_says_what_became_of_it(self, boss, viewer):
+    def test_page_of_a_removed_message_says_how_it_ended(self, boss, viewer):
         gone = url("queuedmessage", "change", 77)
         response = boss.get(gone)
         assert response.url == LIST
@@ -108,19 +108,17 @@ class TestMessage:
         assert "private" in told(boss.get(gone))[-1]
 
     @pytest.mark.parametrize("id", ["x", "0", "9" * 40, "<b>"])
-    def test_what_is_no_id_is_not_found(self, boss, id):
+    def test_invalid_id_redirects_to_the_list(self, boss, id):
         assert boss.get(url("queuedmessage", "change", id)).url == LIST
 
-    def test_it_loads_no_payload_for_those_who_may_not_see_it(
-        self, viewer, django_assert_max_num_queries
-    ):
+    def test_payload_is_not_loaded_without_permission(self, viewer, django_assert_max_num_queries):
         message = add()
         with django_assert_max_num_queries(26) as found:
             self.page(viewer, message)
         assert not any('"payload"' in each["sql"] for each in found)
         assert not any('"traceback"' in each["sql"] for each in found)
 
-    def test_it_links_to_what_belongs_to_it(self, boss):
+    def test_page_links_to_the_head_and_the_queue(self, boss):
         first = add(key="k", dead=-5)
         page = self.page(boss, add(key="k", blocked_by=first.pk)).content.decode()
         assert url("queuedmessage", "change", first.pk) in page
@@ -197,7 +195,7 @@ def test_the_timeline_has_how_long_each_attempt_waited_and_ran(boss):
     assert places == sorted(places)
 
 
-def test_what_can_be_copied_is_marked_and_needs_no_script(boss):
+def test_copyable_values_are_marked_without_a_script(boss):
     message = add(payload={"n": 1})
     page = boss.get(url("queuedmessage", "change", message.pk)).content.decode()
     assert f'data-mq-copy="id">{message.pk}<' in page

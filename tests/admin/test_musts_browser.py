@@ -2,22 +2,22 @@
 
 | an operator can | shown by |
 |---|---|
-| watch a page refresh, choose how often, and have it pause in a hidden tab | `test_overview_browser.test_it_refreshes_while_somebody_looks` |
+| watch a page refresh, choose how often, and have it pause in a hidden tab | `test_overview_browser.test_page_refreshes_while_its_tab_is_visible` |
 | see the number of messages per state | `test_browser.test_the_number_of_messages_per_state_is_shown`, `test_states_are_counted_on_tiles` |
 | filter by queue, handler, metadata, worker, priority | `test_filters_add_up`, `test_browser.test_a_message_is_found_by_a_box_and_a_search_on_a_phone` |
 | act on a selection, and on everything that matches, in batches | `test_browser.test_a_selection_is_discarded_after_a_question`, `test_everything_browser.test_the_messages_of_an_error_are_requeued` |
 | confirm before rows are removed, and see later whose decision it was | `test_browser.test_one_message_is_cancelled_from_its_page`, `test_the_history_of_a_message_names_the_user` |
-| read the timeline of a message, every attempt with worker, error and traceback, and copy | `test_attempts_are_told_in_full`, `test_browser.test_the_page_of_a_message_copies_and_has_a_timeline` |
+| read the timeline of a message, every attempt with worker, error and traceback, and copy | `test_attempts_are_shown_in_full`, `test_browser.test_the_page_of_a_message_copies_and_has_a_timeline` |
 | retry, run now, run at, cancel, discard, stop | `test_browser.test_a_dead_letter_is_found_and_requeued`, `test_a_delayed_message_runs_now`, `test_forms_browser.test_a_message_is_broadcast_and_edited`, `test_browser.test_one_message_is_cancelled_from_its_page`, `test_browser.test_a_selection_is_discarded_after_a_question`, `test_a_running_message_is_stopped` |
 | see queues, the oldest due message first, with depth and rates; pause and limit them | `test_queues_are_listed_by_age`, `test_browser.test_a_queue_is_paused_and_resumed`, `test_browser.test_a_queue_is_limited_and_its_backoff_ended` |
-| see workers with host, process, version, current messages and last beat; quiet and stop them | `test_a_worker_and_what_it_runs`, `test_worker_orders_browser.test_the_way_of_a_worker` |
+| see workers with host, process, version, current messages and last beat; quiet and stop them | `test_worker_with_its_running_message`, `test_worker_orders_browser.test_the_way_of_a_worker` |
 | see the next and the last time of schedules; run, disable and enable them; see who did | `test_a_schedule_is_run_disabled_and_enabled` |
 | see errors in groups, and retry a group | `test_everything_browser.test_the_messages_of_an_error_are_requeued` |
 | see charts of throughput and of latency | `test_overview_browser.test_it_fits_and_can_be_read` |
 | see which handler takes which type, and types that none takes | `test_types_without_a_handler_are_named` |
 | be limited to looking, or to single actions, and not see payloads | `test_a_viewer_neither_acts_nor_reads_payloads`, `test_secrets_are_masked` |
 | use a dark theme, share the address of a list, export it | `test_browser.test_pages_fit_and_can_be_read`, `test_filters_add_up`, `test_history_browser.test_the_history_is_exported` |
-| page through large tables | `test_a_large_list_goes_on_in_windows` |
+| page through large tables | `test_large_list_is_split_into_windows` |
 
 Two more are not pages: `/metrics` is tested in `acceptance/test_metrics.py`, `mq_status --json` in
 `management/`. There are no relays yet, so no page shows their lag.
@@ -106,7 +106,7 @@ def test_the_history_of_a_message_names_the_user(visit):  # noqa: F811
     says(page, "#change-history", "Requeue")
 
 
-def test_attempts_are_told_in_full(visit):  # noqa: F811
+def test_attempts_are_shown_in_full(visit):  # noqa: F811
     message = add(dead=-5, attempts=2, created=-60)
     for attempt in (1, 2):
         start = message.created_at + timedelta(seconds=20 * attempt)
@@ -157,7 +157,7 @@ def test_queues_are_listed_by_age(visit):  # noqa: F811
         says(page, "#mq-live table >> nth=0 >> thead", label)
 
 
-def test_a_worker_and_what_it_runs(visit):  # noqa: F811
+def test_worker_with_its_running_message(visit):  # noqa: F811
     message = add(leased=60, claimed_by="w:1", type="shop.orders.placed")
     beat("w", host="mail-1", pid=4711, version="1.2.3", running=[message.pk])
     page = visit(url("workerheartbeat"))
@@ -222,7 +222,7 @@ def test_secrets_are_masked(visit):  # noqa: F811
     sync_api.expect(page.locator("#content")).not_to_contain_text("s3cr3t")
 
 
-def test_a_large_list_goes_on_in_windows(visit, monkeypatch):  # noqa: F811
+def test_large_list_is_split_into_windows(visit, monkeypatch):  # noqa: F811
     monkeypatch.setattr(bounds, "MAX_COUNT", 100)
     monkeypatch.setattr(windows, "MAX_COUNT", 100)
     messages = add_all([{}] * 101)

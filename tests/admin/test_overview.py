@@ -79,7 +79,7 @@ def test_rates_and_when_a_queue_is_empty(boss):
     assert (stopped.incoming, stopped.outgoing, stopped.empty_in) == ("", "", "never")
 
 
-def test_what_went_wrong_in_the_last_hour(boss):
+def test_errors_of_the_last_hour_are_shown(boss):
     message = add(dead=-60)
     add(dead=-7200)
     for number in range(3):
@@ -109,7 +109,7 @@ def test_how_busy_the_workers_are(boss):
 
 
 @pytest.mark.parametrize("span", ["hour", "day", "week"])
-def test_charts_and_the_table_that_says_the_same(boss, span):
+def test_charts_and_table_show_the_same_figures(boss, span):
     minute(2, acked=1234, failed=7, retried=6, dead=1, ran={"40": 9}, waited={"54": 9})
     response = live(boss, span=span)
     page = response.content.decode()
@@ -126,7 +126,7 @@ def test_charts_and_the_table_that_says_the_same(boss, span):
     assert f'href="?span={span}" aria-current="true"' in page
 
 
-def test_a_span_that_is_none_is_an_hour(boss):
+def test_invalid_span_is_an_hour(boss):
     assert live(boss, span="x\x00").context["span"] == "hour"
 
 
@@ -215,7 +215,7 @@ def test_another_site_shows_its_own_or_none(boss):
 # ---- permissions
 
 
-def test_who_may_not_see_queues_sees_no_overview(login):
+def test_overview_needs_permission_to_view_queues(login):
     client = login("view_result")
     assert client.get(PAGE).status_code == 403
     index = client.get(INDEX)

@@ -53,7 +53,7 @@ def asked(page):
 
 
 @pytest.mark.parametrize("address", [INDEX, PAGE])
-def test_it_refreshes_while_somebody_looks(visit, address):  # noqa: F811
+def test_page_refreshes_while_its_tab_is_visible(visit, address):  # noqa: F811
     """At the chosen interval, and not while the tab is hidden; the choice is kept."""
     page = visit(address)
     page.clock.install()

@@ -126,7 +126,7 @@ class TestOnlyText:
 
 
 class TestWorkers:
-    def test_what_their_handlers_did(self, boss):
+    def test_handler_figures_are_shown(self, boss):
         """CAR-42: the fleet on the list, one worker on its page."""
         assert "Handler" not in text(boss.get(url("workerheartbeat")))
         timings = {"h": tally(acked=1200, failed=3, ran=[0.5]), "<b>": tally(dead=1)}
@@ -141,7 +141,7 @@ class TestWorkers:
         assert "<b>" not in page.content.decode()
         assert "&lt;b&gt;" in page.content.decode()
 
-    def test_what_they_do(self, boss):
+    def test_current_work_is_shown(self, boss):
         message = add(type="shop.orders.placed", leased=30)
         beat("a1", host="box-1", pid=4711, running=[message.pk, 10**6], queues=["mail", "x.*"])
         page = boss.get(url("workerheartbeat"))
@@ -190,7 +190,7 @@ class TestWorkers:
         beat(running=list(range(1, 101)))
         assert "and 80 more" in text(boss.get(url("workerheartbeat")))
 
-    def test_there_is_none(self, boss):
+    def test_list_without_workers_names_mq_worker(self, boss):
         assert "mq_worker" in text(boss.get(url("workerheartbeat")))
 
 
@@ -216,7 +216,7 @@ def test_ids_are_shown_without_thousands_separators(boss, settings):
         assert "1,234,567" not in page
 
 
-def test_times_are_told_by_the_clock_of_the_database(boss, monkeypatch):
+def test_times_follow_the_clock_of_the_database(boss, monkeypatch):
     """The web server's clock may be wrong by days."""
     monkeypatch.setattr("time.time", lambda: 0.0)
     message = add(after=600)

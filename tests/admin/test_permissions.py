@@ -171,7 +171,7 @@ def test_one_right_opens_one_model(rows, login, model):
         assert client.get(url(each, "change", rows[each][0])).status_code == status
 
 
-def test_no_payload_is_in_a_list_even_for_those_who_may_see_it(rows, boss):
+def test_lists_never_show_payloads(rows, boss):
     QueuedMessage.objects.update(last_error="", dead_reason="")
     FailedAttempt.objects.update(error_text="")
     for model in MODELS:
@@ -237,7 +237,7 @@ def test_actions_are_offered_and_done_with_their_right(login, action):
 
 
 @pytest.mark.parametrize("action", ["requeue", *slow("discard")])
-def test_what_is_done_to_heads_takes_the_same_right(login, action):
+def test_action_on_heads_needs_the_same_permission(login, action):
     """S10: on the list, on the page of a follower, on the page of the queue."""
     head = add(key="k", dead=-5)
     message = add(key="k", blocked_by=head.pk)
@@ -282,7 +282,7 @@ def test_actions_take_a_token(boss, action):
 
 
 @pytest.mark.parametrize("page", DECISIONS)
-def test_queues_are_changed_by_those_who_may(rows, login, viewer, page):
+def test_queues_are_changed_only_with_permission(rows, login, viewer, page):
     for client in (viewer, login("change_queue", name="blind")):
         data = {"queue": "mail", "max_in_flight": "5"}
         assert client.post(url("queuestate", page), data).status_code == 403

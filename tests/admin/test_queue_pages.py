@@ -76,7 +76,7 @@ class TestQueues:
             ({"paused": -60, "until": -5}, "no worker"),
         ],
     )
-    def test_it_says_what_stops_a_queue(self, boss, decision, words):
+    def test_reason_that_stops_a_queue_is_shown(self, boss, decision, words):
         add()
         if decision:
             decide("mail", **decision)
@@ -95,7 +95,7 @@ class TestQueues:
             assert words in page
         assert boss.get(url("queuestate", "history", "a/b:c_2F")).status_code == 200
 
-    def test_limits_and_what_the_settings_say(self, boss, settings):
+    def test_limit_is_shown_beside_the_settings(self, boss, settings):
         """NSQ-23: a limit of zero is a limit."""
         settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": 1200}, "post": {}}}
         address = url("queuestate", "change", "mail")
@@ -133,7 +133,7 @@ class TestQueues:
         page = text(boss.get(url("queuestate", "change", "mail")))
         assert "Its handlers failed or snoozed, so" in page
 
-    def test_what_its_handlers_did(self, boss):
+    def test_figures_of_its_handlers_are_shown(self, boss):
         """CAR-42."""
         with handlers.isolated():
             for name, queue in (("mine", "mail"), ("theirs", "post")):
@@ -170,7 +170,7 @@ class TestLines:
         page = client.get(url("queuedmessage", "change", message.pk))
         return text(page), page.content.decode()
 
-    def test_a_head_says_who_waits_behind_it(self, boss):
+    def test_head_shows_its_followers(self, boss):
         head = add(key="k", handler="h", dead=-5)
         add(key="k", handler="h", blocked_by=head.pk)
         last = add(key="k", handler="h", blocked_by=head.pk)
@@ -274,7 +274,7 @@ class TestBlockedQueues:
             assert link in page.content.decode()
         assert "Requeue or discard the dead message" in text(boss.get(address))
 
-    def test_a_key_behind_a_message_that_goes_on_by_itself_is_none(self, boss):
+    def test_key_behind_a_delayed_message_is_not_blocked(self, boss):
         beat()
         head = add(key="k", after=60)
         add(key="k", blocked_by=head.pk)
@@ -283,7 +283,7 @@ class TestBlockedQueues:
         assert "active 1 worker" in page
         assert "requeued or discarded" not in page
 
-    def test_what_stops_the_whole_queue_is_said_first(self, boss):
+    def test_reason_for_the_whole_queue_is_shown_first(self, boss):
         head = add(key="k", dead=-5)
         add(key="k", blocked_by=head.pk)
         add()

@@ -34,7 +34,7 @@ def test_every_page_is_shown(pages, boss, read_only):  # noqa: F811
     assert {page: boss.get(page).status_code for page in pages} == dict.fromkeys(pages, 200)
 
 
-def test_every_change_says_that_nothing_was_changed(changes, boss, read_only):  # noqa: F811
+def test_every_change_reports_the_read_only_database(changes, boss, read_only):  # noqa: F811
     read_only()
     lacking = (url("queuedmessage", "broadcast"), {})
     for page, form in [each for each in changes if each != lacking]:
@@ -47,7 +47,9 @@ def test_every_change_says_that_nothing_was_changed(changes, boss, read_only):  
 @pytest.mark.parametrize(
     ("in_request", "across"), mostly_slow([False, True], [{}, {"select_across": "1"}])
 )
-def test_an_action_of_the_list_says_so(boss, read_only, monkeypatch, in_request, across):
+def test_list_action_reports_the_read_only_database(
+    boss, read_only, monkeypatch, in_request, across
+):
     message = add(dead=-5, attempts=1)
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", in_request)
     read_only()

@@ -10,7 +10,7 @@ from django_mq.admin import messages
 from django_mq.models import QueuedMessage, QueueState, UniqueKey
 
 
-def test_the_admin_registers_itself_unless_it_is_told_not_to(settings):
+def test_admin_registers_itself_unless_it_is_turned_off(settings):
     assert isinstance(admin.site.get_model_admin(QueuedMessage), ours.QueuedMessageAdmin)
     assert isinstance(admin.site.get_model_admin(UniqueKey), ours.UniqueKeyAdmin)
     assert ours._is_wanted()
@@ -19,7 +19,7 @@ def test_the_admin_registers_itself_unless_it_is_told_not_to(settings):
 
 
 @pytest.mark.parametrize("wrong", [{"ADMIN": "yes"}, {"NO_SUCH": 1}, 7])
-def test_wrong_settings_are_for_the_system_checks_to_tell(settings, wrong):
+def test_wrong_settings_are_left_to_the_system_checks(settings, wrong):
     settings.DJANGO_MQ = wrong
     assert not ours._is_wanted()
 

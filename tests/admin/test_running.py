@@ -85,7 +85,7 @@ def test_rights(login, running, name, right):
     assert WorkerCommand.objects.filter(action=name, asked_by="may").exists()
 
 
-def test_what_does_not_run_is_left_alone(boss, running):
+def test_only_a_running_message_can_be_stopped(boss, running):
     waiting = add(handler="h")
     assert "No live worker" in text(ask(boss, waiting, "stop", confirmed="yes"))
     QueuedMessage.objects.filter(pk=running.pk).delete()

@@ -116,13 +116,13 @@ def test_the_page_of_one_shows_the_next_times_and_the_last_message(keeper):
 
 
 @pytest.mark.parametrize("source", ["code", "admin"])
-def test_the_page_of_one_says_in_words_when(keeper, source):
+def test_page_of_a_schedule_shows_its_times_in_words(keeper, source):
     put("report", cron="0 6 * * mon-fri", tz="Europe/Berlin", source=source)
     said = "at 06:00 on Monday through Friday, Europe/Berlin 0 6 * * mon-fri"
     assert said in text(page(keeper, "report"))
 
 
-def test_contents_and_errors_are_for_those_who_may_see_payloads(looker, keeper, boss):
+def test_contents_and_errors_need_permission_to_view_payloads(looker, keeper, boss):
     for name, source in (("code", "code"), ("admin", "admin")):
         put(
             name,
@@ -140,7 +140,7 @@ def test_contents_and_errors_are_for_those_who_may_see_payloads(looker, keeper, 
     assert "canary" not in shown
 
 
-def test_who_may_only_look_changes_nothing(looker):
+def test_view_permission_allows_no_change(looker):
     put()
     assert "Run now" not in text(page(looker))
     for button in ("run", "enable", "disable"):
@@ -196,7 +196,7 @@ def test_disable_and_enable(keeper):
     ]
 
 
-def test_buttons_for_what_is_not_there(keeper):
+def test_buttons_of_a_missing_schedule(keeper):
     assert press(keeper, "run", "nothing").status_code == 404
     assert press(keeper, "run", "a\0b").status_code == 404
     assert keeper.get(url("schedule", "run")).status_code == 302
@@ -230,7 +230,7 @@ def reporter(no_handlers):
 
 
 @pytest.mark.usefixtures("reporter")
-def test_a_misspelt_type_is_told(boss):
+def test_misspelt_type_is_reported(boss):
     notice = (
         "No handler here takes shop.report.daily, the type of schedule report. Did you mean"
         " shop.reports.daily?"
@@ -301,7 +301,7 @@ def test_one_that_is_not_enabled_yet(keeper):
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_a_form_refuses_what_could_not_be_broadcast(boss, wrong, field):
+def test_form_refuses_values_that_broadcast_refuses(boss, wrong, field):
     response = boss.post(url("schedule", "add"), {**FORM, **wrong})
     assert response.status_code == 200
     assert field in errors(response) or "__all__" in errors(response)
@@ -333,7 +333,7 @@ def filled_in(response):
 
 
 @pytest.mark.parametrize("also", [{}, {"cron": "0 7 * * *"}], ids=["content", "timing"])
-def test_what_another_user_changed_meanwhile_stays(boss, also):
+def test_stale_form_keeps_changes_of_another_user(boss, also):
     """A form that was opened before a schedule was disabled does not enable it again."""
     boss.post(url("schedule", "add"), FORM)
     form = filled_in(page(boss, "report"))
@@ -346,7 +346,7 @@ def test_what_another_user_changed_meanwhile_stays(boss, also):
     assert (now.cron, now.every) == ((also["cron"], None) if also else ("", timedelta(hours=1)))
 
 
-def test_editing_writes_what_was_edited_and_nothing_else(boss):
+def test_edit_writes_only_the_changed_fields(boss):
     boss.post(url("schedule", "add"), FORM)
     before = Schedule.objects.get()
     form = page(boss, "report")
@@ -360,7 +360,7 @@ def test_editing_writes_what_was_edited_and_nothing_else(boss):
     assert (now.payload, now.next_at, now.last_message) == ({"n": 2}, later, 7)
 
 
-def test_editing_the_timing_computes_the_next_time_anew(boss):
+def test_edit_of_the_timing_moves_the_next_time(boss):
     boss.post(url("schedule", "add"), FORM)
     edited = {**FORM, "cron": "", "every": "60", "metadata": "{}"}
     assert boss.post(url("schedule", "change", "report"), edited).status_code == 302
@@ -373,7 +373,7 @@ def test_editing_the_timing_computes_the_next_time_anew(boss):
     assert (now.enabled, now.next_at) == (False, None)
 
 
-def test_who_may_not_see_a_payload_edits_the_rest(keeper):
+def test_hidden_payload_survives_an_edit(keeper):
     keeper.post(url("schedule", "add"), FORM)
     edited = {**FORM, "payload": '{"n": 9}', "catch_up": "all"}
     assert keeper.post(url("schedule", "change", "report"), edited).status_code == 302

@@ -174,7 +174,7 @@ def test_actions(mine, action):
 
 
 @pytest.mark.parametrize("page", ["pause", "resume", "limit", "end_backoff"])
-def test_what_is_decided_about_a_queue(rows, mine, page):
+def test_other_queues_cannot_be_changed(rows, mine, page):
     QueueState.objects.update(backoff_level=2)
     before = QueueState.objects.filter(pk="theirs").values().get()
     data = {"queue": "theirs", "max_in_flight": "5"}
@@ -184,7 +184,7 @@ def test_what_is_decided_about_a_queue(rows, mine, page):
     assert mine.post(scoped("queuestate", page), {**data, "queue": "mine"}).status_code == 302
 
 
-def test_a_worker_of_several_queues_shows_what_is_ours(rows, mine):
+def test_worker_of_several_queues_shows_only_our_messages(rows, mine):
     running = list(QueuedMessage.objects.filter(leased_until__isnull=False))
     beat("both", queues=["mine", "theirs"], host="shared", running=[each.pk for each in running])
     for address in (scoped("workerheartbeat"), scoped("workerheartbeat", "change", "both")):
@@ -195,7 +195,7 @@ def test_a_worker_of_several_queues_shows_what_is_ours(rows, mine):
         assert f"#{next(each.pk for each in running if each.queue == 'theirs')}" not in page
 
 
-def test_a_worker_of_several_queues_tells_of_our_handlers(rows, mine):
+def test_worker_of_several_queues_shows_only_our_handlers(rows, mine):
     with handlers.isolated():
         for name in ("mine", "theirs"):
             handlers.handler("a", name=f"handler-{name}", queue=name)(lambda delivery: None)

@@ -51,7 +51,7 @@ def rows():
 @pytest.mark.parametrize(
     "query", ["?", "?queue=paused&", *slow("?queue=mail&", "?queue__exact=mail&")]
 )
-def test_a_count_is_what_the_list_of_the_state_shows(boss, query):
+def test_count_of_a_state_equals_the_rows_of_its_list(boss, query):
     shown = counts(boss, query)
     assert set(shown) == set(STATES)
     assert set(shown.values()) != {"0"}
@@ -75,7 +75,7 @@ def test_long_queues_are_estimated(boss, monkeypatch):
     assert (shown["processable"], shown["dead"], shown["held"]) == ("≈ 300", "20", "0+")
 
 
-def test_a_list_counts_a_fifth_of_what_the_overview_counts(boss, monkeypatch):
+def test_list_counts_a_fifth_of_the_rows_of_the_overview(boss, monkeypatch):
     """The rows of the list have their own cost, and the counts stand beside a filter only."""
     monkeypatch.setattr(message_counts, "COUNT_LIMITS", (5, 20, 80))
     monkeypatch.setattr(message_counts, "READ_BUDGET", 5 * 4 * 20)

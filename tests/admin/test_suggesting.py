@@ -32,7 +32,7 @@ def test_the_paths_of_the_newest_messages(boss, monkeypatch):
         assert boss.get(LIST, {"q": f"{path}7"}).status_code == 200
 
 
-def test_what_is_deep_or_much_is_bounded(boss):
+def test_number_and_depth_of_paths_are_limited(boss):
     deep = {}
     for n in range(60):
         deep = {f"n{n}": deep, "leaf": 1}
@@ -42,7 +42,7 @@ def test_what_is_deep_or_much_is_bounded(boss):
     assert max(each.count(".") for each in found) <= 5
 
 
-def test_what_cannot_be_decoded_stops_nothing(boss):
+def test_undecodable_payload_is_skipped(boss):
     add(payload={"user": 7})
     with connection.cursor() as cursor:
         cursor.execute(

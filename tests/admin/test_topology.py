@@ -23,7 +23,7 @@ def _handlers():
         yield
 
 
-def test_it_shows_who_hears_what(viewer):
+def test_page_shows_types_and_their_handlers(viewer):
     add(type="nobody.hears")
     add(type="shop.placed")
     assert PAGE in viewer.get(url("queuestate")).content.decode()

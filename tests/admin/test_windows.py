@@ -43,7 +43,7 @@ def walk(client, address, words):
     return pages
 
 
-def test_a_list_goes_on_where_its_window_ends(boss, small):
+def test_next_page_starts_where_the_window_ends(boss, small):
     ids = [message.pk for message in add_all({} for _ in range(8))]
     pages = walk(boss, LIST, "Older ones")
     assert [listed(page) for page in pages] == [ids[:4:-1], ids[4:1:-1], ids[1::-1]]
@@ -56,7 +56,7 @@ def test_the_oldest_come_first_if_asked_for(boss, small):
     assert [listed(page) for page in pages] == [ids[:3], ids[3:6], ids[6:]]
 
 
-def test_a_condition_without_index_reads_so_many_rows_and_the_page_says_so(boss, small):
+def test_search_without_an_index_is_limited_and_says_so(boss, small):
     wanted = add(type="rare")
     others = add_all({} for _ in range(22))
     pages = walk(boss, LIST + "?type=rare", "Search the next rows")
@@ -100,7 +100,7 @@ def test_a_state_with_an_index_is_found_wherever_it_is(boss, small, state):
 
 
 @pytest.mark.parametrize("term", ["order:7", "once-7", "#{}", "{}"])
-def test_an_index_finds_what_is_older(boss, small, term):
+def test_search_with_an_index_finds_older_messages(boss, small, term):
     wanted = add(key="order:7")
     if term.startswith("once"):
         UniqueKey.objects.create(queue="mail", type="t", unique_id="once-7", message_id=wanted.pk)
@@ -118,7 +118,7 @@ def test_filters_with_an_index_see_the_whole_table(boss, small, column):
 
 
 @pytest.mark.parametrize(("order", "words"), [("", "Older ones"), *slow(("&o=1", "Newer ones"))])
-def test_a_list_of_a_key_goes_on_over_all_its_messages(boss, small, order, words):
+def test_pages_of_a_key_cover_all_its_messages(boss, small, order, words):
     """Its statements do not name them one by one: there may be a million."""
     ids = [10**12 + n for n in range(22)]  # no other number in a statement is like them
     insert_all({"id": id, "key": "k", "queue": f"q{id % 2}"} for id in ids)
@@ -129,7 +129,7 @@ def test_a_list_of_a_key_goes_on_over_all_its_messages(boss, small, order, words
     assert max(named) <= 5  # those of a page, the one before it, and the end of its window
 
 
-def test_a_list_of_a_key_in_several_lines_says_how_far_it_searched(boss, small):
+def test_list_of_a_key_in_several_lines_shows_how_far_it_searched(boss, small):
     wanted = add(type="rare", key="k", queue="q1")
     others = add_all({"key": "k", "queue": f"q{n % 2}"} for n in range(22))
     pages = walk(boss, LIST + "?key=k&type=rare&queue=q1", "Search the next rows")
@@ -330,7 +330,7 @@ def test_an_empty_table_has_no_extent(boss, small):
     assert boss.get(LIST, {"created_at_from": "1h"}).status_code == 200
 
 
-def test_the_depth_of_a_large_table_is_an_estimate_and_says_so(boss, small, monkeypatch):
+def test_depth_of_a_large_table_is_marked_as_an_estimate(boss, small, monkeypatch):
     insert_all({} for _ in range(8))
     monkeypatch.setattr("django_mq.store.table_extent.estimated_rows", lambda *_: 1_234_567)
     assert "~1,234,567 messages" in text(boss.get(LIST))

@@ -27,7 +27,7 @@ def order(client, name, worker="w", **data):
     ("name", "action", "words"),
     [("quiet", "quiet", "will claim nothing more"), ("stop", "leave", "will drain and end")],
 )
-def test_a_worker_is_told_after_a_question(boss, name, action, words):
+def test_order_is_given_after_a_confirmation(boss, name, action, words):
     message = add(leased=60)
     beat("w", host="mail-1", pid=77, running=[message.pk])
     asked = order(boss, name, page="1")
@@ -98,7 +98,7 @@ def test_another_session_holds_a_lock(boss):
         ({"seen": -95}, set()),
     ],
 )
-def test_what_is_offered(boss, columns, offered):
+def test_offered_orders_fit_the_worker(boss, columns, offered):
     beat("w", **columns)
     for page in (boss.get(LIST), boss.get(PAGE)):
         html = page.content.decode()
@@ -106,7 +106,7 @@ def test_what_is_offered(boss, columns, offered):
         assert names == offered
 
 
-def test_a_worker_that_is_gone_is_told_nothing(boss):
+def test_vanished_worker_gets_no_order(boss):
     beat("w", seen=-95)
     assert "is not alive" in told(order(boss, "quiet", confirmed="yes"))[0]
     for id in ("unknown", "a\0b", ""):

@@ -98,7 +98,7 @@ def test_examples() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_the_command_measures_what_it_verified(tmp_path: Path) -> None:
+def test_command_measures_every_verified_workload(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     workloads = third(list(WORKLOADS))
     only = [option for name in workloads for option in ("--only", name)]

@@ -54,7 +54,7 @@ def test_of_the_same_workload_the_last_one_stays(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_kept_is_read_as_it_was(tmp_path: Path) -> None:
+def test_stored_runs_read_back_unchanged(tmp_path: Path) -> None:
     runs = [
         Run(RAN, [row("drain", series={"held": [1.0, 2.0]}, ok=True, target="ratio >= 1")]),
         Run({"rounds": 2}, [row("bulk", ratio=0.5, against=2.0)]),
@@ -143,7 +143,7 @@ def test_names_and_notes_are_text_whatever_they_are() -> None:
         assert name == file_name(name.removesuffix(".svg"))
 
 
-def test_those_who_did_the_same_are_compared() -> None:
+def test_peers_of_the_same_workload_are_compared() -> None:
     rows = [
         row("peers: drain, 1 process, slow", 10, ratio=0.1),
         row("peers: drain, 1 process, bare", 100),

@@ -124,7 +124,7 @@ def test_durations_become_seconds() -> None:
     assert {type(each) for each in found} == {float}
 
 
-def test_queue_options_come_from_the_queue_else_from_the_settings() -> None:
+def test_options_of_a_queue_override_the_settings() -> None:
     """QUEUES[name], then DJANGO_MQ, then the default."""
     settings = read(
         LEASE=10,
@@ -194,7 +194,7 @@ def test_redact_is_a_pattern(redact: object) -> None:
     assert not pattern.search("address")
 
 
-def test_redact_hides_by_default_what_django_hides() -> None:
+def test_redact_defaults_to_djangos_hidden_settings() -> None:
     """S12."""
     pattern = read().redact
     assert pattern is not None
@@ -225,7 +225,7 @@ def test_encoder_is_imported_when_asked_for() -> None:
     "path",
     ["nowhere.Encoder", "json.Nothing", "json", "json.dumps", "json.JSONDecoder", ".", "a b"],
 )
-def test_broken_encoder_says_which(path: str) -> None:
+def test_error_of_a_broken_encoder_names_it(path: str) -> None:
     settings = read(ENCODER=path)  # the settings are valid: E008 reports it
     with pytest.raises(ImproperlyConfigured, match="ENCODER") as caught:
         _ = settings.encoder_class
@@ -381,7 +381,7 @@ def test_settings_that_are_no_dict_are_one_error(raw: object) -> None:
     assert error.where == "DJANGO_MQ"
 
 
-def test_everything_wrong_is_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     raw = {
         "LEESE": 5,
         "BATCH_SIZE": 0,

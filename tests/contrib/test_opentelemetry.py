@@ -121,7 +121,7 @@ def test_durations_fall_into_the_buckets_of_the_conventions(traced: Traced) -> N
     assert sum(point.bucket_counts) == 1
 
 
-def test_what_a_handler_broadcasts_belongs_to_its_trace(traced: Traced) -> None:
+def test_broadcast_of_a_handler_belongs_to_its_trace(traced: Traced) -> None:
     @handler("a.b", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
         broadcast("c.d")
@@ -357,7 +357,7 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recipe]:
     metrics.get_meter_provider().shutdown()  # type: ignore[attr-defined]
 
 
-def test_a_worker_that_ends_exports_what_it_has(recipe: Recipe) -> None:
+def test_worker_exports_its_spans_at_its_end(recipe: Recipe) -> None:
     worker_started.send(sender="w", worker="w", queues=())
     handler("a.b", queue="mail", name="h")(lambda delivery: None)
     add(handler="h", type="a.b")

@@ -26,7 +26,7 @@ def upload(order: int) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_chain_of_what_the_threads_of_a_handler_broadcast() -> None:
+def test_causes_of_broadcasts_in_threads_of_a_handler() -> None:
     def origins() -> list[Any]:
         found = QueuedMessage.objects.values_list("metadata", flat=True)
         return [(each.get("mq.hops"), each.get("mq.correlation_id")) for each in found]

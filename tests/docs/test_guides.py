@@ -95,7 +95,7 @@ class TestIdempotency:
         assert calls[0] == calls[1]
         assert calls[0]["order"] == 7
 
-    def test_what_is_done_is_not_done_again(self, page: Any, calls: list[Any]) -> None:
+    def test_second_message_does_not_repeat_the_work(self, page: Any, calls: list[Any]) -> None:
         placed = order()
         tell("shop.orders.placed", order_id=placed.pk)
         assert drain("mail") == 1
@@ -238,7 +238,7 @@ class TestSteps:
         for export in (one, two):
             assert_broadcast("shop.exports.complete", payload={"export": export.pk}, times=1)
 
-    def test_a_step_that_cannot_go_on(self, page: Any) -> None:
+    def test_step_that_fails_triggers_a_refund(self, page: Any) -> None:
         fits, too_many = order(quantity=9), order(quantity=10)
         for placed in (too_many, fits):
             tell("shop.orders.paid", order_id=placed.pk)

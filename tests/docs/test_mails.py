@@ -103,7 +103,7 @@ def test_a_connection_that_ends_costs_one_mail_an_attempt(server: MailServer, cu
     assert QueuedMessage.objects.get().attempts == 2
 
 
-def test_a_mail_per_order_tells_never_from_not_now(server: MailServer) -> None:
+def test_mail_per_order_tells_bounced_from_busy(server: MailServer) -> None:
     with story("guides/files-and-mails.md"):
         place("shop.orders.placed")
         assert Worker(max_seconds=60).run(until_empty=True)

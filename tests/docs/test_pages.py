@@ -142,7 +142,7 @@ def test_the_reference_has_every_option(section: str, function: Callable[..., An
 UNLISTED = {"using", "wanted", "user_id", "matched"}
 
 
-def test_the_reference_has_every_parameter_of_what_operators_call() -> None:
+def test_reference_has_every_parameter_of_the_operator_functions() -> None:
     text = (DOCS / "reference.md").read_text()
     listed = dict(re.findall(r"^\| `(\w+)\(([^`]*)\)` \|", text, re.MULTILINE))
     functions = {

@@ -91,7 +91,7 @@ def test_nothing_is_left_of_a_key(page: Any) -> None:
     assert traces() == set()
 
 
-def test_what_is_in_flight_or_put_aside_is_erased_by_a_later_call(page: Any) -> None:
+def test_later_call_erases_messages_in_flight_or_put_aside(page: Any) -> None:
     send("shop.now", "customer/7", unique_id="u")
     lease()
     send("shop.now", "customer/7", unique_id="u", on_duplicate="requeue")
@@ -102,7 +102,7 @@ def test_what_is_in_flight_or_put_aside_is_erased_by_a_later_call(page: Any) -> 
     assert traces() == set()
 
 
-def test_what_was_put_aside_becomes_a_message_when_the_first_is_removed(page: Any) -> None:
+def test_put_aside_message_is_erased_by_a_second_call(page: Any) -> None:
     """The worker that had it gave it back, as after a failed attempt."""
     send("shop.now", "customer/7", unique_id="u")
     lease()
@@ -170,7 +170,7 @@ def test_by_metadata_where_no_order_is_wanted(page: Any, dead: bool) -> None:
     assert left.metadata == {"customer": 8}
 
 
-def test_what_stays(page: Any) -> None:
+def test_results_failures_and_unique_keys_stay(page: Any) -> None:
     """Without a history nothing leads to the failed attempts of a success, nor to its result."""
     subscribe()
     ask("customer/7")

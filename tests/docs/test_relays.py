@@ -106,7 +106,7 @@ def test_an_inbox_in_tests(settings: Any) -> None:
 
 
 @pytest.mark.thorough
-def test_what_the_page_of_inboxes_declares() -> None:
+def test_declarations_of_the_inbox_page_work() -> None:
     with story("inboxes.md") as page, running(RabbitServer.kind) as broker:
         for _ in range(2):
             page.declare_at(broker.url)

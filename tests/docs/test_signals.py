@@ -121,7 +121,7 @@ def test_oscar_with_the_transaction_moved_outwards(page: ModuleType, order: Orde
     assert not Order.objects.exists()
 
 
-def test_the_sweep_finds_what_was_missed_and_nothing_twice(page: ModuleType, order: Order) -> None:
+def test_sweep_finds_missed_orders_once(page: ModuleType, order: Order) -> None:
     order.save()  # and the process died before the signal
     Order.objects.update(placed_at=timezone.now() - timedelta(minutes=6))
     deliver(page.sweep_orders)

@@ -50,7 +50,7 @@ def server(answer: bytes) -> Iterator[tuple[int, list[bytes]]]:
     [(b"N", "server does not support SSL"), (b"S", "root certificate file .* does not exist")],
     ids=["without TLS", "of an unknown authority"],
 )
-def test_a_server_is_told_nothing_before_its_certificate_is_verified(
+def test_nothing_is_sent_before_the_certificate_is_verified(
     answer: bytes,
     refused: str,
     monkeypatch: pytest.MonkeyPatch,

@@ -94,7 +94,7 @@ queues.requeue(ids=[dead.pk])
 """
 
 
-def test_every_file_says_where_it_belongs() -> None:
+def test_every_file_has_a_path() -> None:
     assert [
         text for how, _, language, text in STEP.findall(PAGE) if language == "python" and not how
     ] == []

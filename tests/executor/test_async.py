@@ -83,7 +83,7 @@ def test_slots_are_never_exceeded_and_all_are_used(start: Start, slots: int) -> 
     assert maximum == slots
 
 
-def test_slots_are_given_back_however_a_handler_ends(start: Start) -> None:
+def test_every_end_of_a_handler_frees_its_slot(start: Start) -> None:
     @on(retry=RetryPolicy.never())
     async def h(delivery: Any) -> None:
         if delivery.payload == 1:
@@ -159,7 +159,7 @@ def test_a_timeout_of_the_handlers_own_is_its_error(start: Start) -> None:
     assert attempts_of(message) == ["TimeoutError"]
 
 
-def test_cancelled_by_what_it_awaited_is_a_failure(start: Start) -> None:
+def test_cancellation_by_an_awaited_task_is_a_failure(start: Start) -> None:
     """The cancellation is not ours: it must be settled, or its lease would be renewed for ever."""
 
     @on(retry=RetryPolicy(backoff=fixed(600)))
@@ -361,7 +361,7 @@ def test_sync_and_async_handlers_of_one_queue(start: Start) -> None:
     assert FailedAttempt.objects.count() == 0
 
 
-def test_a_drain_waits_for_what_runs(start: Start, said: Said) -> None:
+def test_drain_waits_for_running_handlers(start: Start, said: Said) -> None:
     """KAF-7, NSQ-28."""
     gate = threading.Event()
 

@@ -62,7 +62,7 @@ def lapse(message: QueuedMessage) -> None:
     ("owner", "name", "key"),
     [(Settlement, "settle", None), (Settlement, "settle", "k"), (AsyncSettler, "_start_all", "k")],
 )
-def test_what_could_not_be_settled_lapses(
+def test_unsettled_message_lapses(
     start: Start,
     said: Said,
     monkeypatch: pytest.MonkeyPatch,
@@ -164,7 +164,7 @@ def test_two_claims_of_a_message_whose_calls_start_together(bench: Bench) -> Non
         settler.join()
 
 
-def test_what_was_settled_but_not_reported_stays_so(
+def test_failed_report_does_not_undo_the_settle(
     start: Start, said: Said, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ran: list[int] = []

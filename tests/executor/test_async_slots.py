@@ -40,7 +40,7 @@ def leases_given_anew() -> Iterator[Callable[[], set[int]]]:
             other.execute("drop function mq_note cascade; drop table mq_given_anew")
 
 
-def test_only_what_may_be_anothers_is_locked_first(
+def test_only_messages_with_a_key_are_locked_first(
     start: Start, leases_given_anew: Callable[[], set[int]]
 ) -> None:
     """A newly claimed message is ours; one of a line is checked first."""
@@ -84,7 +84,7 @@ def test_a_slot_is_free_before_the_settle(
     running.stop()
 
 
-def test_what_waits_for_its_settle_is_bounded(
+def test_number_of_unsettled_messages_is_bounded(
     start: Start, lock_row: Callable[[int], object]
 ) -> None:
     """At most as many as there are slots, beside the running ones: a worker's memory is bounded."""

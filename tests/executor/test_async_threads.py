@@ -80,7 +80,7 @@ def test_an_ack_does_not_wait_for_a_neighbours_thread(
     assert running.stop()
 
 
-def test_what_has_finished_is_off_the_scoreboard(
+def test_finished_message_is_off_the_scoreboard(
     start: Start, said: Said, make_blocker: Callable[..., Blocker]
 ) -> None:
     """If the supervisor ends the process for a neighbour, it charges messages on the scoreboard."""
@@ -176,7 +176,7 @@ select pg_backend_pid(), current_setting('work_mem') = '77MB', to_regclass('pg_t
 
 
 @pytest.mark.parametrize("left", ["lock", *slow("setting", "table")])
-def test_what_a_call_leaves_in_its_session_does_not_reach_the_next_handler(
+def test_session_state_of_a_call_does_not_reach_the_next_handler(
     start: Start, said: Said, left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With CONN_MAX_AGE the session is the same."""
@@ -292,7 +292,7 @@ def test_a_transaction_that_is_left_open_in_that_thread_takes_no_neighbour_along
     assert running.stop()
 
 
-def test_a_block_that_is_left_open_in_that_thread_is_none_to_a_neighbour(
+def test_block_left_open_in_that_thread_does_not_affect_a_neighbour(
     start: Start, said: Said
 ) -> None:
     """Django remembers it until the next connection, and refuses a durable block within."""

@@ -36,7 +36,7 @@ def test_both_aliases_are_named() -> None:
         broadcast("shop.orders.placed")
 
 
-def test_a_handler_that_broadcasts_elsewhere() -> None:
+def test_broadcast_of_a_handler_to_another_alias() -> None:
     handler("#", name="shop.chain")(lambda delivery: broadcast("shop.next", using="other"))
     with pytest.raises(NotInTransaction, match=SAYS.format(to="other", open="default")):
         deliver("shop.chain")

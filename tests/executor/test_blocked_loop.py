@@ -124,7 +124,7 @@ def test_calls_that_have_not_begun_go_back(
     until(lambda: free_slots(blocked) == 10)
 
 
-def test_it_goes_on_once_the_loop_moves(
+def test_claims_continue_once_the_loop_moves(
     start: Start, blocking: Blocking, gate: threading.Event, settings: Any
 ) -> None:
     """Without another worker, and without a poll."""
@@ -255,7 +255,7 @@ def test_lists_that_linger_go_back(
     assert running.stop()
 
 
-def test_a_drain_releases_what_a_blocked_loop_cannot_begin(
+def test_drain_releases_tasks_behind_a_blocked_loop(
     start: Start, blocking: Blocking, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_watch, "BLOCKED_AFTER", NEVER)
@@ -307,7 +307,7 @@ def test_handlers_that_all_block_release_few(
     until(lambda: not waiting())
 
 
-def test_what_blocks_the_loop_is_reported_once(
+def test_blocking_handler_is_logged_once(
     start: Start,
     blocking: Blocking,
     gate: threading.Event,
@@ -335,7 +335,7 @@ def test_what_blocks_the_loop_is_reported_once(
     until(lambda: not waiting())
 
 
-def test_a_list_that_a_drain_starts_behind_a_blocked_loop_is_given_back(
+def test_list_started_by_a_drain_behind_a_blocked_loop_is_released(
     start: Start, gate: threading.Event
 ) -> None:
     """The drain starts lists that linger; the first blocks the loop, and the second waits."""

@@ -110,7 +110,7 @@ def test_ending_or_spoiling_the_transaction_is_the_culprits_failure(
         (stream_left_open, "left a stream() or a COPY unfinished"),
     ],
 )
-def test_the_culprit_is_told_what_it_did(
+def test_error_names_the_handlers_mistake(
     bench: Bench, do: Callable[[Delivery], None], words: str
 ) -> None:
     @handler("#", queue="mail", name="h")

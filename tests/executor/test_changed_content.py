@@ -24,7 +24,7 @@ def take(delivery: Delivery) -> tuple[Any, Any]:
     return delivery.payload.pop("id"), delivery.metadata.pop("tier")
 
 
-def test_the_victim_of_a_conflict_reads_what_was_stored(bench: Bench) -> None:
+def test_victim_of_a_conflict_reads_the_stored_content(bench: Bench) -> None:
     seen: list[Any] = []
 
     @handler("#", queue="mail", name="h")
@@ -38,7 +38,7 @@ def test_the_victim_of_a_conflict_reads_what_was_stored(bench: Bench) -> None:
     assert seen == [(1, "gold")] * 2
 
 
-def test_messages_of_a_failed_batch_read_what_was_stored(bench: Bench) -> None:
+def test_messages_of_a_failed_batch_read_the_stored_content(bench: Bench) -> None:
     seen: list[Any] = []
 
     @handler("#", queue="mail", name="h", batch=True)
@@ -53,7 +53,7 @@ def test_messages_of_a_failed_batch_read_what_was_stored(bench: Bench) -> None:
     assert FailedAttempt.objects.count() == 0
 
 
-def test_neighbours_of_a_rollback_read_what_was_stored(bench: Bench) -> None:
+def test_neighbours_of_a_rollback_read_the_stored_content(bench: Bench) -> None:
     seen: list[Any] = []
 
     @handler("#", queue="mail", name="h")

@@ -256,7 +256,7 @@ def test_commit_without_an_answer(
 @mostly_fresh
 @pytest.mark.parametrize("word", ["for no key update skip locked", "delete from django_mq"])
 @pytest.mark.parametrize("arrives", [True, False])
-def test_a_cut_at_our_own_statements_charges_nobody(
+def test_cut_at_our_own_statements_charges_no_message(
     make_bench: Callable[..., Bench], proxy: Proxy, word: str, arrives: bool
 ) -> None:
     bench = make_bench(port=proxy.port)
@@ -294,7 +294,7 @@ def test_killed_while_a_handler_runs_that_touches_nothing_more(bench: Bench) -> 
     assert FailedAttempt.objects.count() == 0
 
 
-def test_a_failure_that_the_database_refuses_to_write_down_stops_nobody(
+def test_refused_write_of_a_failure_stops_no_other_message(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Guarantee 11: the attempt counts anyway (the lease lapses), and others continue.

@@ -27,7 +27,7 @@ def test_later() -> None:
     assert not later.passed()
 
 
-def test_what_remains_is_never_too_long_for_a_wait() -> None:
+def test_remaining_time_is_never_too_long_for_a_wait() -> None:
     """`join()` and its kin raise OverflowError beyond TIMEOUT_MAX, some 292 years."""
     left = Deadline(1e300).remaining()
     thread = threading.Thread(target=lambda: None)

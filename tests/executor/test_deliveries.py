@@ -20,7 +20,7 @@ Start = Callable[..., Running]
 
 
 @pytest.mark.parametrize("options", [{}, {"atomic": False}], ids=["atomic", "not atomic"])
-def test_a_handler_is_told_of_its_message(start: Start, options: dict[str, Any]) -> None:
+def test_delivery_has_the_fields_of_its_message(start: Start, options: dict[str, Any]) -> None:
     """CAR-21: queue, id, message, attempt; age, priority and key."""
     seen: list[dict[str, Any]] = []
 

@@ -164,7 +164,7 @@ def test_a_wait_beyond_the_maximum_is_cut_with_a_warning(
     assert "was cut to" in line
 
 
-def test_a_policy_that_the_message_carries_wins_unless_it_is_none(bench: Bench) -> None:
+def test_valid_retry_policy_of_the_message_takes_precedence(bench: Bench) -> None:
     @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(1000)))
     def h(delivery: Delivery) -> None:
         raise ValueError

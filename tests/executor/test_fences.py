@@ -115,7 +115,7 @@ def test_lease_lost_while_it_runs_takes_the_writes_along(
 
 
 @locked_first
-def test_a_row_that_somebody_has_locked_waits_its_turn(bench: Bench) -> None:
+def test_locked_row_runs_in_a_later_slice(bench: Bench) -> None:
     """A renewal holds it for a moment: it is still ours, and runs in a later slice."""
     ran: list[int] = []
 

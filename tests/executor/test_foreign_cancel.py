@@ -105,7 +105,7 @@ def test_a_handler_that_ends_with_a_cancel_of_its_own_has_failed(
     running.stop()
 
 
-def test_nor_does_it_keep_the_drain_from_ending(start: Start, gate: threading.Event) -> None:
+def test_cancel_does_not_keep_the_drain_from_ending(start: Start, gate: threading.Event) -> None:
     """The drain waits on the same loop."""
 
     @handler("#", queue="mail", name="cancels")

@@ -118,7 +118,7 @@ def somebody_waits_for(table: str) -> bool:
 
 
 @pytest.mark.usefixtures("keeping")
-def test_only_what_succeeded(bench: Bench) -> None:
+def test_only_successful_messages_are_kept(bench: Bench) -> None:
     @handler("#", queue="mail", name="h", retry=RetryPolicy(max_attempts=9, backoff=fixed(0)))
     def h(delivery: Any) -> None:
         effect(delivery)
@@ -164,7 +164,7 @@ def test_it_is_off_unless_a_queue_or_a_handler_asks(bench: Bench, settings: Any)
     assert found["post", "long"].payload is None
 
 
-def test_it_is_used_as_the_current_settings_and_handlers_say(settings: Any) -> None:
+def test_current_settings_and_handlers_decide_whether_it_is_used(settings: Any) -> None:
     """One handler that asks is enough: otherwise no partition is created for its messages."""
     settings.DJANGO_MQ = {}
     assert not history_rules.is_used()

@@ -142,7 +142,7 @@ def test_hooks_of_transactions_that_a_handler_opens_itself(start: Start, run: An
     assert sorted(origins()) == sorted((str(each.pk), 1) for each in added)
 
 
-def test_a_handler_that_goes_on_for_ever_in_its_hooks_is_stopped(
+def test_endless_broadcasts_of_hooks_are_stopped(
     start: Start, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.DJANGO_MQ = {"MAX_HOPS": 4}

@@ -223,7 +223,7 @@ def test_the_hooks_of_a_batch_whose_messages_are_all_lost_do_not_run(bench: Benc
     assert (waiting(), hooks) == (set(ids(messages)), [])
 
 
-def test_what_has_expired_since_its_claim_is_not_in_the_list(
+def test_message_expired_since_its_claim_is_not_in_the_list(
     bench: Bench, calls: list[list[int]], idle: None
 ) -> None:
     message, later = add(handler="h", expires=60), add(handler="h", expires=3600)

@@ -90,7 +90,9 @@ def test_the_first_use_begins_locks_and_opens_the_savepoint_in_one(
     ("level", "words"),
     [("SERIALIZABLE", "isolation level serializable"), ("REPEATABLE_READ", "repeatable read")],
 )
-def test_the_transaction_begins_as_the_alias_says(bench: Bench, level: str, words: str) -> None:
+def test_transaction_has_the_isolation_level_of_its_alias(
+    bench: Bench, level: str, words: str
+) -> None:
     seen: list[Any] = []
 
     @handler("#", queue="mail", name="h")
@@ -354,7 +356,7 @@ def test_an_ack_that_the_server_refuses_is_a_failed_attempt(
     assert said.getMessage().endswith("; the attempt fails")
 
 
-def test_the_expiry_that_the_claim_told_bars_what_is_not_locked(bench: Bench) -> None:
+def test_unlocked_message_that_expired_since_its_claim_does_not_run(bench: Bench) -> None:
     ran: list[int] = []
 
     @handler("#", queue="mail", name="h")

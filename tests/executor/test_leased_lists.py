@@ -254,7 +254,7 @@ def counted() -> Iterator[None]:
 
 @BOTH
 @pytest.mark.parametrize("payloads", [[], [{"n": 1}]], ids=["no other", "another"])
-def test_a_list_is_called_without_what_cannot_be_read(
+def test_unreadable_messages_are_left_out_of_the_list(
     start: Start, counted: None, is_async: bool, payloads: list[Any]
 ) -> None:
     """A list of which nothing is left calls nobody."""

@@ -197,7 +197,7 @@ def test_once_the_drain_is_over_a_locked_row_is_tried_once(
     assert FailedAttempt.objects.count() == 0
 
 
-def test_an_ack_waits_for_a_claim_that_parks_what_is_behind(make_bench: Any) -> None:
+def test_ack_waits_for_a_claim_that_parks_followers(make_bench: Any) -> None:
     """Such a claim briefly locks the head of the line. Otherwise the whole slice runs again."""
     ran: list[int] = []
     seconds = 0.02

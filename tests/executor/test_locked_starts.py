@@ -100,7 +100,7 @@ def test_it_does_not_hold_up_other_coroutines(
     check(start(), locking, ran)
 
 
-def test_it_is_looked_at_again_after_a_pause_whatever_else_is_locked(
+def test_locked_message_is_tried_again_after_a_pause(
     start: Start, locking: Locking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Further messages whose rows are locked do not put off the next look, nor hasten it."""
@@ -147,7 +147,7 @@ def test_it_does_not_hold_up_the_executor(
 
 
 @override_settings(DJANGO_MQ={"POLL_INTERVAL": 0.1})
-def test_nor_does_the_first_of_a_line(
+def test_first_of_a_line_does_not_hold_up_the_executor(
     start: Start, locking: Locking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[int] = []

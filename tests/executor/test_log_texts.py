@@ -114,7 +114,7 @@ class Placed:
     ],
     ids=["type", "key", "own"],
 )
-def test_the_log_says_which_field_has_wrong_content(
+def test_field_with_wrong_content_is_logged(
     payload: Any, reason: str, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The package's own text, without any of the payload's or the application's."""
@@ -141,7 +141,7 @@ def test_the_log_says_which_field_has_wrong_content(
     ],
 )
 @pytest.mark.parametrize("max_attempts", [1, 2])
-def test_the_log_says_what_ended_an_attempt_from_outside(
+def test_external_end_of_an_attempt_is_logged(
     error: AttemptEnded,
     text: str,
     max_attempts: int,
@@ -160,7 +160,7 @@ def test_the_log_says_what_ended_an_attempt_from_outside(
     assert SECRET not in lines
 
 
-def test_what_a_handler_says_is_unexpected_is_its_own_text(
+def test_text_of_a_raised_unexpected_payload_is_hidden(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     @handler("#", queue="mail", name="h")
@@ -274,7 +274,7 @@ def test_a_setting_puts_the_texts_into_the_log(
     assert traced == {"hook_failed", "failed_after_finish", "message_retried", "message_dead"}
 
 
-def test_what_the_database_refuses_is_named_without_the_row(
+def test_row_that_the_database_refuses_is_not_logged(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     """PostgreSQL's detail of a violated CHECK is the whole row, with the payload."""

@@ -50,7 +50,7 @@ def test_a_loop_that_was_not_asked_is_not_blocked(case: Case) -> None:
     assert not case.after(100 * BLOCKED_AFTER).blocked()
 
 
-def test_one_that_was_seen_blocked_tells_that_it_moves(case: Case) -> None:
+def test_blocked_loop_reports_that_it_moves_again(case: Case) -> None:
     case.watch.ask()
     assert case.after(BLOCKED_AFTER).blocked()
     assert not case.watch.moved()
@@ -60,7 +60,7 @@ def test_one_that_was_seen_blocked_tells_that_it_moves(case: Case) -> None:
     assert len(case.moved) == 1
 
 
-def test_one_that_moved_unseen_tells_nobody(case: Case) -> None:
+def test_loop_that_moved_unseen_reports_nothing(case: Case) -> None:
     case.watch.ask()
     case.after(BLOCKED_AFTER).moved()
     assert case.moved == []

@@ -70,7 +70,7 @@ def test_rows_hold_absolute_counts_of_a_minute(these: WorkerTotals, clock: Clock
     assert these.read()["h"].acked == 4
 
 
-def test_what_could_not_be_stored_is_taken_again(these: WorkerTotals, clock: Clock) -> None:
+def test_unstored_counts_are_taken_again(these: WorkerTotals, clock: Clock) -> None:
     """Together with the counts since then, even after the end of its minute."""
     these.add([ended()])
     assert len(these.minutes.take_unwritten()[0]) == 1

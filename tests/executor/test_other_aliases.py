@@ -130,7 +130,7 @@ def test_the_handlers_own_error_is_kept() -> None:
 
 
 @pytest.mark.usefixtures("_other")
-def test_what_a_handler_committed_with_autocommit_off_is_no_failure() -> None:
+def test_commit_with_autocommit_off_is_no_failure() -> None:
     """The next handler has autocommit again."""
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy.never())
@@ -190,7 +190,7 @@ def path(alias: str = "other") -> str:
     ),
     indirect=["_other"],
 )
-def test_what_hooks_and_receivers_leave_does_not_reach_the_next_handler(
+def test_leftovers_of_hooks_and_receivers_do_not_reach_the_next_handler(
     leave: Callable[[], None], by: str, _other: None, settings: Any
 ) -> None:
     settings.DJANGO_MQ = {"BATCH_SIZE": 1}  # a slice for each message
@@ -242,7 +242,7 @@ def test_a_session_that_a_handler_returns_to_a_pool(monkeypatch: pytest.MonkeyPa
     assert len(set(paths)) == 1
 
 
-def test_what_a_receiver_of_the_start_leaves_open(settings: Any) -> None:
+def test_transaction_left_open_by_a_start_receiver(settings: Any) -> None:
     """Nothing is lost: the first message fails, since it may be the handler's doing."""
     policy = RetryPolicy(max_attempts=2, backoff=fixed(0.1))
 
@@ -264,7 +264,7 @@ def test_what_a_receiver_of_the_start_leaves_open(settings: Any) -> None:
     assert sorted(map(int, Product.objects.values_list("name", flat=True))) == messages
 
 
-def test_what_a_hook_leaves_does_not_reach_the_hooks_of_other_messages() -> None:
+def test_leftovers_of_a_hook_do_not_reach_other_hooks() -> None:
     """All in one slice."""
     paths = []
 
@@ -362,7 +362,7 @@ def test_a_handler_that_leaves_its_connection_alone_begins_no_transaction() -> N
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-def test_what_a_receiver_leaves_on_the_messages_own_alias(atomic: bool, settings: Any) -> None:
+def test_search_path_set_by_a_receiver_is_reset(atomic: bool, settings: Any) -> None:
     settings.DJANGO_MQ = {"BATCH_SIZE": 1}
     paths = []
 

@@ -207,7 +207,7 @@ select row(coalesce(current_setting('app.tenant', true), ''),
 
 
 @pytest.mark.parametrize(("statement", "pooled"), mostly_slow([*LEAVE.values()], [False, True]))
-def test_what_a_call_leaves_in_its_session_does_not_reach_the_next_handler(
+def test_session_state_of_a_call_does_not_reach_the_next_handler(
     start: Start, said: Said, statement: str, pooled: bool, request: pytest.FixtureRequest
 ) -> None:
     if pooled:

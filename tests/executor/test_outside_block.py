@@ -66,7 +66,7 @@ async def in_thread(argument: Any) -> None:
     ],
     ids=["sync", "thread", "batch", "async", "async batch"],
 )
-def test_a_handler_outside_transactions_is_told_its_block(
+def test_error_outside_a_transaction_names_the_block_to_use(
     function: Any, options: Any, text: str
 ) -> None:
     on(function, **options)
@@ -100,7 +100,7 @@ def test_a_hook_runs_after_the_transaction_of_its_handler(start: Callable[..., R
     ]
 
 
-def test_an_atomic_handler_is_told_first_that_it_cannot_ask() -> None:
+def test_ask_in_an_atomic_handler_explains_the_error_first() -> None:
     on(lambda delivery: ask("shop.next"))
     says = re.escape(
         "ask() in the handler shop.chain, which is atomic, would wait for a reply to a message that"
@@ -110,7 +110,7 @@ def test_an_atomic_handler_is_told_first_that_it_cannot_ask() -> None:
         deliver("shop.chain")
 
 
-def test_an_atomic_handler_is_told_that_it_cannot_wait() -> None:
+def test_wait_in_an_atomic_handler_explains_the_error() -> None:
     on(lambda delivery: request("shop.next").result())
     with pytest.raises(CannotWait, match=r"a handler that waits needs @handler\(atomic=False\)$"):
         deliver("shop.chain")

@@ -141,7 +141,7 @@ def test_a_receiver_that_blocks_keeps_no_message_unsettled(start: Start) -> None
 
 
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "not atomic"])
-def test_what_a_receiver_activates_ends_with_the_slice(start: Start, atomic: bool) -> None:
+def test_language_activated_by_a_receiver_ends_with_the_slice(start: Start, atomic: bool) -> None:
     """A receiver that mails in the language of a user does not change that of later handlers."""
     seen: list[str | None] = []
 

@@ -76,7 +76,7 @@ def test_an_attempt_that_died_with_its_process_answers_when_it_was_the_last(benc
     assert result.error_text == "killed by signal 9"
 
 
-def test_results_that_nobody_asked_for_are_left_alone(bench: Bench) -> None:
+def test_unrequested_results_are_not_encoded(bench: Bench) -> None:
     """No copy, no encoding, no statement: any object may be returned."""
 
     @handler("#", name="h", batch=True)
@@ -93,7 +93,7 @@ def test_results_that_nobody_asked_for_are_left_alone(bench: Bench) -> None:
     assert not Result.objects.exists()
 
 
-def test_a_worker_says_that_it_answered(start: Any, said: Any) -> None:
+def test_reply_is_reported_as_an_ack(start: Any, said: Any) -> None:
     """An ack like any other."""
 
     @handler("#", queue="mail", name="h")

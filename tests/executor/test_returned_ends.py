@@ -58,7 +58,7 @@ def failed(id: int, returned: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize(("kind", "shown"), mostly_slow(KINDS, [*RETURNED]))
-def test_what_should_have_been_raised_is_a_failure(start: Start, kind: str, shown: str) -> None:
+def test_returned_end_is_a_failure(start: Start, kind: str, shown: str) -> None:
     on(kind, RETURNED[shown])
     message = add(handler="h", max_attempts=1)
     assert start(until_empty=True).join()

@@ -190,7 +190,7 @@ def test_a_slice_has_fifty_savepoints_at_most(bench: Bench) -> None:
 # ---- one message alone
 
 
-def test_a_handler_may_deallocate_what_is_prepared(bench: Bench) -> None:
+def test_handler_may_deallocate_prepared_statements(bench: Bench) -> None:
     @handler("#", queue="mail", name="h")
     def h(delivery: Delivery) -> None:
         effect(delivery)
@@ -329,7 +329,7 @@ def test_no_log_line_holds_a_payload(bench: Bench, caplog: pytest.LogCaptureFixt
     assert not any("sesame" in str(record.__dict__) for record in caplog.records)
 
 
-def test_the_board_shows_what_runs(bench: Bench) -> None:
+def test_scoreboard_shows_running_messages(bench: Bench) -> None:
     seen: list[list[int]] = []
 
     @handler("#", queue="mail", name="h")
@@ -343,7 +343,7 @@ def test_the_board_shows_what_runs(bench: Bench) -> None:
     assert bench.scoreboard.running() == []
 
 
-def test_what_stands_still_within_a_slice(bench: Bench) -> None:
+def test_transaction_time_is_constant_within_a_slice(bench: Bench) -> None:
     """docs/guarantees.md: the time of the transaction, but not that of a statement."""
     seen: list[tuple[object, ...]] = []
 

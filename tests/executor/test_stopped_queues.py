@@ -54,7 +54,7 @@ def given_back(local_queue: LocalQueue) -> list[int]:
     return [each.delivery.id for each in local_queue.take_to_release()]
 
 
-def test_all_of_a_queue_or_what_was_claimed_before() -> None:
+def test_stop_applies_to_a_whole_queue_or_to_earlier_claims() -> None:
     stopped = StoppedQueues()
     assert not stopped
     assert not stopped.has(delivery())
@@ -70,7 +70,7 @@ def test_all_of_a_queue_or_what_was_claimed_before() -> None:
     assert not stopped.has(delivery(at=LATER))
 
 
-def test_waiting_tasks_are_given_back_and_new_ones_are_not_taken(local_queue: LocalQueue) -> None:
+def test_waiting_tasks_are_released_and_new_ones_not_taken(local_queue: LocalQueue) -> None:
     """Those waiting for a turn, their line, or as a suspect; new ones, or back from a slice."""
     line = ("mail", "h", "k")
     local_queue.put([task(1, line=line)])

@@ -48,7 +48,7 @@ def awaited(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(
     ("function", "wrap"), mostly_slow([generator, async_generator, coroutine], [wrapped, awaited])
 )
-def test_what_did_not_run_is_a_failure(
+def test_handler_that_did_not_run_has_failed(
     start: Callable[..., Running], wrap: Callable[..., Any], function: Any
 ) -> None:
     what = "a coroutine" if function is coroutine else "a generator"

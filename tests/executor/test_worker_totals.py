@@ -79,7 +79,7 @@ def test_each_end_is_counted(settled: Settled, outcome: Any, counts: tuple[int, 
 
 
 @pytest.mark.usefixtures("_known")
-def test_only_first_attempts_tell_how_long_a_message_waited() -> None:
+def test_only_first_attempts_count_as_waits() -> None:
     """CAR-42: a later one waits for its backoff."""
     these = worker_totals.WorkerTotals()
     these.add([ended(age=2.0), ended(attempt=2, age=60.0), ended(attempt=3, age=600.0)])
@@ -130,7 +130,7 @@ def test_an_old_name_counts_for_its_handler() -> None:
     assert counted(these, "new")[0] == 2
 
 
-def test_a_heartbeat_tells_of_so_many_handlers_at_most() -> None:
+def test_heartbeat_has_a_maximum_of_handlers() -> None:
     these = worker_totals.WorkerTotals()
     for n in range(worker_totals.MAX_HANDLERS + 5):
         handler("t", name=f"h{n}")(lambda delivery: None)
@@ -225,7 +225,7 @@ def test_coroutines_are_counted_too(start: Start) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_heartbeat_tells_the_fleet(
+def test_heartbeat_shows_the_counts_to_the_fleet(
     start: Start, said: Said, gate: threading.Event, monkeypatch: Any
 ) -> None:
     """CAR-42, NSQ-34: while it works, everybody can see its counts."""
@@ -299,7 +299,7 @@ def test_signals_carry_how_long_it_took(start: Start, said: Said, options: dict[
 
 
 @pytest.mark.django_db(transaction=True)
-def test_without_listeners_nothing_is_said(start: Start, caplog: Any, monkeypatch: Any) -> None:
+def test_without_receivers_no_signal_is_sent(start: Start, caplog: Any, monkeypatch: Any) -> None:
     """KAF-17: signals without a receiver cost nothing."""
     caplog.set_level("INFO", "django_mq")
     said: list[Any] = []

@@ -31,7 +31,7 @@ def test_a_broken_package_is_caught(runner: Runner, patch: str) -> None:
         Code("django_mq.worker", "Worker.run", "with self.lock:", "with self.no_such_lock:"),
     ],
 )
-def test_a_patch_without_its_target_says_so(change: Text | Code) -> None:
+def test_patch_without_its_target_raises(change: Text | Code) -> None:
     with pytest.raises(PatchLost, match=r"no such|no_such"):
         change.find()
 

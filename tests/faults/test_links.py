@@ -35,9 +35,7 @@ BEFORE_THE_FORK = range(1, 8)
 
 
 @pytest.mark.parametrize("at", [BEFORE_THE_FORK[0], *slow(*BEFORE_THE_FORK[1:])])
-def test_a_server_that_goes_while_a_worker_starts_is_said_in_a_sentence(
-    runner: Runner, at: int
-) -> None:
+def test_server_lost_at_the_start_of_a_worker_gives_no_traceback(runner: Runner, at: int) -> None:
     played = runner.play(Point("writes", "refuse", at))
     assert not played.broken, str(played)
     assert "Traceback" not in played.said

@@ -234,7 +234,7 @@ def _states() -> dict[int, tuple[str, str, int, int]]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_system_does_what_its_model_does(settings: Any) -> None:
+def test_tables_agree_with_the_model(settings: Any) -> None:
     settings.DJANGO_MQ = {"QUEUES": {m.LINE: {"ordered": True}}}
     machine = seed(SEED)(Machine)
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]

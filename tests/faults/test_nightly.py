@@ -20,7 +20,7 @@ def test_every_step_can_be_run() -> None:
             assert asked.returncode == 0, step
 
 
-def test_a_failed_step_is_told_and_the_others_run(tmp_path: Path) -> None:
+def test_failed_step_is_reported_and_the_others_run(tmp_path: Path) -> None:
     made, said = tmp_path / "made", list[str]()
     night = [
         nightly.Step("first", [sys.executable, "-c", "raise SystemExit(3)"]),

@@ -74,7 +74,7 @@ class Tier(StrEnum):
 Task = type("Task", (), {"__module__": "django_tasks.base", "func": plain})
 
 
-def test_the_function_stays_what_it_is_and_is_found_by_name() -> None:
+def test_decorated_function_is_unchanged_and_found_by_name() -> None:
     """RMQ-4: handlers come from a registry."""
     assert handler("shop.orders.placed")(plain) is plain
     found = handlers.get(f"{__name__}.plain")
@@ -166,7 +166,7 @@ def test_a_plain_wrapper_around_an_async_function_is_plain() -> None:
 
 
 @pytest.mark.parametrize("accepted", [optional, Service(None).method, lambda delivery: None])  # type: ignore[arg-type]
-def test_what_takes_one_delivery_is_accepted(accepted: Callable[..., Any]) -> None:
+def test_callable_with_one_argument_is_accepted(accepted: Callable[..., Any]) -> None:
     """NSQ-22: a function, a method, or any other callable with one argument."""
     handler("a", name="it")(accepted)
     assert handlers.get("it") is not None
@@ -199,7 +199,7 @@ def test_a_name_leaves_out_locals() -> None:
         pytest.param(lambda delivery: None, r"give @handler\(..., name=...\)", id="lambda"),
     ],
 )
-def test_what_cannot_be_a_handler_is_refused(function: Any, said: str) -> None:
+def test_invalid_handler_is_refused(function: Any, said: str) -> None:
     with pytest.raises(InvalidHandler, match=said):
         handler("a.b")(function)
     assert handlers.all_handlers() == ()
@@ -462,7 +462,7 @@ def test_the_routing_table_follows_the_registry() -> None:
     assert [each.name for each in handlers.table().match("a.b", {})] == ["one", "two"]
 
 
-def test_isolated_brings_back_what_was_there() -> None:
+def test_isolated_restores_the_registry() -> None:
     handler("a", name="outer")(plain)
     with handlers.isolated():
         handler("a", name="inner")(another)

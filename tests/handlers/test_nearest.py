@@ -28,7 +28,7 @@ def warnings(caplog: pytest.LogCaptureFixture, *types: str) -> list[str]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_probable_typo_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_probable_typo_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert warnings(caplog, "shop.order.placed", "shop.order.placed") == [
         "no handler here takes the type shop.order.placed, which was broadcast: did you mean"
         " shop.orders.placed?"

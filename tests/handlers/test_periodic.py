@@ -26,7 +26,7 @@ def reported():
     return [(each.id, each.msg) for each in check_schedules(None)]
 
 
-def test_what_is_declared():
+def test_declared_options_are_kept():
     periodic("daily", "shop.reports.daily", cron="0  6 * * mon-fri", tz="Europe/Berlin")
     periodic(
         "often",

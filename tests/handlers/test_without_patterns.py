@@ -35,7 +35,7 @@ def test_it_may_have_any_queue(named: handlers.Handler) -> None:
     assert (list(every), "other" in every) == (["mail"], True)
 
 
-def test_it_shares_a_queue_with_whom_it_likes(named: handlers.Handler) -> None:
+def test_handler_without_patterns_may_share_any_queue(named: handlers.Handler) -> None:
     """W003 concerns handlers whose queue is declared with the handler."""
     handlers.add(replace(named, name="other", function=print, atomic=False))
     assert check_handlers(None) == []  # type: ignore[operator]

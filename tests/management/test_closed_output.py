@@ -40,7 +40,7 @@ def test_a_reader_that_leaves(command: str) -> None:
 
 
 @pytest.mark.parametrize("redirection", [">/dev/full", *slow("", ">&-")])
-def test_a_worker_works_although_nobody_can_read_its_output(redirection: str) -> None:
+def test_worker_runs_with_a_closed_output(redirection: str) -> None:
     """A pipe without a reader, no descriptor, and a full disk."""
     reader, closed_pipe = os.pipe()
     os.close(reader)

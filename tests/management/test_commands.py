@@ -95,7 +95,7 @@ def test_the_reference_has_every_argument(name):
         (("mq_replay", "--type", "mial.sent", "--yes"), "(did you mean mail.sent?"),
     ],
 )
-def test_nothing_found_for_a_name_that_nobody_knows_says_so(command, wanted, capsys):
+def test_unknown_name_gets_a_note_if_nothing_is_found(command, wanted, capsys):
     @handlers.handler("t", "mail.sent", name="send_mail")
     def send(delivery):
         pass
@@ -131,7 +131,7 @@ def test_each_refuses_an_engine_that_does_not_exist(name, monkeypatch):
         run(name, *COMMANDS[name], "--database", "other")
 
 
-def test_none_runs_where_nobody_commits(monkeypatch):
+def test_commands_refuse_a_database_without_autocommit(monkeypatch):
     monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
     with pytest.raises(CommandError, match="AUTOCOMMIT is off for database 'default'"):
         run("mq_pause", "mail")
@@ -165,7 +165,7 @@ def test_none_runs_where_nobody_commits(monkeypatch):
         ("mq_workers list --host ''", "name workers after quiet, resume or stop"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_told(command, said):
+def test_senseless_value_is_refused(command, said):
     with pytest.raises(CommandError, match=re.escape(said)):
         run(*shlex.split(command))
 
@@ -186,7 +186,7 @@ def test_a_time_that_makes_no_sense_is_shown_as_it_was_given(command, said, sett
         run(*shlex.split(command))
 
 
-def test_errors_say_how_their_messages_run_again():
+def test_errors_show_how_to_run_their_messages_again():
     message = add(attempts=1, after=60)
     FailedAttempt.objects.create(
         message_id=message.pk, queue="mail", type="t", attempt=1, fingerprint="0" * 16
@@ -276,9 +276,7 @@ def test_an_alias_that_does_not_exist_is_two(name, settings):
         ("mq_consume", ["unknown"], 2),
     ],
 )
-def test_what_the_database_does_not_have_is_one_and_what_the_code_does_not_have_is_two(
-    name, arguments, code
-):
+def test_exit_code_is_1_for_missing_rows_and_2_for_names_missing_in_the_code(name, arguments, code):
     assert exit_code(name, arguments) == code
 
 
@@ -339,7 +337,7 @@ def test_a_read_only_database_is_named(arguments):
         run(*arguments)
 
 
-def test_a_table_of_somebody_else_is_not_ours():
+def test_missing_table_of_a_trigger_is_no_missing_migration():
     """A table is missing for somebody else's trigger: to migrate would not help."""
     add(dead=-1)
     with connection.cursor() as cursor:
@@ -357,7 +355,7 @@ def test_a_table_of_somebody_else_is_not_ours():
         ("mq_limit", "mail", "5"),
     ],
 )
-def test_at_a_terminal_it_is_asked_what_a_script_is_not(terminal, arguments):
+def test_terminal_asks_for_a_confirmation_and_a_script_does_not(terminal, arguments):
     """The action can be undone, so a script needs no --yes."""
     decide("stopped", paused=-1)
     decide("failing", backoff_level=1, backoff=60)

@@ -32,7 +32,7 @@ def test_status_has_the_label_of_a_queue():
     assert line["label"].endswith("waiting")
 
 
-def test_status_says_that_there_are_more_heads(monkeypatch):
+def test_status_marks_that_there_are_more_heads(monkeypatch):
     monkeypatch.setattr(mq_status, "MAX_HEADS", 1)
     head = add(key="a", dead=-1)
     add(key="a", blocked_by=head.pk)
@@ -43,7 +43,7 @@ def test_status_says_that_there_are_more_heads(monkeypatch):
     assert (len(found["heads"]), found["more_heads"]) == (1, True)
 
 
-def test_status_says_what_to_do_behind_a_pooler(monkeypatch):
+def test_status_warns_behind_a_pooler(monkeypatch):
     with Pooler(connection.get_connection_params()) as pooler:
         monkeypatch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
         monkeypatch.setitem(connection.settings_dict, "PORT", pooler.port)
@@ -67,7 +67,7 @@ def test_errors_have_the_text_of_the_newest():
     assert "no\ufffd such thing" in run("mq_errors")
 
 
-def test_a_schedule_says_why_it_has_no_next_time():
+def test_schedule_without_a_next_time_has_the_reason():
     put(cron="61 * * * *")
     [found] = run_json("mq_schedule", "next")
     assert found["next"] == []

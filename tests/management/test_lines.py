@@ -90,7 +90,7 @@ class TestLines:
         assert QueuedMessage.objects.dead().get().key == "b"
         assert "Nothing" in run("mq_requeue", "--key", "b", "--handler", "x", "--yes")
 
-    def test_purge_by_key_or_id_lets_the_others_go_on(self):
+    def test_purge_by_key_or_id_frees_the_followers(self):
         (_, one), (head, two) = self.line("a"), self.line("b", after=60)
         assert "Removed 1 message" in run("mq_purge", "--key", "a", "--yes")
         assert "Nothing was removed" in run("mq_purge", "--id", head.pk, "--yes")

@@ -53,7 +53,7 @@ def test_a_command_names_the_session_instead_of_waiting(pid: int, command: list[
 
 
 @pytest.mark.parametrize("command", ["mq_requeue", "mq_purge", "mq_run_now"])
-def test_a_change_names_the_session_that_lets_it_read(
+def test_refused_change_names_the_session_that_holds_the_lock(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As CREATE INDEX does: the messages are found, and cannot be changed."""
@@ -70,7 +70,7 @@ def test_a_change_names_the_session_that_lets_it_read(
     assert list(QueuedMessage.objects.order_by("pk")) == rows
 
 
-def test_watch_goes_on_after_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_continues_after_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most migrations end, and the operator watches how the queues catch up."""
     monkeypatch.setattr(databases, "LOCK_SECONDS", 0.1)
     out = StringIO()

@@ -24,7 +24,7 @@ class TestRequeue:
         )
         assert (dead.state, other.state) == ("processable", "dead")
 
-    def test_ids_that_are_not_dead_are_told(self, capsys):
+    def test_ids_that_are_not_dead_get_a_note(self, capsys):
         held, running = add(held=-60, after=30), add(leased=60)
         assert run("mq_requeue", "--id", held.pk, 10**9) == "Nothing was requeued.\n"
         assert capsys.readouterr().err.splitlines() == [
@@ -45,7 +45,7 @@ class TestRequeue:
     def test_json_counts_those_that_are_skipped(self):
         assert run_json("mq_requeue", "--id", add().pk, 10**9)["skipped"] == 2
 
-    def test_of_many_ids_the_first_ten_are_told(self, capsys):
+    def test_at_most_ten_ids_get_a_note(self, capsys):
         run("mq_requeue", "--id", *range(10**9, 10**9 + 11))
         assert len(capsys.readouterr().err.splitlines()) == 10
 
@@ -119,7 +119,7 @@ class TestRequeue:
         assert run_json("mq_requeue", "--all", "--yes")["ids"] == [dead.pk]
 
     @pytest.mark.parametrize("arguments", [[], ["--limit", "5"], ["--all", "--queue", "mail"]])
-    def test_what_is_meant_must_be_said(self, arguments):
+    def test_missing_selection_is_refused(self, arguments):
         with pytest.raises(CommandError, match="--all"):
             run("mq_requeue", *arguments, "--yes")
 
@@ -226,7 +226,7 @@ class TestPurge:
         )
         assert run("mq_purge", "--queue", "none", "--waiting") == "Nothing was removed.\n"
 
-    def test_ids_that_are_not_dead_are_told(self, capsys):
+    def test_ids_that_are_not_dead_get_a_note(self, capsys):
         waiting = add(after=60)
         assert run("mq_purge", "--id", waiting.pk, "--yes") == "Nothing was removed.\n"
         note = f"Note: message {waiting.pk} is delayed, not dead: see mq_why {waiting.pk}\n"
@@ -257,7 +257,7 @@ class TestPurge:
         assert run_json("mq_purge", "--all", "--yes") == {**told, "dry_run": False}
         assert run_json("mq_purge", "--all") == {"ids": [], "skipped": 0, "dry_run": False}
 
-    def test_what_waits_only_when_told(self):
+    def test_waiting_messages_need_the_option(self):
         add()
         add(dead=-1)
         leased = add(leased=60)
@@ -276,7 +276,7 @@ class TestPurge:
         )
         assert set(QueuedMessage.objects.all()) == kept
 
-    def test_not_what_died_while_the_question_was_read(self, terminal, monkeypatch):
+    def test_letters_that_died_during_the_question_stay(self, terminal, monkeypatch):
         first = add(dead=-60)
         terminal("y")
 
@@ -292,7 +292,7 @@ class TestPurge:
     @pytest.mark.parametrize(
         "arguments", [[], ["--older-than", "1h"], ["--waiting"], ["--all", "--type", "a"]]
     )
-    def test_what_is_meant_must_be_said(self, arguments):
+    def test_missing_selection_is_refused(self, arguments):
         with pytest.raises(CommandError, match="--all"):
             run("mq_purge", *arguments, "--yes")
 

@@ -100,7 +100,7 @@ def test_queues_are_named_after_one_option_or_several(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("registered", [True, False])
-def test_a_project_without_any_handler_is_told_where_they_are_looked_for(
+def test_project_without_handlers_logs_where_they_are_looked_for(
     registered: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As with a file that is named handler.py. (Without the port the worker would run.)"""

@@ -76,7 +76,7 @@ def test_span(seconds, text):
 
 
 @pytest.mark.parametrize("text", ["", "-5", "5 years", "1e9", "nan", "99999999999", "5mm"])
-def test_what_is_no_duration(text):
+def test_invalid_duration_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError):
         arguments.duration(text)
 
@@ -95,13 +95,13 @@ def test_moments(settings):
 
 
 @pytest.mark.parametrize("text", ["", "tomorrow", "2026-13-01T00:00", "\x1b[2J"])
-def test_what_is_no_moment(text):
+def test_invalid_moment_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError) as caught:
         arguments.moment(text)
     assert "\x1b" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["99999999999999", "9999999999d", "1234567890.5h"])
-def test_a_duration_that_is_too_long_is_told_as_such(text):
+def test_too_long_a_duration_is_refused_as_such(text):
     with pytest.raises(argparse.ArgumentTypeError, match="is too long: at most 9 digits"):
         arguments.duration(text)

@@ -83,7 +83,7 @@ class TestPeek:
         text = run("mq_peek", "--payload")
         assert not {"\x1b", "\x07", "\u202e"} & set(text)
 
-    def test_a_queue_a_limit_and_what_is_free(self):
+    def test_options_queue_limit_and_skip_locked(self):
         leased, first, _ = add(leased=60), add(), add()
         add("other")
         found = run_json("mq_peek", "mail", "--limit", 2)
@@ -106,7 +106,7 @@ class TestPeek:
         )
         assert rows(run("mq_peek", "--dead"))[str(dead.pk)][5] == "dead"
 
-    def test_what_cannot_be_decoded(self):
+    def test_undecodable_payload_is_marked(self):
         message = add()
         with connection.cursor() as cursor:
             cursor.execute("set local max_stack_depth = '6MB'")

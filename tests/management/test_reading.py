@@ -106,7 +106,7 @@ class TestStatus:
         assert queues["line"]["owner"] == "abcdef0123456789"
         assert queues["orphan"]["owner"] is None
 
-    def test_what_a_queue_without_due_messages_waits_for(self):
+    def test_state_of_a_queue_without_due_messages(self):
         """It does not wait while its message runs, and a held message needs somebody."""
         add("running", leased=60)
         add("held", held=-9, after=60)
@@ -184,7 +184,7 @@ class TestStatus:
             add(name)
         assert f"{told} b, c, d, e, f and 1 more: mq_doctor" in run("mq_status")
 
-    def test_who_holds_old_rows_back(self, monkeypatch):
+    def test_horizon_holders_are_listed(self, monkeypatch):
         """Guarantee 19."""
         holder = queues.HorizonHolder("session", "77", "ann", "\x1b[2Jreport", "active", None)
         monkeypatch.setattr(queues, "horizon", lambda using: [holder])
@@ -231,14 +231,14 @@ class TestRoutes:
         handlers.handler("shop.#", name="all", queue="audit")(lambda delivery: None)
         handlers.handler("shop.*", name="gold", where={"tier": "gold"})(lambda delivery: None)
 
-    def test_who_gets_it_where_and_why(self):
+    def test_routes_show_handler_queue_and_reason(self):
         found = rows(run("mq_routes", "shop.placed"))
         assert found["all"][1:4] == ["audit", "yes", "shop.#"]
         assert found["gold"][1:3] == ["default", "no"]
         found = rows(run("mq_routes", "shop.placed", "--metadata", '{"tier": "gold"}'))
         assert found["gold"][1:3] == ["default", "yes"]
 
-    def test_nobody(self):
+    def test_type_without_a_handler(self):
         said = run("mq_routes", "other.type")
         assert "No handler registered here takes other.type (handlers are looked for in" in said
 

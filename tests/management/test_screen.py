@@ -64,7 +64,7 @@ def test_a_table_that_hides_rows_begins_with_the_most_urgent_ones() -> None:
 
 @pytest.mark.parametrize("lines", range(1, 30))
 @pytest.mark.parametrize("columns", [10, 33, 80])
-def test_it_fits_any_terminal_and_counts_what_is_hidden(lines: int, columns: int) -> None:
+def test_screen_fits_any_terminal_and_counts_hidden_rows(lines: int, columns: int) -> None:
     sections = [section("a", 9, width=30), section("b", 4, note="x" * 90), section("c", 1)]
     found = screen(sections, lines, columns)
     shown = [line for line in found if line.startswith(("a-", "b-", "c-"))]
@@ -88,5 +88,5 @@ def test_a_long_line_takes_several(text: str, columns: int, lines: int) -> None:
     assert height([text], columns) == lines
 
 
-def test_what_is_no_terminal_has_no_size() -> None:
+def test_output_without_a_terminal_has_no_size() -> None:
     assert size_of(StringIO()) is None

@@ -28,7 +28,7 @@ KNOWN = ["default", "mail", "reports.daily", "reports.weekly", "shop.orders.plac
         ("shop.*.plaecd", "shop.*.placed"),
     ],
 )
-def test_what_was_meant_is_offered(pattern: str, meant: str) -> None:
+def test_similar_name_is_suggested(pattern: str, meant: str) -> None:
     warning = unmatched(pattern, KNOWN)
     assert repr(pattern) in warning
     assert warning.endswith(f"did you mean {meant!r}?")

@@ -81,7 +81,7 @@ class TestNothingToPeek:
 
 
 class TestStop:
-    def test_nothing_to_stop_is_said_without_a_question(self) -> None:
+    def test_nothing_to_stop_is_reported_without_a_question(self) -> None:
         assert run("mq_stop", "99").endswith("nothing to stop.\n")
         assert run_json("mq_stop", "99") == {"ids": [], "skipped": 1, "dry_run": False}
         message = add(leased=60)
@@ -95,7 +95,7 @@ class TestStop:
         assert run_json("mq_stop", *ids, *ids)["skipped"] == 2
         assert not questions
 
-    def test_ids_that_do_not_run_are_told(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_ids_that_do_not_run_get_a_note(self, capsys: pytest.CaptureFixture[str]) -> None:
         beat("worker")
         leased, waiting = add(leased=60), add()
         run("mq_stop", leased.pk, waiting.pk, 10**9, "--yes")
@@ -106,7 +106,7 @@ class TestStop:
         ]
 
     @pytest.mark.parametrize(("options", "by"), [((), login()), (("--by", "ana"), "ana")])
-    def test_who_stops_it_is_kept(self, options: tuple[str, ...], by: str) -> None:
+    def test_name_of_the_operator_is_stored(self, options: tuple[str, ...], by: str) -> None:
         beat("worker")
         message = add(leased=60)
         text = run("mq_stop", message.pk, message.pk, "--yes", *options)
@@ -197,7 +197,7 @@ def test_a_pooler_is_found_by_check(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_check_says_that_it_could_not_look_for_a_pooler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reports_that_it_could_not_look_for_a_pooler(monkeypatch: pytest.MonkeyPatch) -> None:
     """The results of the other checks are not lost with the connection."""
     monkeypatch.setitem(connection.settings_dict, "HOST", "127.0.0.1")
     monkeypatch.setitem(connection.settings_dict, "PORT", 1)
@@ -246,7 +246,7 @@ class TestProcesses:
         return screens[:2]
 
     @pytest.mark.slow
-    def test_without_a_stdin_nobody_is_asked(self) -> None:
+    def test_closed_stdin_gets_no_question(self) -> None:
         """Some supervisors close it; the interpreter then has None in its place."""
         add("mail", dead=-1)
         for command, code, said in (

@@ -51,7 +51,7 @@ def test_the_list():
         (["quiet", "--all"], ["aa11111111", "aa22222222", "bb33333333"]),
     ],
 )
-def test_those_that_are_named_are_told(arguments, ids):
+def test_only_named_workers_get_the_order(arguments, ids):
     text = run("mq_workers", *arguments, "--by", "ana", "--yes")
     assert f"Told {len(ids)} worker process" in text
     assert told() == [(id, "quiet", "ana") for id in ids]
@@ -80,7 +80,7 @@ def test_the_other_orders(action, stored):
         (["--host", "gone-1"], "hosts with workers: mail-1, web-1"),
     ],
 )
-def test_what_names_no_worker_is_refused(arguments, words):
+def test_ambiguous_or_unknown_worker_is_refused(arguments, words):
     with pytest.raises(CommandError, match=words):
         run("mq_workers", "stop", *arguments, "--yes")
     with pytest.raises(CommandError, match="name workers after"):
@@ -125,7 +125,7 @@ def runs(worker, **given):
     return message.pk
 
 
-def test_the_list_ends_with_what_runs():
+def test_list_ends_with_the_running_messages():
     assert "ATTEMPT" not in run("mq_workers")
     ids = [runs("aa11111111", attempts=3), runs("aa22222222", type="shop.mail")]
     WorkerHeartbeat.objects.filter(pk="aa22222222").update(ran={str(ids[1]): 8000.0})

@@ -58,7 +58,7 @@ def test_the_class_is_unchanged() -> None:
 
 
 @pytest.mark.parametrize("options", [{"payload": {}}, {"schema_version": 2}])
-def test_an_instance_and_what_it_brings_along_are_too_much(options: dict[str, Any]) -> None:
+def test_instance_excludes_payload_and_version(options: dict[str, Any]) -> None:
     message("a.b")(Placed)
     with pytest.raises(TypeError, match="leave out payload"):
         Message(Placed(1), **options)
@@ -342,7 +342,7 @@ SECRET = "joe@example.com"
         (PickyStruct, {"mail": SECRET}, "is refused"),
     ],
 )
-def test_what_a_log_may_say_has_nothing_of_the_payload(cls: Any, payload: Any, told: str) -> None:
+def test_redacted_text_has_nothing_of_the_payload(cls: Any, payload: Any, told: str) -> None:
     message("a.b")(cls)
     found = class_of_type("a.b")
     assert found is not None

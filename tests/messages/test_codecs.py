@@ -209,7 +209,7 @@ def test_nothing_is_coerced(hint: Any, raw: Any) -> None:
         (Item, {"name": "box"}),
     ],
 )
-def test_a_producer_cannot_store_what_no_handler_could_read(hint: Any, value: Any) -> None:
+def test_unreadable_values_cannot_be_stored(hint: Any, value: Any) -> None:
     with pytest.raises(Mismatch):
         CodecBuilder().build(hint).dump(value)
 
@@ -286,7 +286,7 @@ def test_types_without_a_json_form_are_refused(hint: Any, text: str) -> None:
         CodecBuilder().build(hint)
 
 
-def test_a_schema_describes_what_is_stored() -> None:
+def test_schema_describes_the_stored_json() -> None:
     codecs = CodecBuilder()
     assert codecs.build(dict[str, int | None]).schema() == {
         "type": "object",
@@ -319,7 +319,7 @@ def test_a_schema_describes_what_is_stored() -> None:
         ({"wait": 5}, "wait must be a timedelta; got a whole number$"),
     ],
 )
-def test_a_producer_reads_what_it_must_give_in_python(fields: dict[str, Any], text: str) -> None:
+def test_mismatch_names_the_expected_python_type(fields: dict[str, Any], text: str) -> None:
     @dataclass
     class Given:
         at: datetime = datetime(2026, 1, 1, tzinfo=UTC)

@@ -21,7 +21,7 @@ def test_each_action_is_known_to_all() -> None:
     assert set(QueuedMessageAdmin.actions) == actions | {f"{name}_heads" for name in HEAD_ACTIONS}
 
 
-def test_the_log_and_the_admin_agree_on_what_removes() -> None:
+def test_log_and_admin_agree_on_the_removing_actions() -> None:
     assert set(REMOVING_ACTIONS) == {each.name for each in MESSAGE_ACTIONS.values() if each.removes}
 
 

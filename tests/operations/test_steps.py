@@ -88,7 +88,7 @@ def test_an_operation_is_not_read_back_from_a_replica(settings):
 
 
 @pytest.mark.django_db
-def test_five_thousand_messages_in_steps_and_what_comes_later_stays(caplog):
+def test_five_thousand_messages_in_steps_and_later_ones_stay(caplog):
     boss = User.objects.create(username="ada")
     insert_all({"dead": -1} for _ in range(5000))
     others = [add(), add("other", dead=-1), add(leased=60)]
@@ -122,7 +122,7 @@ def test_five_thousand_messages_in_steps_and_what_comes_later_stays(caplog):
         ("requeue", {}, []),
     ],
 )
-def test_a_step_rings_for_what_may_run_now(monkeypatch, action, columns, rings):
+def test_step_rings_for_messages_that_may_run_now(monkeypatch, action, columns, rings):
     """The worker that takes the step may serve different queues from those of the messages."""
     monkeypatch.setattr(notify, "_last", {})
     add(**columns)
@@ -145,7 +145,7 @@ def test_the_user_may_be_gone(user_id):
 
 
 @pytest.mark.django_db
-def test_each_action_does_what_it_is_for():
+def test_every_action_changes_its_eligible_messages():
     rows = ({}, {"after": 60}, {"held": -1}, {"dead": -1}, {"leased": 60}, {"blocked_by": 1})
     for action, done in (("run_now", 3), ("cancel", 4), ("requeue", 1), ("discard", 1)):
         QueuedMessage.objects.all().delete()
@@ -178,7 +178,7 @@ def test_a_cancelled_operation_stops_where_it_is(caplog):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_worker_that_dies_in_a_step_did_nothing_and_the_next_goes_on():
+def test_step_of_a_dying_worker_is_undone_and_repeated():
     """No step is half done, and no message is acted on twice."""
     insert_all({"dead": -1, "attempts": 3, "max_attempts": 3} for _ in range(2500))
     made = queues.operate("requeue", everything=True)
@@ -441,7 +441,7 @@ def test_a_filter_is_checked(bad):
 
 
 @pytest.mark.django_db
-def test_what_is_asked_for_badly():
+def test_invalid_operation_is_refused():
     with pytest.raises(ValueError, match="there is no action"):
         queues.operate("drop")
     with pytest.raises(ValueError, match="not both"):
@@ -452,7 +452,7 @@ def test_what_is_asked_for_badly():
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("given", [{}, {"queue": None, "type": None}, {"heads": True}], ids=str)
-def test_an_action_on_every_message_says_so(django_assert_num_queries, given):
+def test_action_on_every_message_must_be_explicit(django_assert_num_queries, given):
     """A variable that happens to be None is no reason to discard all dead letters."""
     with django_assert_num_queries(0), pytest.raises(TypeError, match="everything=True"):
         queues.operate("discard", **given)
@@ -467,7 +467,7 @@ def test_an_action_on_every_message_says_so(django_assert_num_queries, given):
         ({"metadata": {"patient": "Q4711"}}, "", "metadata ..."),
     ],
 )
-def test_the_log_says_who_asked_for_what(caplog, given, by, filter):
+def test_operation_is_logged_with_user_and_filter(caplog, given, by, filter):
     """Without values of payloads and metadata; in the order of jsonb."""
     caplog.set_level("INFO", "django_mq")
     made = queues.operate("requeue", **given)

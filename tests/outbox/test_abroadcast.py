@@ -44,7 +44,7 @@ def test_abroadcast_refuses_to_pretend_while_autocommit_is_off() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_abroadcast_refuses_what_broadcast_refuses() -> None:
+def test_abroadcast_has_the_refusals_of_broadcast() -> None:
     with pytest.raises(InvalidPayload):
         async_to_sync(abroadcast)("a.b", float("nan"))
     with pytest.raises(TypeError):
@@ -56,6 +56,6 @@ class TestInATestCase(TestCase):
     async def test_abroadcast_works(self) -> None:
         assert await abroadcast("a.b")
 
-    async def test_broadcast_in_async_code_says_what_to_do(self) -> None:
+    async def test_broadcast_in_async_code_suggests_abroadcast(self) -> None:
         with pytest.raises(NotInTransaction, match="abroadcast"):
             broadcast("a.b")

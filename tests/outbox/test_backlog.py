@@ -52,7 +52,7 @@ def send(**options: Any) -> Any:
     return broadcast("a.b", **{"queue": "mail", **options})
 
 
-def test_a_full_queue_is_busy_and_says_what_to_do() -> None:
+def test_full_queue_raises_with_a_hint() -> None:
     """S17: bounded growth."""
     for _ in range(3):
         send()
@@ -62,7 +62,7 @@ def test_a_full_queue_is_busy_and_says_what_to_do() -> None:
     assert QueuedMessage.objects.filter(queue="mail").count() == 3
 
 
-def test_only_what_waits_counts() -> None:
+def test_only_waiting_messages_count() -> None:
     add(leased=30)
     add(leased=-30)
     add(dead=-1)
@@ -180,7 +180,7 @@ def test_the_count_of_a_long_queue_refuses_for_longer_but_not_for_long(
     assert len(counts) == 3
 
 
-def test_a_transaction_that_added_rows_is_refused_by_what_is_there_now() -> None:
+def test_backlog_counts_the_current_rows_of_the_transaction() -> None:
     """Also in a TestCase, which is one transaction."""
     broadcast_many([Message("a.b", queue="mail")] * 3)
     with pytest.raises(BroadcastBusy):
@@ -275,7 +275,7 @@ def test_a_stream_does_not_count_its_own_rows_twice(
     assert not QueuedMessage.objects.exists()
 
 
-def test_what_adds_nothing_is_not_refused() -> None:
+def test_duplicates_and_updates_are_not_refused() -> None:
     for n in range(3):
         send(unique_id=str(n))
     assert send(unique_id="1").outcome == "duplicate"
@@ -285,7 +285,7 @@ def test_what_adds_nothing_is_not_refused() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_is_put_aside_waits_behind_a_quiet_time_but_not_behind_a_claimed_message() -> None:
+def test_put_aside_message_counts_behind_a_quiet_time_but_not_behind_a_claim() -> None:
     """The second takes the place of the claimed message, so it adds nothing."""
     handlers.handler("a.b", name="h", queue="mail")(lambda delivery: None)
     with transaction.atomic():

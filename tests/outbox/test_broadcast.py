@@ -70,7 +70,7 @@ def test_without_a_block_it_raises_and_stores_nothing(
 
 
 @pytest.mark.django_db
-def test_a_project_that_has_not_installed_the_app_is_told_so() -> None:
+def test_app_missing_in_installed_apps_is_reported() -> None:
     without = modify_settings(INSTALLED_APPS={"remove": "django_mq"})
     with without, pytest.raises(ImproperlyConfigured, match='add "django_mq" to INSTALLED_APPS'):
         broadcast("a.b")

@@ -15,7 +15,7 @@ from tests.outbox.conftest import now
 
 
 @pytest.mark.django_db
-def test_cancel_removes_what_waits_and_meets_all_that_is_given() -> None:
+def test_cancel_removes_waiting_messages_that_match_every_option() -> None:
     with transaction.atomic():
         first, delayed, other = broadcast_many([Message("a"), Message("a", after=60), Message("b")])
     assert not cancel(id=first.ids[0], type="b")
@@ -26,7 +26,7 @@ def test_cancel_removes_what_waits_and_meets_all_that_is_given() -> None:
 
 
 @pytest.mark.django_db
-def test_cancel_never_touches_what_a_worker_holds() -> None:
+def test_cancel_never_changes_leased_or_dead_messages() -> None:
     with transaction.atomic():
         receipts = broadcast_many([Message("a")] * 4)
     waiting, leased, lapsed, dead = (receipt.ids[0] for receipt in receipts)
@@ -49,7 +49,7 @@ def test_cancel_stores_no_answer_to_a_message_that_is_no_request() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_cancel_does_not_wait_for_what_is_being_claimed() -> None:
+def test_cancel_does_not_wait_for_a_claim() -> None:
     with transaction.atomic():
         free, locked = (each.ids[0] for each in broadcast_many([Message("a")] * 2))
     with second_connection() as other, other.transaction():
@@ -96,12 +96,12 @@ def test_cancel_finds_an_id_by_its_index() -> None:
     ],
     ids=repr,
 )
-def test_cancel_refuses_what_names_nothing(error: type[Exception], options: Any) -> None:
+def test_cancel_refuses_missing_or_invalid_filters(error: type[Exception], options: Any) -> None:
     with pytest.raises(error):
         cancel(**options)
 
 
-def test_in_a_coroutine_it_says_how_to_cancel() -> None:
+def test_cancel_in_a_coroutine_suggests_sync_to_async() -> None:
     async def view() -> None:
         cancel(id=1)
 

@@ -14,7 +14,7 @@ from django_mq.testing import deliver, drain
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_deliver_is_the_cause_of_what_the_handler_broadcasts() -> None:
+def test_deliver_is_the_cause_of_the_handlers_broadcasts() -> None:
     with isolated():
 
         @handler("first", name="first")
@@ -26,6 +26,6 @@ def test_deliver_is_the_cause_of_what_the_handler_broadcasts() -> None:
     assert (metadata["mq.hops"], metadata["mq.correlation_id"]) == (5, "c")
 
 
-def test_drain_refuses_what_is_no_queue() -> None:
+def test_drain_refuses_an_invalid_queue() -> None:
     with pytest.raises(ValueError, match="queue"):
         drain("no such name!")

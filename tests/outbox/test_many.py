@@ -67,7 +67,7 @@ def test_many_are_stored_all_or_none(
 
 
 @pytest.mark.django_db
-def test_what_is_no_message_is_refused() -> None:
+def test_wrong_type_of_message_is_refused() -> None:
     with transaction.atomic(), pytest.raises(TypeError, match=r"takes Message\(...\) objects"):
         broadcast_many([{"type": "a"}])  # type: ignore[list-item]
 

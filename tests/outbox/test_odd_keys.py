@@ -105,7 +105,7 @@ def test_operators_find_them(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", REFUSED, ids=ascii)
-def test_what_is_no_key_is_refused_before_sql(key: Any, django_assert_num_queries: Any) -> None:
+def test_invalid_key_is_refused_before_sql(key: Any, django_assert_num_queries: Any) -> None:
     with transaction.atomic():
         calls = [
             lambda: broadcast("a.b", key=key),

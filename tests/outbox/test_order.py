@@ -136,7 +136,7 @@ def test_ids_rise_in_the_order_of_commits(
     ],
     ids=["other-key", "no-key", "other-queue", "ordered-alone"],
 )
-def test_others_wait_for_nobody(
+def test_other_producers_do_not_wait(
     pool: ThreadPoolExecutor, first: Callable[[], Any], second: Callable[[], Any]
 ) -> None:
     early = Producer(pool, first).wrote()

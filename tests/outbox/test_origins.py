@@ -26,9 +26,7 @@ def handling() -> Iterator[Callable[..., None]]:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("size", [1, 3, MAX_INSERT_ROWS + 1])
-def test_a_handlers_messages_say_where_they_come_from(
-    handling: Callable[..., None], size: int
-) -> None:
+def test_messages_of_a_handler_name_their_cause(handling: Callable[..., None], size: int) -> None:
     handling(id=77)
     with transaction.atomic():
         broadcast_many([Message("a", metadata={"tier": "gold"})] * size)

@@ -214,7 +214,7 @@ def test_an_alias_that_does_not_exist_is_refused() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_the_database_itself_refuses_is_djangos_error() -> None:
+def test_refusal_of_the_database_is_djangos_error() -> None:
     """This includes COPY, whose errors Django does not wrap by itself."""
     with second_connection() as other:
         other.execute(

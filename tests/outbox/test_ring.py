@@ -82,7 +82,7 @@ def test_it_does_not_ring_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None
         pytest.param({"REQUIRE_ATOMIC": False}, {}, 1, id="no-block"),
     ],
 )
-def test_it_rings_for_what_a_poll_would_meet_late(
+def test_broadcast_rings_if_a_poll_would_be_late(
     settings: Any, changed: dict[str, Any], options: dict[str, Any], rings: int
 ) -> None:
     settings.DJANGO_MQ = changed
@@ -94,7 +94,7 @@ def test_it_rings_for_what_a_poll_would_meet_late(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_ring_that_fails_harms_nobody_and_the_next_one_rings(
+def test_failed_ring_is_harmless_and_the_next_one_rings(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Guarantee 7; PMQ-40."""

@@ -66,7 +66,7 @@ CHANGES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_frees_the_next_of_a_key_rings(bell: Listener, change: str) -> None:
+def test_change_that_frees_a_follower_rings(bell: Listener, change: str) -> None:
     _, follower = first_of_a_key()
     bell.heard()
     with transaction.atomic():
@@ -77,7 +77,7 @@ def test_what_frees_the_next_of_a_key_rings(bell: Listener, change: str) -> None
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_rolled_back_does_not_ring(bell: Listener, change: str) -> None:
+def test_rolled_back_change_does_not_ring(bell: Listener, change: str) -> None:
     _, follower = first_of_a_key()
     bell.heard()
     with transaction.atomic():
@@ -123,7 +123,7 @@ def test_the_first_of_an_ordered_queue_rings(
     assert bell.heard() == [""]
 
 
-def test_what_frees_no_other_message_is_quiet(bell: Listener) -> None:
+def test_change_that_frees_no_message_does_not_ring(bell: Listener) -> None:
     with transaction.atomic():
         broadcast("a.b", key="k", unique_id="u", after=3600)
         broadcast("a.b", unique_id="v", after=3600)

@@ -189,7 +189,7 @@ def test_a_lost_connection_is_noticed_where_django_checks_it(
 
 
 @pytest.mark.parametrize("broken", ["queue = 'a b'", "type = ''"])
-def test_what_the_server_refuses_is_djangos_error(broken: str) -> None:
+def test_refusal_of_the_server_is_djangos_error(broken: str) -> None:
     column, _, value = broken.partition(" = ")
     row = NewRow("q", "a.b", "{}", 20)._replace(**{column: value.strip("'")})
     writer = RowWriter(connection, RowBuilder("default").queues)
@@ -205,7 +205,7 @@ def test_a_session_in_another_encoding() -> None:
     assert QueuedMessage.objects.get(payload__text="caf\u00e9")
 
 
-def test_a_broken_transaction_is_said_by_django_before_any_sql() -> None:
+def test_broken_transaction_is_djangos_error_before_any_sql() -> None:
     with transaction.atomic():
         send(3)
         transaction.set_rollback(True)

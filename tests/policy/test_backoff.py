@@ -245,7 +245,7 @@ def test_the_error_about_bad_data_is_one_short_line(data: object) -> None:
         (lambda: intervals([15, 30]), "an interval must be"),
     ],
 )
-def test_bad_arguments_say_what_to_give(make: Callable[[], object], text: str) -> None:
+def test_bad_arguments_raise_with_a_hint(make: Callable[[], object], text: str) -> None:
     """PMQ-34, NSQ-32: a wrong type or bound is refused when the policy is made."""
     with pytest.raises(ValueError, match=text):
         make()

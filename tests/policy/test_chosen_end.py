@@ -51,7 +51,7 @@ def test_the_only_exception_of_a_group_is_the_end(error: Exception) -> None:
     ],
     ids=repr,
 )
-def test_anything_else_stays_what_it_is(error: BaseException) -> None:
+def test_any_other_error_is_unchanged(error: BaseException) -> None:
     assert chosen_end(error) is error
 
 

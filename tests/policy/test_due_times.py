@@ -103,7 +103,7 @@ def test_a_long_standstill_costs_no_more_than_a_short_one(catch_up, maximum):
     assert times.asked <= maximum
 
 
-def test_a_row_whose_time_is_none_of_its_schedule_is_broadcast_all_the_same():
+def test_time_outside_the_schedule_is_broadcast_too():
     """Somebody moved it by SQL: the row decides when it is due."""
     odd = SIX - 7 * MINUTE
     assert decide(odd + SECOND, next_at=odd) == ((odd,), SIX)

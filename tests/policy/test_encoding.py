@@ -72,7 +72,7 @@ class Tier(enum.StrEnum):
         pytest.param(nested(64), None, id="as-deep-as-allowed"),
     ],
 )  # fmt: skip
-def test_what_json_can_say_is_encoded(value: object, text: str | None) -> None:
+def test_json_values_are_encoded(value: object, text: str | None) -> None:
     found = encoded(value)
     assert text is None or found == text
     json.loads(found)
@@ -104,7 +104,7 @@ def test_what_json_can_say_is_encoded(value: object, text: str | None) -> None:
         pytest.param({"line\n": object()}, "payload['line\\n']: Object", id="key-with-control"),
     ],
 )  # fmt: skip
-def test_what_would_not_come_back_is_refused_with_its_path(value: object, said: str) -> None:
+def test_lossy_value_is_refused_with_its_path(value: object, said: str) -> None:
     """S16, PMQ-10."""
     with pytest.raises(InvalidPayload) as caught:
         encoded(value)
@@ -168,7 +168,7 @@ class Own(json.JSONEncoder):
         raise RuntimeError("a secret of the payload")
 
 
-def test_what_an_encoder_of_ones_own_makes_is_checked_as_well() -> None:
+def test_output_of_a_custom_encoder_is_checked() -> None:
     """RMQ-5: the serializer can be replaced."""
     assert encoded([Colour.RED], encoder=Own) == '[{"colour":"red"}]'
     with pytest.raises(InvalidPayload, match="key twice"):
@@ -191,7 +191,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_what_is_accepted_reads_back_the_same(value: Any) -> None:
+def test_accepted_value_reads_back_the_same(value: Any) -> None:
     try:
         text = encoded(value)
     except InvalidPayload:

@@ -66,7 +66,7 @@ def test_an_app_may_be_named_as_a_module_of_the_library() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("never raised"), TimedOut("ran past 5 s")])
-def test_without_a_traceback_there_is_none(error: Exception) -> None:
+def test_error_without_a_traceback_has_no_place(error: Exception) -> None:
     assert error_place(error) == describe(error).place == ""
 
 

@@ -94,7 +94,7 @@ def test_cause_and_context_come_before_and_notes_after() -> None:
     )
 
 
-def test_parts_of_a_group_are_told() -> None:
+def test_parts_of_a_group_are_described() -> None:
     group = ExceptionGroup("two", [ValueError("one"), ExceptionGroup("in", [KeyError("two")])])
     told = describe(group).traceback
     assert "Part 1 of 2" in told
@@ -242,7 +242,7 @@ def test_hostile_exception_can_be_described_and_stored(
     assert "\n" not in failure.error_class + failure.summary
 
 
-def test_what_hostile_exceptions_leave_behind() -> None:
+def test_hostile_exceptions_are_described() -> None:
     assert describe(RaisesInStr(SystemExit(1))).text == "(no text: str() raised SystemExit)"
     assert describe(Recurses()).text == "(no text: str() raised RecursionError)"
     assert describe(ReturnsEvilText()).text == "evil"

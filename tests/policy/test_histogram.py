@@ -70,7 +70,7 @@ def test_beyond_the_buckets(value: float) -> None:
     assert (found.min, found.p50, found.p99) == (value, value, value)
 
 
-def test_less_than_no_time_is_none() -> None:
+def test_negative_duration_counts_as_zero() -> None:
     """Somebody wrote a row dated tomorrow."""
     found = histogram_of([0.5, -3.0]).durations()
     assert found is not None
@@ -78,7 +78,7 @@ def test_less_than_no_time_is_none() -> None:
 
 
 @given(st.lists(durations, max_size=40))
-def test_what_was_written_is_read(values: list[float]) -> None:
+def test_written_histogram_reads_back_the_same(values: list[float]) -> None:
     histogram = histogram_of(values) if values else Histogram()
     text = json.dumps(histogram.as_json())
     assert Histogram.from_json(json.loads(text)) == histogram
@@ -109,6 +109,6 @@ GOOD: dict[str, Any] = histogram_of([0.5, 2.0]).as_json()
         {**GOOD, "buckets": [0] * 10_000},
     ],
 )
-def test_what_nobody_here_would_write_is_refused(bad: Any) -> None:
+def test_malformed_histogram_is_refused(bad: Any) -> None:
     with pytest.raises(ValueError, match=r"is no|has other|add up"):
         Histogram.from_json(bad)

@@ -112,7 +112,7 @@ def test_reject_is_dead_at_once(attempt: int) -> None:
     ],
     ids=str,
 )
-def test_what_a_handler_raises_passes_between_processes(raised: Exception) -> None:
+def test_exceptions_of_handlers_survive_pickling(raised: Exception) -> None:
     """A handler may have a pool of processes do its work, and raise there."""
     arrived = pickle.loads(pickle.dumps(raised))  # noqa: S301
     assert (type(arrived), str(arrived)) == (type(raised), str(raised))
@@ -220,7 +220,7 @@ def test_policy_that_returns_nonsense_counts_as_one_second_and_is_reported() -> 
     assert "returned -3" in outcome.warning
 
 
-def test_policy_is_not_asked_when_the_handler_said_when_or_all_is_used_up() -> None:
+def test_policy_is_not_asked_after_an_explicit_wait_or_the_last_attempt() -> None:
     def broken(attempt: int) -> float:
         raise AssertionError("asked")
 

@@ -45,14 +45,14 @@ def step(error: BaseException, attempt: int = 1) -> Step:
         pytest.param(Spoiled(), Step.UP, id="a-retry-that-is-broken"),
     ],
 )
-def test_what_a_handler_does_moves_the_level(
+def test_end_of_a_handler_moves_the_level(
     error: BaseException, expected: Step, attempt: int
 ) -> None:
     """NSQ-2: the same on the last attempt, after which the message is dead."""
     assert step(error, attempt) is expected
 
 
-def test_what_never_ran_moves_nothing() -> None:
+def test_unstarted_delivery_moves_nothing() -> None:
     assert step_of(None, None) is Step.STAY
 
 

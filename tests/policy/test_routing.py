@@ -92,7 +92,7 @@ def by_definition(pattern: tuple[str, ...], words: tuple[str, ...]) -> bool:
     st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=8),
 )
 @example(["#", "a", "#", "a", "b"], ["a", "a", "b", "a", "b"])
-def test_pattern_matches_as_its_definition_says(pattern: list[str], words: list[str]) -> None:
+def test_pattern_matches_as_defined(pattern: list[str], words: list[str]) -> None:
     expected = by_definition(tuple(pattern), tuple(words))
     assert Pattern(".".join(pattern)).matches(".".join(words)) is expected
 
@@ -103,7 +103,7 @@ def test_many_hashes_do_not_blow_up() -> None:
     assert not pattern.matches(".".join(["a"] * 64))
 
 
-def test_plain_pattern_is_told_from_one_with_wildcards() -> None:
+def test_pattern_without_wildcards_is_plain() -> None:
     assert [Pattern(each).is_plain for each in ("mail", "mail.eu", "mail.*", "#")] == [
         True,
         True,
@@ -182,7 +182,7 @@ def test_table_does_not_remember_every_type_it_meets() -> None:
     assert table._candidates.cache_info().currsize == REMEMBERED_TYPES
 
 
-def test_explain_says_why() -> None:
+def test_explain_gives_the_reasons() -> None:
     to = [
         To("direct", ("shop.orders.placed",)),
         To("topic", ("billing.*", "shop.#")),

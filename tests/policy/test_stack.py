@@ -30,12 +30,12 @@ def test_a_dump_of_this_process_is_read() -> None:
 
 
 @pytest.mark.parametrize("dump", ["", "\x00\x00", "Thread 0x", "Thread 0x1 (most recent", "  File"])
-def test_a_dump_that_was_cut_off_has_what_it_has(dump: str) -> None:
+def test_truncated_dump_is_read_without_an_error(dump: str) -> None:
     assert running_in(parse_dump(dump), 1) == []
 
 
 @pytest.mark.parametrize("sent", [None, 7, "abc", {}, [[1, 2, 3]], [["a", "b", "c"]], [[]]])
-def test_what_is_no_stack_is_an_empty_one(sent: object) -> None:
+def test_malformed_stack_reads_as_empty(sent: object) -> None:
     assert readable(sent) == []
 
 

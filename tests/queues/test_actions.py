@@ -70,7 +70,7 @@ class TestByState:
         assert rings == [connection]
 
 
-def test_run_now_keeps_the_place_of_what_is_due():
+def test_run_now_keeps_the_place_of_due_messages():
     message = add(after=-500)
     queues.run_now([message.pk])
     assert QueuedMessage.objects.get().processable_after == message.processable_after
@@ -86,7 +86,7 @@ def test_requeue_raises_max_attempts_and_never_lowers_anything(attempts, maximum
     assert (message.attempts, message.max_attempts) == (attempts, then)
 
 
-def test_a_requeued_letter_does_not_die_of_what_it_died_of():
+def test_requeued_message_does_not_die_of_the_same_cause():
     expired, held, later = (
         add(dead=-1, expires=-9, dead_reason="expired"),
         add(dead=-1, held=-90000),
@@ -109,7 +109,7 @@ def test_requeue_by_queue_and_type_longest_dead_first():
     assert len(queues.requeue().ids) == 2
 
 
-def test_a_dry_run_of_ids_says_which_are_dead():
+def test_dry_run_of_ids_returns_the_dead_ones():
     dead, waiting = add(dead=-1), add()
     assert queues.requeue([dead.pk, waiting.pk, 10**9], dry_run=True) == Changed((dead.pk,), 2)
     assert dead.state == "dead"
@@ -124,7 +124,7 @@ def test_purge_removes_dead_letters_only():
     assert queues.purge() == Changed((other,))
 
 
-def test_purge_of_what_waits_leaves_what_is_in_flight():
+def test_purge_of_waiting_messages_skips_those_in_flight():
     ids = add_every()
     changed = queues.purge("mail", waiting=True)
     assert set(changed.ids) == {ids[name] for name in WAITING | DEAD}
@@ -134,7 +134,7 @@ def test_purge_of_what_waits_leaves_what_is_in_flight():
     }
 
 
-def test_purge_of_what_is_older():
+def test_purge_of_older_messages():
     old, new = add(dead=-100), add(dead=-10)
     add(created=-100)
     assert queues.purge(older_than=50, dry_run=True) == Changed((old.pk,))
@@ -202,7 +202,7 @@ def test_a_dead_letter_of_the_key_is_not_freed_in_its_stead():
 
 
 @pytest.mark.parametrize("ids", [["7"], [0], [2**63], [None], True, [True], 1.5, [[1]]])
-def test_what_is_no_id(ids):
+def test_invalid_ids_are_refused(ids):
     for action in (queues.cancel, queues.discard, queues.run_now, queues.requeue):
         with pytest.raises(ValueError, match="is not the id"):
             action(ids)
@@ -234,7 +234,7 @@ def test_an_id_twice_counts_once():
     assert queues.cancel([message.pk, message.pk]) == Changed((message.pk,), 0)
 
 
-def test_what_runs_past_its_lease_is_in_flight():
+def test_message_running_past_its_lease_is_in_flight():
     message = add(leased=-1)
     beat(running=[message.pk])
     assert queues.cancel(message.pk) == Changed((), 1)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 
 
 class TestBesideOthers:
-    def test_what_is_locked_is_skipped_at_once(self, lock):
+    def test_locked_messages_are_skipped_at_once(self, lock):
         """Guarantee 13: a claim that is not committed, or a running handler."""
         rows = [add(), add(dead=-1), add(after=60)]
         free = [add(), add(dead=-1), add(after=60)]
@@ -67,7 +67,7 @@ class TestBesideOthers:
             with connection.cursor() as cursor:
                 cursor.execute("reset lock_timeout")
 
-    def test_what_was_changed_before_a_table_was_locked_is_reported(self, other, monkeypatch):
+    def test_changes_made_before_a_table_lock_are_reported(self, other, monkeypatch):
         monkeypatch.setattr(acting, "CHUNK", 1)
         ids = [add(dead=-1).pk for _ in range(3)]
         remove = message_changes.remove
@@ -177,7 +177,7 @@ class TestPause:
             datetime.max.replace(tzinfo=timezone(timedelta(hours=-5))),
         ],
     )
-    def test_what_is_no_end(self, until):
+    def test_invalid_end_is_refused(self, until):
         with pytest.raises(ValueError):  # noqa: PT011
             queues.pause("mail", until=until)
         assert not QueueState.objects.exists()
@@ -189,9 +189,7 @@ class TestPause:
 
 
 @pytest.mark.parametrize(("wakeup", "count"), [("poll", 0), ("notify", 1)])
-def test_nobody_is_woken_where_workers_poll(
-    settings, django_capture_on_commit_callbacks, wakeup, count
-):
+def test_actions_ring_only_with_notify(settings, django_capture_on_commit_callbacks, wakeup, count):
     settings.DJANGO_MQ = {"WAKEUP": wakeup}
     with django_capture_on_commit_callbacks() as rings:
         assert queues.requeue(add(dead=-1).pk)

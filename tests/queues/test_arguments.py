@@ -28,7 +28,7 @@ def test_why_wants_an_id(django_assert_num_queries, id):
 
 
 @pytest.mark.parametrize("id", [2**63 - 1, 2**63, -(2**70), 0, -5])
-def test_why_says_that_a_number_is_not_stored(id):
+def test_why_of_an_unknown_number_is_gone(id):
     assert queues.why(id).state == "gone"
 
 
@@ -75,7 +75,7 @@ def test_a_number_that_python_does_not_print_is_named_by_its_type(call, text):
 
 
 @pytest.mark.parametrize("waiting", [None, "no", "maybe", 0, 1])
-def test_purge_is_told_by_true_that_waiting_messages_go(waiting):
+def test_purge_takes_only_true_or_false_for_waiting(waiting):
     """A text that the server reads as true would remove rows by mistake."""
     message = add()
     with pytest.raises(ValueError, match="waiting must be True or False"):

@@ -28,7 +28,7 @@ def runs(worker, *seconds, queue="mail", key=None, **given):
     return [each.pk for each in found]
 
 
-def test_what_runs_is_named_the_longest_running_first():
+def test_running_messages_are_named_longest_first():
     one, two = runs("a7c1585c00000000", 7500.0, 3660.0)
     [three] = runs("b200000000000000", 7980.0, queues=["mail"])
     runs("elsewhere", 9.0, queues=["other"])
@@ -66,7 +66,7 @@ def test_workers_that_claim_nothing_do_not_count():
         pytest.param({"running": [-1, 2**63 - 1]}, id="its messages have ended"),
     ],
 )
-def test_one_that_may_be_free_is_enough_to_say_nothing(given):
+def test_worker_that_may_be_free_silences_the_reason(given):
     runs("busy", 95.0)
     odd = {name: value for name, value in given.items() if name != "seconds"}
     if "ran" in odd:
@@ -133,7 +133,7 @@ def handle(timeout):
     handlers.handler("#", name="app.slow", queue="mail", timeout=timeout)(lambda delivery: None)
 
 
-def test_a_running_message_says_for_how_long_and_how_to_end_it():
+def test_running_message_shows_its_time_and_how_to_end_it():
     handle(timeout=5400)
     [id] = runs("a7c1585c00000000", 3900.0)
     answer = queues.why(id)
@@ -166,7 +166,7 @@ def test_the_command_names_a_database_that_is_not_the_default(settings):
     assert text.endswith(f"mq_stop {id} --database default ends the attempt now.")
 
 
-def test_one_that_waits_behind_it_says_the_same():
+def test_follower_of_a_running_message_shows_the_same():
     [id] = runs("worker", 3900.0, key="k")
     behind = add(key="k", blocked_by=id, handler="app.slow")
     line = f"message {id} of its key k, which runs now"

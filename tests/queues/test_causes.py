@@ -82,7 +82,7 @@ def test_a_message_alone() -> None:
     assert queues.chain(row.pk + 1).links == ()
 
 
-def test_it_says_that_it_did_not_look_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_chain_is_marked_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(causes, "MAX_EXAMINED", 3)
     monkeypatch.setattr(causes, "MAX_MESSAGES", 4)
     first = add()

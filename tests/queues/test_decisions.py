@@ -42,7 +42,7 @@ class TestLimit:
         assert rings == [connection]
 
     @pytest.mark.parametrize("configured", [None, 7])
-    def test_none_is_what_the_settings_say(self, settings, configured):
+    def test_limit_of_none_restores_the_settings(self, settings, configured):
         settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": configured}}}
         queues.limit("mail", 0)
         assert queues.limit("mail", None) == configured
@@ -62,7 +62,7 @@ class TestLimit:
         assert after.backoff_level == 2
 
     @pytest.mark.parametrize("maximum", [-1, 2**31, 1.0, "5", True, object()])
-    def test_what_is_no_limit(self, maximum, django_assert_num_queries):
+    def test_invalid_limit_is_refused(self, maximum, django_assert_num_queries):
         with django_assert_num_queries(0), pytest.raises(ValueError, match="a whole number from 0"):
             queues.limit("mail", maximum)
 
@@ -96,7 +96,7 @@ class TestEndOfABackoff:
             assert queues.end_backoff("nowhere") is False
         assert (heard, rings) == ([], [])
 
-    def test_a_pause_goes_on(self):
+    def test_pause_continues_after_the_backoff(self):
         decide(paused=-1, backoff_level=1, backoff=60)
         queues.end_backoff("mail")
         assert queues.state("mail").paused
@@ -134,7 +134,7 @@ def test_a_dry_run_answers_and_changes_nothing(
 
 
 @pytest.mark.parametrize("deed", DEEDS)
-def test_somebody_elses_lock_is_waited_for_a_moment_only(transactional_db, other, deed):
+def test_lock_of_another_session_is_waited_for_briefly(transactional_db, other, deed):
     decide(paused=-1, backoff_level=1, backoff=60)
     other.execute("select 1 from django_mq_queuestate for update")
     with transaction.atomic(), connection.cursor() as cursor:

@@ -283,7 +283,7 @@ class TestErrorsThatOthersExplain:
         assert "D004" in ids
         assert "D001" not in ids
 
-    def test_d001_if_neither_does(self) -> None:
+    def test_d001_without_another_explanation(self) -> None:
         (finding,) = examine()
         assert finding.id == "D001"
         assert finding.text.startswith("Could not look at the clocks: ")
@@ -698,7 +698,7 @@ class TestQueuesAndTypes:
             f" last heartbeat came at {local_text(gone.last_seen)}." in text
         )
 
-    def test_d014_a_type_that_nobody_hears(self) -> None:
+    def test_d014_type_without_a_handler(self) -> None:
         beat()
         add(held=-9, type="shop.orders.lost")
         (finding,) = [each for each in examine() if each.id == "D014"]
@@ -816,7 +816,7 @@ class TestQueuesAndTypes:
         (text,) = found("D024")
         assert text.startswith("1 message waits in the queue mail behind a dead letter of its key")
 
-    def test_d024_says_that_there_may_be_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_d024_marks_that_there_may_be_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(import_module("django_mq.queues.doctor.subscriptions"), "MAX_LINES", 2)
         beat()
         for key in "abc":

@@ -76,7 +76,7 @@ def test_a_lock_that_is_waited_for_counts_too() -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_session_that_waits_names_only_what_it_waits_for() -> None:
+def test_waiting_session_names_only_the_awaited_table() -> None:
     with second_connection() as report, second_connection() as migration:
         with report.transaction():
             report.execute("select count(*) from django_mq_queuedmessage")
@@ -151,7 +151,7 @@ def test_a_caller_keeps_its_settings() -> None:
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("mode", ["access share", "row exclusive", "share update exclusive"])
-def test_what_claims_do_not_wait_for_is_no_finding(mode: str) -> None:
+def test_lock_that_does_not_block_claims_is_no_finding(mode: str) -> None:
     with second_connection() as other, other.transaction():
         other.execute(f"lock table django_mq_queuedmessage in {mode} mode")
         assert list(locks.locks("default")) == []

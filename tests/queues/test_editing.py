@@ -116,7 +116,7 @@ def test_the_due_time_is_an_aware_datetime(due, django_assert_num_queries):
 @pytest.mark.parametrize(
     "bad", [{"priority": 101}, {"payload": float("nan")}, {"payload": {"a": "\x00"}}]
 )
-def test_what_cannot_be_stored_is_refused(bad):
+def test_invalid_value_is_refused(bad):
     row = add(payload={"n": 1})
     with pytest.raises((InvalidOption, InvalidPayload)):
         queues.edit(row.pk, **bad)

@@ -169,7 +169,7 @@ def test_when_a_queue_will_be_empty(rate, depth, seconds):
     assert rate.empty_in(depth) == wanted
 
 
-def test_what_a_worker_stores_can_be_read():
+def test_figures_of_a_worker_can_be_read():
     at = int(datetime.now(UTC).timestamp()) // 60 * 60
     row = figures.MinuteRow(at, "mail", "h", 3, 1, 1, 0, {40: 3}, {54: 4})
     with connection.cursor() as cursor:

@@ -86,7 +86,7 @@ def test_timings_of_live_workers_add_up():
     assert queues.timings(worker="gone")["i"].acked == 1
 
 
-def test_what_no_worker_wrote_is_left_out():
+def test_malformed_timings_are_left_out():
     good = tally(acked=1)
     bad = ({}, None, 7, [], {**good, "acked": -1}, {**good, "last_at": "soon"}, {**good, "ran": 1})
     for number, each in enumerate((*bad, {**good, "last_at": "2026-01-01T00:00"})):
@@ -205,7 +205,7 @@ def test_asking_is_not_holding(transactional_db):
         ({"queues": [None], "running": [[]]}, {"queues": (), "running": ()}),
     ],
 )
-def test_of_an_odd_heartbeat_is_shown_what_can_be_read(written, read):
+def test_readable_parts_of_an_odd_heartbeat_are_shown(written, read):
     """Guarantee 24: and it is marked as odd; unreadable names serve no queue."""
     beat("good", queues=["mail"], running=[7])
     beat("odd", **written)

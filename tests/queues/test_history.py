@@ -57,7 +57,7 @@ def keep(id: int, *, hours: float = 1, **given: Any) -> HandledMessage:
     )
 
 
-def test_why_says_how_a_message_in_the_history_ended() -> None:
+def test_why_explains_the_end_of_a_message_in_the_history() -> None:
     """The last to end, if two messages had the id, one after a reset of the sequence."""
     keep(5, hours=2, handler="other")
     kept = keep(5, attempts=3, worker="w1")
@@ -237,7 +237,7 @@ class TestCommand:
         )
         assert QueuedMessage.objects.count() == 2
 
-    def test_a_dry_run_says_why_there_is_none(self) -> None:
+    def test_dry_run_explains_why_nothing_is_replayed(self) -> None:
         told = (
             "the history has no such message. It keeps what queues and handlers with the option"
             " history have handled.\n"
@@ -262,7 +262,7 @@ class TestCommand:
         assert run_json("mq_replay", *options) == told
         assert QueuedMessage.objects.get().handler == "elsewhere"
 
-    def test_what_cannot_be_done_is_said(self) -> None:
+    def test_impossible_replay_is_refused(self) -> None:
         keep(1, payload=None)
         for options, text in (
             ((), "select messages"),

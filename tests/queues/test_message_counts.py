@@ -59,7 +59,7 @@ def test_each_message_is_counted_once_by_its_state(columns, state):
 
 
 @pytest.mark.parametrize("lease", [60, -1])
-def test_what_a_live_worker_runs(lease):
+def test_messages_of_a_live_worker_are_running(lease):
     running, other = add(leased=lease), add(leased=60)
     beat(running=[running.pk])
     beat("gone", running=[other.pk], seen=-31)
@@ -98,7 +98,7 @@ def test_nothing_is_due():
     assert queues.counts("mail").oldest is None
 
 
-def test_a_pause_is_said_and_hides_no_state():
+def test_pause_is_shown_and_hides_no_state():
     decided = decide(paused=-1, until=60, backoff=30, backoff_level=4)
     add()
     counts = queues.counts("mail")
@@ -174,7 +174,7 @@ def test_counting_ends_somewhere(monkeypatch, columns, capped):
     assert queues.counts("mail").shown(state) == "2+"
 
 
-def test_beyond_the_end_of_a_count_a_sample_says_about_how_many(monkeypatch):
+def test_count_beyond_its_limit_is_estimated_from_a_sample(monkeypatch):
     """Without statistics, and for a state whose rows are adjacent in the table."""
     monkeypatch.setattr(counting, "MAX_COUNT", 1_000)
     monkeypatch.setattr(sampled, "PAGES", 100)
@@ -243,7 +243,7 @@ def test_a_queue_with_a_row_has_a_name(columns):
     assert {"a", "z"} <= set(queues.names())
 
 
-def test_names_of_what_was_decided_configured_or_handled(settings):
+def test_names_of_decided_configured_and_handled_queues(settings):
     """CAR-39: the names of queues; the turn of the chores is no queue."""
     settings.DJANGO_MQ = {"DEFAULT_QUEUE": "main", "QUEUES": {"listed": {}}}
     decide("decided", paused=-1)

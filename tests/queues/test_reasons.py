@@ -146,7 +146,7 @@ def test_leased():
     )
 
 
-def test_leased_by_nobody_we_know():
+def test_lease_of_an_unknown_worker():
     why(add(leased=60, claimed_by="stranger:1"), "leased", "stranger (no heartbeat")
 
 
@@ -377,7 +377,7 @@ def test_gone_with_a_history():
     assert answer.error == "ValueError: no 3"
 
 
-def test_what_others_wrote_need_not_be_decodable():
+def test_undecodable_message_gets_a_reason():
     """A row with JSON that this interpreter cannot read still gets an explanation."""
     message = add(held=-5)
     deep = "[" * 10_000 + "]" * 10_000

@@ -82,7 +82,7 @@ HEADS = [
 
 @pytest.mark.parametrize(("columns", "text"), HEADS)
 @pytest.mark.parametrize("parked", [True, False])
-def test_what_its_head_waits_for(columns, text, parked):
+def test_reason_of_the_head_is_given(columns, text, parked):
     beat()
     handler = columns.get("handler", "")
     head = add(key="k", **columns)
@@ -210,7 +210,7 @@ class TestOrdered:
             "next to be claimed by worker first (host web1, process 5)",
         )
 
-    def test_nobody_owns_it(self):
+    def test_ordered_queue_without_an_owner(self):
         why(add(ordered=True), "processable", "but no worker owns its ordered queue right now")
         self.own(seconds=-1)
         why(
@@ -237,7 +237,7 @@ class TestOrdered:
         text = f"but waits behind 2 others of its ordered queue; the first, message {head.pk}, "
         assert why(message, "processable", text).behind == head.pk
 
-    def test_behind_what_is_in_flight(self):
+    def test_message_behind_one_in_flight(self):
         flying = add(leased=60)
         message = add(ordered=True)
         assert why(message, "processable", "of its ordered queue").behind == flying.pk

@@ -36,7 +36,7 @@ def test_all_schedules_by_name():
     assert [each.name for each in queues.schedules()] == ["a", "b"]
 
 
-def test_the_command_says_in_words_when():
+def test_command_shows_the_times_in_words():
     put("a", cron="0 6 * * mon-fri", tz="Europe/Berlin")
     put("b")
     daily = "at 06:00 on Monday through Friday, Europe/Berlin"
@@ -72,7 +72,7 @@ def test_the_next_times_of_one_that_is_off_are_those_from_now_on():
     assert found[1] - found[0] == timedelta(days=1)
 
 
-def test_the_next_times_of_what_cannot_be_read():
+def test_next_times_of_an_unreadable_schedule():
     put(cron="61 * * * *")
     with pytest.raises(InvalidOption, match="Bad minute"):
         queues.next_times("hourly")
@@ -87,7 +87,7 @@ def test_the_next_times_of_what_cannot_be_read():
         queues.next_times,
     ],
 )
-def test_names_that_are_none(call):
+def test_unknown_or_invalid_names_are_refused(call):
     with pytest.raises(ValueError, match="no schedule nothing"):
         call("nothing")
     with pytest.raises(InvalidName):
@@ -95,13 +95,13 @@ def test_names_that_are_none(call):
 
 
 @pytest.mark.parametrize("action", ["list", "run", "enable", "disable", "next"])
-def test_a_misspelt_name_is_told(action):
+def test_misspelt_name_gets_a_suggestion(action):
     put()
     with pytest.raises(CommandError, match="no schedule houry: did you mean hourly"):
         mq_schedule(action, "houry")
 
 
-def test_the_last_part_of_a_name_is_told():
+def test_last_part_of_a_name_gets_a_suggestion():
     """The schedule of a handler has the handler's name, with its module."""
     put(name="shop.handlers.tick")
     with pytest.raises(CommandError, match=r"no schedule tick: did you mean shop\.handlers\.tick"):
@@ -140,7 +140,7 @@ def test_enable_and_disable():
     assert Schedule.objects.get().next_at == on.next_at
 
 
-def test_what_is_enabled_and_stopped_for_its_timing_is_refused_with_the_reason():
+def test_enabling_a_schedule_with_invalid_timing_gives_the_reason():
     put(cron="0 6 * * *", tz="Europe/Bonn", due=None)
     with pytest.raises(InvalidOption, match="Europe/Bonn"):
         queues.enable_schedule("hourly")
@@ -262,7 +262,7 @@ def test_disable_and_enable_by_command():
 
 
 @pytest.mark.parametrize("action", ["list", "run", "enable", "disable", "next"])
-def test_a_name_that_is_none_is_an_error(action):
+def test_unknown_or_invalid_name_is_an_error(action):
     with pytest.raises(CommandError, match="no schedule nothing"):
         mq_schedule(action, "nothing")
     with pytest.raises(CommandError):

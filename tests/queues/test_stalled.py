@@ -73,7 +73,7 @@ def test_a_line_that_ends_while_it_is_read():
     assert QueuedMessage.objects.get() == second
 
 
-def test_dead_heads_are_skipped_where_they_block_nobody(settings):
+def test_dead_heads_that_block_no_message_are_skipped(settings):
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"on_dead_head": "skip"}}}
     first, second, third, _ = line(n=3, leased=60)
     QueuedMessage.objects.filter(pk=second.pk).update(dead_at=first.created_at, blocked_by=None)
@@ -178,7 +178,7 @@ def test_when_a_head_goes_the_next_is_free_and_workers_are_woken(monkeypatch, de
     assert rings == [connection]
 
 
-def test_nobody_is_woken_where_nothing_waits_behind(monkeypatch):
+def test_discard_without_followers_does_not_ring(monkeypatch):
     rings = []
     monkeypatch.setattr(notify, "ring_after_commit", rings.append)
     assert queues.discard(add(dead=-5).pk)
@@ -226,7 +226,7 @@ def test_bad_arguments(call):
         call()
 
 
-def test_purge_of_ids_reports_what_it_skips():
+def test_purge_of_ids_reports_skipped_messages():
     dead, waiting, flying = add(dead=-5), add(), add(leased=60)
     ids = [dead.pk, waiting.pk, flying.pk]
     assert queues.purge(ids=ids, dry_run=True) == queues.Changed((dead.pk,), 2)

@@ -38,7 +38,7 @@ class TestState:
         at = message.processable_after if kind == "after" else None
         assert state == State(kind, at, False, 0, None)
 
-    def test_what_is_due_now_is_processable(self):
+    def test_message_due_now_is_processable(self):
         """PMQ-24: a due time equal to now counts; the claim follows the same rule."""
         add(after=0)
         assert queues.state("mail").kind == "processable"
@@ -74,11 +74,11 @@ class TestState:
     @pytest.mark.parametrize(
         "columns", [{"dead": -1}, {"blocked_by": 1}, {"expires": -1}, {"queue": "other"}]
     )
-    def test_what_no_worker_will_run_is_not_processable(self, columns):
+    def test_unclaimable_message_is_not_processable(self, columns):
         add(**columns)
         assert queues.state("mail").kind == "empty"
 
-    def test_what_expired_hides_nothing(self):
+    def test_expired_message_hides_no_other(self):
         add(expires=-1)
         add()
         assert queues.state("mail").kind == "processable"
@@ -136,7 +136,7 @@ class TestState:
         lock(first)
         assert queues.state("mail").kind == "after"
 
-    def test_a_pause_and_a_backoff_are_said_beside_the_kind(self):
+    def test_pause_and_backoff_are_shown_beside_the_kind(self):
         decided = decide(paused=-1, backoff=60, backoff_level=2)
         add()
         assert queues.state("mail") == State("processable", None, True, 2, decided.backoff_until)
@@ -149,7 +149,7 @@ class TestState:
         with pytest.raises(InvalidName):
             queues.state("no such name")
 
-    def test_locked_elsewhere(self, lock, settings):
+    def test_message_locked_by_another_session(self, lock, settings):
         """PMQ-27: no spinning while another worker's claim is not committed."""
         settings.DJANGO_MQ = {"POLL_INTERVAL": 7}
         message = add()
@@ -338,7 +338,7 @@ class TestPeek:
         assert queues.peek(dead=True) == {"mail": [dead]}
         assert queues.peek("mail", dead=True) == [dead]
 
-    def test_what_a_worker_holds_is_left_out_with_skip_locked(self, lock):
+    def test_skip_locked_leaves_out_leased_and_locked_messages(self, lock):
         """PMQ-17: without it they are listed."""
         leased, locked, lapsed, waiting = add(leased=60), add(), add(leased=-1), add()
         lock(locked)
@@ -353,7 +353,7 @@ class TestPeek:
             other.execute("select id from django_mq_queuedmessage for update nowait")
             assert len(other.fetchall()) == 1
 
-    def test_payloads_are_not_read_before_somebody_looks(self):
+    def test_payloads_are_deferred_until_they_are_read(self):
         add(payload={"to": "ann"})
         [message] = queues.peek("mail")
         assert "payload" in message.get_deferred_fields()

@@ -104,7 +104,7 @@ def late_async(*args: Any, **options: Any) -> None:
         async_to_sync(aask)(*args, timeout=0, **options)
 
 
-def test_a_late_reply_says_how_to_look_for_its_message(
+def test_reply_timeout_names_the_command_for_its_message(
     transactional_db: None, settings: Any
 ) -> None:
     for database, option in ((None, ""), ("elsewhere", " --database default")):
@@ -142,7 +142,7 @@ def test_while_autocommit_is_off_a_request_needs_a_block(no_autocommit: None) ->
         assert request("test.echo").id
 
 
-def test_without_that_check_it_is_part_of_what_the_caller_commits(
+def test_without_require_atomic_the_caller_commits_the_request(
     no_autocommit: None, settings: Any
 ) -> None:
     settings.DJANGO_MQ = {"REQUIRE_ATOMIC": False}
@@ -190,7 +190,7 @@ def test_a_handler_that_only_a_worker_knows() -> None:
 
 
 @pytest.mark.parametrize("timeout", [-1, "10", float("nan"), object()])
-def test_a_timeout_that_is_none(timeout: Any) -> None:
+def test_invalid_timeout_is_refused(timeout: Any) -> None:
     echo()
     with pytest.raises(ValueError, match="timeout must be seconds, a timedelta"):
         ask("test.echo", timeout=timeout)
@@ -224,7 +224,7 @@ def test_waiting_is_refused_until_the_block_that_stores_it_ended() -> None:
         assert pending.result() == {"n": 1}
 
 
-def test_what_was_rolled_back_will_not_be_answered() -> None:
+def test_rolled_back_request_cannot_be_waited_for() -> None:
     echo()
     pending = request_within({"n": 1}, then=ZeroDivisionError)
     with pytest.raises(CannotWait, match="rolled back"):

@@ -29,7 +29,7 @@ def test_a_new_option_of_a_broadcast_is_one_of_a_request() -> None:
 
 
 @pytest.mark.parametrize("option", ["after", "unique_id", "delay"])
-def test_aask_refuses_what_ask_refuses(option: str) -> None:
+def test_aask_has_the_refusals_of_ask(option: str) -> None:
     for function in (ask, async_to_sync(aask)):
         with pytest.raises(TypeError, match=option):
             function("a.b", **{option: "x"})

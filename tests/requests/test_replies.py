@@ -100,7 +100,7 @@ def test_reject_is_an_answer() -> None:
         pending.result()
 
 
-def test_what_cannot_be_encoded_is_the_failure_of_its_handler() -> None:
+def test_unencodable_result_fails_its_handler() -> None:
     """Its writes are undone, its neighbours are not affected, and its asker gets the error."""
 
     @handler("test.bad", name="bad", retry=RetryPolicy(max_attempts=2))
@@ -136,7 +136,7 @@ def test_a_result_has_the_limits_of_a_payload(settings: Any) -> None:
         too_deep.result()
 
 
-def test_what_finish_is_given_is_the_result() -> None:
+def test_argument_of_finish_is_the_result() -> None:
     """Encoded as it is at the end of the block; the handler's return value is ignored."""
 
     @handler("test.finish", name="finish", atomic=False)
@@ -264,7 +264,7 @@ def test_a_dead_letter_that_is_discarded_keeps_its_answer_and_one_requeued_gets_
 # ---- the address
 
 
-def test_what_is_requeued_is_waited_for() -> None:
+def test_requeued_request_is_pending_again() -> None:
     """The error it died of is no longer the answer: a new one may come."""
     broken = True
 
@@ -300,7 +300,7 @@ def test_a_reply_is_found_again_by_its_id() -> None:
     assert gather(pending, *others) == [{"n": 1}] * 3
 
 
-def test_what_has_no_reply() -> None:
+def test_missing_reply_raises() -> None:
     """An id that does not exist, a message that nobody asked, a reply that was forgotten."""
     echo()
     pending = request("test.echo")
@@ -313,13 +313,13 @@ def test_what_has_no_reply() -> None:
 
 
 @pytest.mark.parametrize("id", ["7", True, 0, -1, 2**63, None, 1.0])
-def test_what_is_no_id(id: Any) -> None:
+def test_invalid_id_is_refused(id: Any) -> None:
     """One loop waits for all replies: an id it cannot look up would fail every wait."""
     with pytest.raises(InvalidOption, match="id must be a whole number"):
         PendingReply(id)
 
 
-def test_what_is_no_request() -> None:
+def test_gather_takes_only_requests() -> None:
     echo()
     pending = request("test.echo")
     for wrong in ([pending], pending.id):
@@ -330,7 +330,7 @@ def test_what_is_no_request() -> None:
 
 
 @pytest.mark.parametrize("value", ["1" * 5000, "[" * 5000 + "]" * 5000], ids=["digits", "depth"])
-def test_a_result_that_somebody_else_wrote(value: str) -> None:
+def test_unreadable_result_fails_only_its_reply(value: str) -> None:
     """Rows may come from others; an unreadable one is an error of its reply alone."""
     good, bad = (Result.objects.create(message_id=n, value=n) for n in (1, 2))
     with connection.cursor() as cursor:

@@ -42,7 +42,7 @@ def test_each_that_waits_beside_the_line_is_met(cursor: Cursor) -> None:
     assert not QueuedMessage.objects.filter(ordered=False).exists()
 
 
-def test_what_waits_beside_the_line_is_put_into_it(cursor: Cursor) -> None:
+def test_rows_outside_the_line_are_adopted(cursor: Cursor) -> None:
     """From SQL, from unaware workers, from before: by its id among the others."""
     first = row()
     strange = [add("line"), add("line", after=60), add("line", key="k")]
@@ -57,7 +57,7 @@ def test_what_waits_beside_the_line_is_put_into_it(cursor: Cursor) -> None:
     assert stored(last).leased_until is None
 
 
-def test_what_was_parked_by_its_key_is_put_into_the_line(cursor: Cursor) -> None:
+def test_rows_parked_by_their_key_are_adopted(cursor: Cursor) -> None:
     """The queue had keys before it was ordered: now it has a single line."""
     head = add("line", key="k", handler="h", after=60)
     parked = add("line", key="k", handler="h", blocked_by=head.pk)
@@ -73,7 +73,7 @@ def test_what_was_parked_by_its_key_is_put_into_the_line(cursor: Cursor) -> None
 GONE = ({"leased": 30}, {"dead": -1})
 
 
-def test_what_is_in_flight_dead_or_locked_is_left_alone(
+def test_rows_in_flight_dead_or_locked_are_not_adopted(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
     messages = [add("line", key=key, **given) for key in (None, "k") for given in GONE]

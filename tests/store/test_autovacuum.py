@@ -72,7 +72,7 @@ def test_it_can_be_taken_back_and_done_again() -> None:
 
 
 @pytest.mark.django_db
-def test_what_a_dba_decides_stays() -> None:
+def test_options_set_by_a_dba_are_kept() -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             "alter table django_mq_queuedmessage set (autovacuum_vacuum_threshold = 500)"

@@ -41,7 +41,7 @@ def test_turns_are_taken_once_in_a_while(cursor: Cursor, other: psycopg.Connecti
         assert chores.take_turn(cursor, every=60.0) is None
 
 
-def test_a_position_that_others_wrote_is_none(cursor: Cursor) -> None:
+def test_malformed_position_is_ignored(cursor: Cursor) -> None:
     """Guarantee 24: the walks start from the beginning."""
     QueueState.objects.create(queue=":", chores_resume=[1])
     assert chores.take_turn(cursor, every=60.0) == {}

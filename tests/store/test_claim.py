@@ -38,9 +38,7 @@ def test_a_claim_is_a_lease_for_one_attempt(cursor: Cursor) -> None:
 
 
 @pytest.mark.parametrize(("after", "created"), [(-10, -600), (-600, -10)])
-def test_a_claim_tells_how_long_a_message_waited(
-    cursor: Cursor, after: float, created: float
-) -> None:
+def test_claim_returns_the_wait_of_a_message(cursor: Cursor, after: float, created: float) -> None:
     """CAR-42: since it was due, so without its delay; or since its creation, if that is later."""
     add(after=after, created=created)
     (row,) = take(cursor).rows
@@ -64,7 +62,7 @@ STATES: dict[str, tuple[dict[str, Any], bool]] = {
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_what_is_due_in_each_state(cursor: Cursor, state: str) -> None:
+def test_due_rows_of_each_state_are_claimed(cursor: Cursor, state: str) -> None:
     """PMQ-18, PMQ-24 as changed: one rule, at or before now; the same for look()."""
     given, due = STATES[state]
     message = add(**given)
@@ -109,7 +107,7 @@ def test_lanes_are_strictly_preferred(cursor: Cursor) -> None:
     assert take(cursor, *lanes).rows == []
 
 
-def test_several_claims_at_once_share_what_is_taken(cursor: Cursor) -> None:
+def test_several_claimers_share_one_claim(cursor: Cursor) -> None:
     """Guarantee 15: none gets more than its share of the limit."""
     messages = [add(after=-60 + n) for n in range(9)]
     lane = Lane("mail", 0)
@@ -169,7 +167,7 @@ def test_bytes_are_limited_but_one_message_is_always_taken(
     assert QueuedMessage.objects.filter(leased_until__isnull=True).count() == len(sizes) - expected
 
 
-def test_what_was_over_the_limit_is_free_for_others(cursor: Cursor) -> None:
+def test_row_over_the_byte_limit_stays_free(cursor: Cursor) -> None:
     first, second = add(payload="x" * 100), add(payload="x" * 100)
     assert ids(take(cursor, max_bytes=150)) == [first.pk]
     assert ids(take(cursor, max_bytes=150)) == [second.pk]

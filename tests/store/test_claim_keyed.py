@@ -106,7 +106,7 @@ BLOCKING: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("state", BLOCKING)
-def test_what_is_behind_a_head_that_waits_is_parked(cursor: Cursor, state: str) -> None:
+def test_followers_of_a_waiting_head_are_parked(cursor: Cursor, state: str) -> None:
     """PMQ-44 for a key: none of it is taken, and all of it is out of the way of claims."""
     given, name = BLOCKING[state]
     head = keyed(**given)
@@ -122,7 +122,7 @@ def test_what_is_behind_a_head_that_waits_is_parked(cursor: Cursor, state: str) 
     assert blocked_by(late) == [head.pk]
 
 
-def test_what_is_behind_a_head_in_flight_is_left_alone(cursor: Cursor) -> None:
+def test_followers_of_a_head_in_flight_are_not_parked(cursor: Cursor) -> None:
     """It will resume soon: no row is written for that."""
     keyed(leased=30)
     behind = keyed()

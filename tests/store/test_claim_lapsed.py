@@ -98,7 +98,7 @@ def test_a_scan_resumes_behind_its_mark(cursor: Cursor, other: psycopg.Connectio
     assert [row.id for row in take_lapsed(cursor, "mail", "post").taken] == [locked.pk]
 
 
-def test_a_mark_does_not_pass_what_was_too_large(cursor: Cursor) -> None:
+def test_mark_does_not_pass_a_row_over_the_byte_limit(cursor: Cursor) -> None:
     """It does not pass the messages behind it either, including released ones of a key."""
     big = {"attempts": 1, "payload": {"text": "x" * 600}}
     head = add(leased=-9, handler="h", key="k", **big)
@@ -154,7 +154,7 @@ def test_the_first_of_a_line_is_not_looked_for_along_the_primary_key(cursor: Cur
         ({"seen": -1, "running": [], "ran": {"odd": 7}}, True),
     ],
 )
-def test_what_a_worker_ran_a_moment_ago_is_not_taken_from_it(
+def test_message_that_a_live_worker_runs_is_not_taken_over(
     cursor: Cursor, heartbeat: dict[str, Any] | None, taken: bool
 ) -> None:
     """Guarantee 25: when its process is ended for a timeout, a sibling settles the message.
@@ -168,7 +168,7 @@ def test_what_a_worker_ran_a_moment_ago_is_not_taken_from_it(
     assert [row.id for row in take_lapsed(cursor).taken] == ([message.pk] if taken else [])
 
 
-def test_what_another_worker_runs_is_taken_from_one_that_vanished(cursor: Cursor) -> None:
+def test_lapsed_message_is_taken_over_though_a_frozen_worker_runs_it(cursor: Cursor) -> None:
     """Guarantee 6: the other was frozen, lost the message, and goes on with it for minutes."""
     message = add(leased=-1, attempts=2, claimed_by="gone:1")
     beat("frozen", running=[message.pk])

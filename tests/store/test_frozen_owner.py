@@ -116,14 +116,16 @@ def test_a_session_with_the_process_id_of_one_that_ended_lives(cursor: Cursor) -
         stranger.rollback()
 
 
-def test_a_name_that_begins_alike_is_somebody_else(cursor: Cursor, sessions: list[Session]) -> None:
+def test_claimer_with_the_same_prefix_is_another_worker(
+    cursor: Cursor, sessions: list[Session]
+) -> None:
     message = row(claimed_by="gone2:1")
     lock(sessions[0], message.pk)
     assert end(cursor) == []
     assert alive(sessions[0])
 
 
-def test_what_nobody_has_locked_is_not_looked_for(cursor: Cursor, sessions: list[Session]) -> None:
+def test_unlocked_row_ends_no_session(cursor: Cursor, sessions: list[Session]) -> None:
     row()
     assert end(cursor) == []
 
@@ -147,7 +149,7 @@ def test_sessions_that_ended_are_dropped_and_no_heartbeat_is_waited_for(
 
 
 @pytest.mark.parametrize("odd", [[], [7, None, {}], ["", "x y", [1]]])
-def test_odd_sessions_of_another_program_harm_nobody(cursor: Cursor, odd: list[Any]) -> None:
+def test_odd_sessions_of_another_program_are_harmless(cursor: Cursor, odd: list[Any]) -> None:
     """Guarantee 24."""
     message = row()
     with second_connection() as stranger:

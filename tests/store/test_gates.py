@@ -79,7 +79,7 @@ def test_without_a_limit_there_is_any_room(cursor: Cursor) -> None:
 
 
 @pytest.mark.parametrize(("limit", "room"), [(0, 0), (1, 0), (3, 0), (4, 1), (100, 97)])
-def test_what_is_in_flight_takes_room(cursor: Cursor, limit: int, room: int) -> None:
+def test_messages_in_flight_take_room(cursor: Cursor, limit: int, room: int) -> None:
     """NSQ-23: lapsed messages too, until taken over; waiting ones and other queues do not."""
     for seconds in (30, 30, -1):
         add(leased=seconds)
@@ -91,7 +91,7 @@ def test_what_is_in_flight_takes_room(cursor: Cursor, limit: int, room: int) -> 
     assert (gate.max_in_flight, gate.room) == (limit, room)
 
 
-def test_what_was_decided_goes_before_the_settings(cursor: Cursor) -> None:
+def test_decided_limit_overrides_the_settings(cursor: Cursor) -> None:
     decide(max_in_flight=0)
     decide("other", paused=-1)
     gate, other = enter(cursor, 5), enter(cursor, 5, "other")
@@ -100,12 +100,14 @@ def test_what_was_decided_goes_before_the_settings(cursor: Cursor) -> None:
     assert (gate.max_in_flight, gate.room, other.max_in_flight) == (0, 0, 5)
 
 
-def test_the_level_is_told(cursor: Cursor) -> None:
+def test_gate_has_the_backoff_level(cursor: Cursor) -> None:
     decide(backoff_level=3, backoff=60)
     assert enter(cursor) == Gate(3, None, None, None)
 
 
-def test_one_at_a_time_and_nobody_waits(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
+def test_gate_admits_one_claim_at_a_time_without_waiting(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
     """Each queue has a separate gate, which opens at the end of the transaction."""
     assert gates.enter(other.cursor(), queue="mail", limit=5) is not None
     assert enter(cursor, 5) is None
@@ -114,7 +116,7 @@ def test_one_at_a_time_and_nobody_waits(cursor: Cursor, other: psycopg.Connectio
     assert enter(cursor, 5) is not None
 
 
-def test_what_is_counted_is_true_when_the_claim_commits(
+def test_count_is_current_when_the_claim_commits(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
     """The gate's count comes from a statement that began after the lock was taken."""
@@ -138,7 +140,7 @@ def test_what_is_counted_is_true_when_the_claim_commits(
         ({"paused": -1, "backoff_level": 1, "max_in_flight": 9}, False, False),
     ],
 )
-def test_who_is_admitted(
+def test_only_admitted_claims_pass_a_gate(
     cursor: Cursor, decided: dict[str, Any], open_to_all: bool, open_to_admitted: bool
 ) -> None:
     """A worker that has not looked yet claims past no gate; a pause applies to all."""
@@ -160,7 +162,7 @@ def test_any_lapsed(cursor: Cursor) -> None:
     assert lapsed.any_lapsed(cursor, queue="mail")
 
 
-def test_a_look_tells_the_special_ones(cursor: Cursor) -> None:
+def test_poll_returns_restricted_queues(cursor: Cursor) -> None:
     """With the limit; with the seconds to the end of a wait, or of a pause."""
     decide("a", max_in_flight=7)
     decide("b", backoff_level=2, backoff=60, max_in_flight=3)
@@ -201,7 +203,7 @@ def test_a_count_begins_at_the_first_lease_of_the_one_before(cursor: Cursor) -> 
     assert third.lease_mark < stored(flying).leased_until.timestamp()
 
 
-def test_a_count_of_nothing_lets_the_next_begin_at_its_time(cursor: Cursor) -> None:
+def test_count_of_zero_sets_a_mark(cursor: Cursor) -> None:
     """Each lease that follows ends later, even the shortest."""
     gate = entered(cursor)
     assert gate.in_flight == 0
@@ -220,7 +222,7 @@ def test_after_the_servers_clock_was_set_back_everything_is_counted(cursor: Curs
 
 
 @pytest.mark.parametrize("limit", [None, 0])
-def test_what_counted_nothing_moves_no_mark(cursor: Cursor, limit: int | None) -> None:
+def test_gate_that_counts_nothing_moves_no_mark(cursor: Cursor, limit: int | None) -> None:
     add(leased=-60)
     gate = enter(cursor, limit)
     assert gate is not None

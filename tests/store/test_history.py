@@ -64,7 +64,7 @@ def maintain_days() -> None:
             at = retention.maintain_days(cursor, get_settings(), at)
 
 
-def test_the_ack_moves_only_what_is_still_ours() -> None:
+def test_ack_moves_only_messages_that_are_still_ours() -> None:
     ours, others = (add(leased=30, attempts=n) for n in (1, 2))
     assert ack(handled(ours, others)) == {ours.pk}
     assert HandledMessage.objects.get().pk == ours.pk

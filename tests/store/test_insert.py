@@ -107,7 +107,7 @@ def test_every_column_arrives(way: Insert, cursors: Callable[[], Any]) -> None:
         )  # fmt: skip
 
 
-def test_what_is_left_out_has_its_default(way: Insert) -> None:
+def test_omitted_columns_have_defaults(way: Insert) -> None:
     with connection.cursor() as cursor:
         (id,) = way(cursor, [PLAIN])
     message = QueuedMessage.objects.get(pk=id)

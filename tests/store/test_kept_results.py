@@ -102,7 +102,7 @@ def test_removed_tasks_are_answered(cursor: Cursor, how: str) -> None:
     assert (answers[request.pk].payload, answers[request.pk].queue) == (None, "")
 
 
-def test_only_what_is_removed_is_answered(cursor: Cursor) -> None:
+def test_only_removed_tasks_get_a_result(cursor: Cursor) -> None:
     """No task of another type, in flight, or waiting when only the dead are asked for."""
     spared = [task(), task(leased=30, attempts=1)]
     for each in spared:
@@ -130,7 +130,7 @@ def test_a_retention_of_its_own(cursor: Cursor, retention: object, is_kept: bool
     assert Result.objects.filter(keep_until=None).count() == 4 + (not is_kept)
 
 
-def test_what_is_over_is_forgotten_in_pieces(cursor: Cursor) -> None:
+def test_expired_results_are_pruned_in_pieces(cursor: Cursor) -> None:
     for retention in (0, 0, 0, 3600):
         keep(cursor, task(metadata={"mq.task": {"retention": retention}}))
     keep(cursor, task())

@@ -105,7 +105,7 @@ def test_a_held_snapshot_costs_a_busy_key_few_walks(cursor: Cursor) -> None:
     assert free <= 20
 
 
-def test_a_mark_passes_what_was_taken_or_parked_and_nothing_else(
+def test_mark_passes_only_taken_and_parked_rows(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
     first = keyed("a", after=-90)

@@ -85,7 +85,7 @@ def test_of_several_that_end_in_a_line_the_first_frees_the_next(cursor: Cursor) 
     assert blocked_by(second, fourth) == [None, head.pk]
 
 
-def test_freeing_nobody(cursor: Cursor) -> None:
+def test_free_next_without_followers(cursor: Cursor) -> None:
     keys.free_next(cursor, [])
     keys.free_next(cursor, [KeyLine("mail", "h", "k")])
     assert QueuedMessage.objects.count() == 0
@@ -189,7 +189,7 @@ def test_an_expired_head_blocks_as_a_dead_one_does(cursor: Cursor) -> None:
 # ---- a dead head may be skipped
 
 
-def test_a_dead_head_is_passed_where_the_queue_says_so(cursor: Cursor) -> None:
+def test_dead_head_is_passed_with_skip_dead(cursor: Cursor) -> None:
     dead = keyed(dead=-1)
     first, dead_too, last = keyed(), keyed(dead=-1), keyed()
     claimed = take(cursor, skip_dead=True)
@@ -220,7 +220,7 @@ def test_a_requeued_one_does_not_overlap_those_that_passed_it(cursor: Cursor) ->
 # ---- leftovers of a race
 
 
-def test_what_waits_for_one_that_is_gone_is_freed(cursor: Cursor) -> None:
+def test_follower_of_a_missing_head_is_freed(cursor: Cursor) -> None:
     """Once per line; messages parked behind an existing one stay."""
     lost = [keyed("a", blocked_by=2**40), keyed("a", blocked_by=2**40)]
     lost += [keyed("b", blocked_by=2**41)]
@@ -234,7 +234,7 @@ def test_what_waits_for_one_that_is_gone_is_freed(cursor: Cursor) -> None:
     assert keys.free_stranded(cursor, skipping=[], limit=10).rows == 0
 
 
-def test_what_waits_for_itself_or_for_another_line_is_freed(cursor: Cursor) -> None:
+def test_message_blocked_by_itself_or_another_line_is_freed(cursor: Cursor) -> None:
     """Other programs wrote these: nothing would ever free them, or the messages behind them."""
     itself = keyed("a")
     stays = keyed("b", after=60)
@@ -256,7 +256,7 @@ def test_many_that_wait_for_several_are_freed_in_pieces(cursor: Cursor) -> None:
 
 
 @pytest.mark.parametrize("line", [{"handler": "h"}, {"key": "other"}])
-def test_what_waits_for_one_that_went_to_another_line_is_freed(
+def test_follower_of_a_head_that_changed_lines_is_freed(
     cursor: Cursor, line: dict[str, str]
 ) -> None:
     """An unrouted head got its handler: its line is now that handler's."""
@@ -269,7 +269,7 @@ def test_what_waits_for_one_that_went_to_another_line_is_freed(
     assert ids(take(cursor)) == [behind.pk]
 
 
-def test_parking_waits_for_nobody_and_is_seen_by_the_ack(
+def test_parking_skips_a_head_that_is_being_acked(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
     """A claim parks behind a head while that is being acked: the head is skipped, and not lost."""

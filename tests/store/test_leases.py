@@ -41,7 +41,7 @@ def test_a_lease_is_moved_and_never_shortened(cursor: Cursor, how: Any) -> None:
 @pytest.mark.parametrize(
     "fence", [(2, "worker:1"), (1, "worker:2"), (1, "other:1"), (0, "worker:1")]
 )
-def test_nobody_elses_lease_is_renewed(cursor: Cursor, fence: tuple[int, str]) -> None:
+def test_lease_of_another_claimer_is_not_renewed(cursor: Cursor, fence: tuple[int, str]) -> None:
     """Guarantee 4."""
     message = add(leased=5, attempts=1)
     before = message.leased_until
@@ -50,7 +50,7 @@ def test_nobody_elses_lease_is_renewed(cursor: Cursor, fence: tuple[int, str]) -
     assert stored(message).leased_until == before
 
 
-def test_a_renewal_waits_for_nobody(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
+def test_renewal_skips_locked_rows(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
     """A row locked by its own slice needs no lease during the lock."""
     busy, free = (add(leased=5, attempts=1) for _ in range(2))
     lock(other, busy.pk)
@@ -60,7 +60,7 @@ def test_a_renewal_waits_for_nobody(cursor: Cursor, other: psycopg.Connection[An
     assert left(free) > 50
 
 
-def test_start_tells_of_expiry(cursor: Cursor) -> None:
+def test_start_reports_expired_messages(cursor: Cursor) -> None:
     rows = [add(leased=5, attempts=1, **given) for given in ({}, {"expires": 9}, {"expires": 0})]
     fences = [Fence(m.pk, 1, "worker:1") for m in rows]
     assert leases.start(cursor, fences, lease=9.0) == dict(

@@ -162,7 +162,7 @@ def drawn_without_transaction_id(other: psycopg.Connection[Any]) -> int:
 
 
 @pytest.mark.parametrize("retried", [True, False])
-def test_what_comes_back_before_the_mark_blocks_the_line_again(line: Line, retried: bool) -> None:
+def test_message_back_before_the_mark_blocks_the_line_again(line: Line, retried: bool) -> None:
     """An operator requeued some, whose first claim began at the front."""
     ids = [row().pk for _ in range(2)]
     QueuedMessage.objects.all().delete()
@@ -196,7 +196,7 @@ def test_after_the_servers_clock_was_set_back_the_line_begins_at_the_front(line:
     assert line.marks.lease < time() + 1800
 
 
-def test_what_is_in_flight_stops_the_line_however_short_its_lease(line: Line) -> None:
+def test_message_in_flight_stops_the_line_despite_a_short_lease(line: Line) -> None:
     moved(line)
     flying = add("line", ordered=True, leased=0, attempts=1)
     waiting = row()

@@ -33,7 +33,7 @@ def own_while(cursor: Cursor, inserts: str) -> OwnedQueue | None:
     return owned[0]
 
 
-def test_a_queue_is_owned_though_somebody_writes_its_first_row_just_then(cursor: Cursor) -> None:
+def test_queue_is_owned_despite_a_concurrent_first_row(cursor: Cursor) -> None:
     """The chore that warns of a deep queue does: a worker `--until-empty` would end at once."""
     owned = own_while(cursor, "(queue, warned_at) values ('line', now())")
     assert owned == OwnedQueue(None)
@@ -69,7 +69,7 @@ def test_one_owns_a_queue(cursor: Cursor) -> None:
     assert own(cursor, "a") is None
 
 
-def test_who_does_not_renew_loses_it(cursor: Cursor) -> None:
+def test_owner_that_does_not_renew_loses_the_queue(cursor: Cursor) -> None:
     """KAF-9: the next owner learns the name of the last."""
     own(cursor, "a", lease=-1.0)
     assert own(cursor, "b") == OwnedQueue("a")

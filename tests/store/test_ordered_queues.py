@@ -98,7 +98,7 @@ def test_one_that_waits_ends_the_run(owner: Cursor, state: str) -> None:
     assert take(owner) == [first.pk]
 
 
-def test_a_dead_one_is_passed_where_the_queue_says_so(owner: Cursor) -> None:
+def test_dead_letter_is_passed_with_skip_dead(owner: Cursor) -> None:
     dead = row(dead=-1)
     messages = [row(), row()]
     row(dead=-1)
@@ -166,7 +166,7 @@ PAUSES = {
 
 
 @pytest.mark.parametrize("pause", PAUSES)
-def test_what_holds_the_queue_holds_its_line(cursor: Cursor, pause: str) -> None:
+def test_pause_or_limit_of_a_queue_stops_its_line(cursor: Cursor, pause: str) -> None:
     """A message admitted through the gate of a queue that backs off may run."""
     given, plainly, admitted = PAUSES[pause]
     decide("line", **given)

@@ -75,7 +75,7 @@ def lock(other: psycopg.Connection[Any]) -> None:
 
 
 class TestRaising:
-    def test_the_first_failure_of_a_queue_that_nobody_knows(self, cursor: Cursor) -> None:
+    def test_first_failure_adds_the_row_of_the_queue(self, cursor: Cursor) -> None:
         """NSQ-5, NSQ-16."""
         before = now(cursor)
         moved = fail(cursor)
@@ -92,7 +92,7 @@ class TestRaising:
         assert (state.backoff_level, state.max_in_flight) == (1, 5)
         assert state.paused_at == before.paused_at
 
-    def test_what_was_claimed_before_counts_for_the_first_rise_only(self, cursor: Cursor) -> None:
+    def test_earlier_claims_raise_the_level_only_once(self, cursor: Cursor) -> None:
         """64 messages in flight fail together: one level, not 64."""
         claimed_at = now(cursor)
         assert fail(cursor, claimed_at) is not None
@@ -105,7 +105,7 @@ class TestRaising:
         assert fail(cursor) is None
         assert QueueState.objects.get().backoff_level == 1
 
-    def test_what_was_claimed_before_the_way_back_does_not_count(self, cursor: Cursor) -> None:
+    def test_claims_from_before_a_fall_do_not_count(self, cursor: Cursor) -> None:
         claimed_at = now(cursor)
         probing(1)
         assert end(cursor, -1) == LevelChange(1, 0, None)
@@ -175,7 +175,7 @@ class TestProbes:
         ("level", "step", "then"),
         [(1, 1, 2), (2, 1, 3), (4, 1, 4), (3, 0, 3), (3, -1, 2), (4, -1, 3)],
     )
-    def test_its_end_moves_the_level_and_it_waits_anew(
+    def test_end_of_a_probe_moves_the_level_and_starts_a_wait(
         self, cursor: Cursor, level: int, step: int, then: int
     ) -> None:
         """NSQ-5, NSQ-8: at any step; longer after a failure, shorter after a success."""
@@ -205,13 +205,13 @@ class TestProbes:
         assert moved.level == 4
         assert is_set_since(before, moved.until, 10, cursor)
 
-    def test_nobody_else_ends_it(self, cursor: Cursor) -> None:
+    def test_only_its_claimer_ends_a_probe(self, cursor: Cursor) -> None:
         probing(2)
         before = QueueState.objects.values().get()
         assert [end(cursor, 1, claimer) for claimer in ("worker:2", "other:1", "")] == [None] * 3
         assert QueueState.objects.values().get() == before
 
-    def test_one_that_found_nothing_is_given_back(self, cursor: Cursor) -> None:
+    def test_probe_that_found_no_message_is_cancelled(self, cursor: Cursor) -> None:
         before = probing(2)
         store.cancel_probe(cursor, queue="mail", claimer="other:1")
         assert stored(before).probe_by == "worker:1"
@@ -262,7 +262,7 @@ class TestProbes:
     ids=["fail", "end", "start", "cancel", "renew", "drop"],
 )
 @pytest.mark.parametrize("level", [0, 1])
-def test_a_row_that_somebody_has_locked_is_not_waited_for(
+def test_locked_row_is_not_waited_for(
     cursor: Cursor, other: psycopg.Connection[Any], change: Callable[[Cursor], Any], level: int
 ) -> None:
     """A worker's loop does not wait for locks; it tries again later."""

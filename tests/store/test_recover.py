@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 Cursor = psycopg.Cursor[Any]
 
 
-def test_everything_but_what_ran_is_given_back(cursor: Cursor) -> None:
+def test_all_but_the_running_messages_are_released(cursor: Cursor) -> None:
     """Guarantee 3: refunded, in its place; including several claims and queues."""
     ran = add(leased=600, attempts=1, claimed_by="dead:1")
     waited = [
@@ -48,7 +48,7 @@ def test_everything_but_what_ran_is_given_back(cursor: Cursor) -> None:
     assert recover.release_all_except(cursor, worker="dead", kept=[]) == set()
 
 
-def test_what_the_dying_connection_has_locked_is_asked_for_again(
+def test_rows_locked_by_the_dying_connection_are_released_later(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
     busy, free = (add(leased=600, attempts=1, claimed_by="dead:1") for _ in range(2))

@@ -45,7 +45,7 @@ def test_it_rings_at_the_commit_if_it_is_to(cursor: psycopg.Cursor[Any], setting
     assert heard == [("django_mq_replies", ""), ("mark", "")]
 
 
-def test_what_is_known_of_a_message(cursor: psycopg.Cursor[Any]) -> None:
+def test_reply_states_of_messages(cursor: psycopg.Cursor[Any]) -> None:
     waits = add(wants_result=True)
     dead = add(wants_result=True, dead=-1, dead_reason="exhausted", last_error="E: why")
     silent = add(wants_result=True, dead=-1, dead_reason="expired")

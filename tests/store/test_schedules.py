@@ -48,7 +48,7 @@ def test_the_look_of_an_idle_worker_and_a_turn_do_not_grow(cursor: psycopg.Curso
     assert max(after) <= max(before) + 2, (before, after)  # the index is a level deeper
 
 
-def test_the_look_passes_what_is_off(cursor: psycopg.Cursor[Any]) -> None:
+def test_next_due_skips_disabled_schedules(cursor: psycopg.Cursor[Any]) -> None:
     cursor.execute(ONE_PLAN)
     cursor.execute(MANY, (1, 5000))
     cursor.execute("update django_mq_schedule set next_at = null, enabled = false")

@@ -92,7 +92,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("change", ["ack", "fail", "snooze", "hold", "dead-letter", "release"])
-def test_the_lease_ends_with_what_follows_in_one_statement(cursor: Cursor, change: str) -> None:
+def test_lease_ends_in_the_statement_of_the_settle(cursor: Cursor, change: str) -> None:
     """CAR-29: no session ever sees one without the other."""
     message = add(leased=30, attempts=3, claimed_by="me:1")
     counting: Any = Counting(cursor)
@@ -122,7 +122,7 @@ def test_a_lapsed_lease_is_still_the_owners_until_taken(cursor: Cursor, change: 
         ("gone", None),
     ],
 )
-def test_nobody_else_changes_it_and_it_says_so(
+def test_wrong_fence_changes_nothing(
     cursor: Cursor, change: str, state: str, given: dict[str, Any] | None
 ) -> None:
     """Guarantee 4: fenced by id, attempt and claimer; zero rows otherwise."""
@@ -156,7 +156,7 @@ def test_several_at_once_and_only_ours(cursor: Cursor) -> None:
     assert values(theirs)["claimed_by"] == "you:1"
 
 
-def test_fences_are_told_apart_however_claims_and_attempts_are_mixed(cursor: Cursor) -> None:
+def test_mixed_claims_and_attempts_keep_their_own_fences(cursor: Cursor) -> None:
     """Guarantee 4: they are given in runs, of a single message in the worst case."""
     random = Random(4)
     for _ in range(20):
@@ -293,9 +293,7 @@ def test_release_keeps_the_place_in_line(cursor: Cursor) -> None:
     assert values(message) == {**before, **changed}
 
 
-def test_release_and_lock_skip_what_somebody_has(
-    cursor: Cursor, other: psycopg.Connection[Any]
-) -> None:
+def test_release_and_lock_skip_locked_rows(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
     """Guarantee 13: no statement waits for a message in flight."""
     busy, free = add(leased=30, attempts=1), add(leased=30, attempts=1)
     lock(other, busy.pk)
@@ -307,7 +305,7 @@ def test_release_and_lock_skip_what_somebody_has(
     assert settle.release(cursor, fences) == {free.pk}
 
 
-def test_lock_holds_and_tells_of_expiry_and_transaction(
+def test_lock_holds_and_returns_expiry_and_transaction(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
     fresh, expired, never = (
@@ -361,7 +359,7 @@ def test_split_gives_each_handler_its_copy(cursor: Cursor) -> None:
 
 
 @pytest.mark.parametrize("change", ["ack", "start", "fail"])
-def test_what_waited_for_a_takeover_changes_nothing_of_it(
+def test_change_that_waited_for_a_takeover_has_no_effect(
     cursor: Cursor, other: psycopg.Connection[Any], change: str
 ) -> None:
     """Guarantee 4: the fence is checked again on the row as it is after the wait."""

@@ -69,7 +69,7 @@ def test_an_id_is_taken_only_if_it_is_as_it_was_seen(cursor: Cursor) -> None:
     assert look(cursor).message_id == 104
 
 
-def test_what_is_quiet_again_is_not_what_was_seen(cursor: Cursor) -> None:
+def test_new_quiet_time_differs_from_the_seen_one(cursor: Cursor) -> None:
     UniqueKey.objects.create(**ID._asdict(), quiet_until="2020-01-01T00:00:00Z")
     seen = look(cursor)
     UniqueKey.objects.update(quiet_until="2099-01-01T00:00:00Z")
@@ -77,13 +77,13 @@ def test_what_is_quiet_again_is_not_what_was_seen(cursor: Cursor) -> None:
 
 
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Kolkata"])
-def test_what_was_seen_is_given_back_as_it_was(cursor: Cursor, zone: str) -> None:
+def test_seen_quiet_time_matches_in_every_time_zone(cursor: Cursor, zone: str) -> None:
     UniqueKey.objects.create(**ID._asdict(), quiet_until="2020-07-01T00:00:00.123456Z")
     cursor.execute("select set_config('timezone', %s, false)", [zone])
     assert unique.add(cursor, [new(101, look(cursor))]) == {101}
 
 
-def test_an_update_of_what_is_locked_changes_nothing(
+def test_update_of_a_locked_row_changes_nothing(
     cursor: Cursor, other: psycopg.Connection[Any]
 ) -> None:
     """It does not wait for a worker, so no deadlock with one is possible."""
@@ -99,7 +99,7 @@ def test_an_update_of_what_is_locked_changes_nothing(
 
 
 @pytest.mark.parametrize("columns", [{"leased": 30}, {"leased": -30}, {"dead": -1}])
-def test_an_update_touches_only_what_waits(cursor: Cursor, columns: dict[str, Any]) -> None:
+def test_update_changes_only_waiting_messages(cursor: Cursor, columns: dict[str, Any]) -> None:
     message = take(**columns)
     assert change_waiting.replace(cursor, [(new(message.pk), True)]) == []
 
@@ -140,7 +140,7 @@ def test_ends_wait_for_no_transaction_that_puts_aside(
     assert QueuedMessage.objects.get().pk == id
 
 
-def test_what_is_aside_stays_while_its_id_is_taken(cursor: Cursor) -> None:
+def test_put_aside_message_stays_while_its_id_is_taken(cursor: Cursor) -> None:
     take()
     put_aside(cursor, [new(0)])
     assert free_unique_ids.promote_put_aside(cursor, [ID]) == []

@@ -50,7 +50,7 @@ def ask(endpoint: Endpoint, path: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def test_probes_hear_what_is_stalled_and_what_it_waits_for() -> None:
+def test_probes_report_stalled_and_waiting_parts() -> None:
     work, health = Work(), Endpoint(0, "127.0.0.1")
     with attended(work, reporter_of(health=health), seconds=60):
         assert ask(health, "/livez") == ask(health, "/readyz") == (200, "ok\n")
@@ -70,7 +70,7 @@ def test_probes_hear_what_is_stalled_and_what_it_waits_for() -> None:
         health._socket.getsockname()
 
 
-def test_a_unit_is_told_without_a_client(tmp_path: Path) -> None:
+def test_unit_is_notified_without_a_client(tmp_path: Path) -> None:
     work, address = Work(), str(tmp_path / "notify")
     with unit(address) as link:
         service = Service.of_environment({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "2"})
@@ -84,7 +84,7 @@ def test_a_unit_is_told_without_a_client(tmp_path: Path) -> None:
             assert work.stopped.is_set()
 
 
-def test_a_unit_is_told_of_work_that_ends_by_itself(tmp_path: Path) -> None:
+def test_unit_is_notified_of_work_that_ends_by_itself(tmp_path: Path) -> None:
     """As with `--until-empty`, or after an error."""
     address = str(tmp_path / "notify")
     with unit(address) as link:

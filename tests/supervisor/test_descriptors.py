@@ -63,7 +63,7 @@ def test_a_child_of_such_a_supervisor() -> None:
     assert worker.stopping.is_set()
 
 
-def test_what_can_be_read_and_written() -> None:
+def test_ready_descriptors_are_returned() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         both = {ours.fileno(), theirs.fileno()}

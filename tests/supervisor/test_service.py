@@ -53,7 +53,7 @@ def test_ready_once_then_the_watchdog_while_live(tmp_path: Path, abstract: bool)
         assert heard(link) == [b"STOPPING=1"]
 
 
-def test_the_watchdog_is_told_at_half_its_time(tmp_path: Path) -> None:
+def test_watchdog_is_notified_at_half_its_time(tmp_path: Path) -> None:
     address = str(tmp_path / "notify")
     with unit(address) as link:
         service = Service.of_environment(

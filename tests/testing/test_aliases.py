@@ -25,7 +25,7 @@ def _other_alias(django_db_setup: None) -> Iterator[None]:
 class TwoDatabasesTest(TestCase):
     databases = {"default", "other"}
 
-    def test_assert_broadcast_counts_what_was_captured_on_the_alias(self) -> None:
+    def test_assert_broadcast_counts_captures_of_the_alias(self) -> None:
         with capture_broadcasts() as captured:
             with transaction.atomic():
                 broadcast("test.here")

@@ -62,7 +62,7 @@ def test_in_a_thread_they_work(function: Any) -> None:
     async_to_sync(test)()
 
 
-def test_what_was_captured_is_asserted_on_a_loop() -> None:
+def test_captured_broadcasts_are_asserted_on_a_loop() -> None:
     async def test() -> None:
         with capture_broadcasts():
             assert_broadcast("a.b", times=0)

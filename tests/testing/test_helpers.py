@@ -56,7 +56,7 @@ class DrainTest(TestCase):
                 due()
         assert stored(message).state == "dead"
 
-    def test_it_runs_what_is_due_and_what_that_broadcasts(self) -> None:
+    def test_drain_runs_due_messages_and_their_broadcasts(self) -> None:
         """PMQ-19: it returns the number of processed messages, 0 for none."""
         seen = []
 
@@ -137,7 +137,7 @@ class DrainTest(TestCase):
         assert drain() == 2
         assert seen == [{"n": 1}, {"n": 2}]
 
-    def test_what_is_delayed_stays_until_it_is_due_in_its_order(self) -> None:
+    def test_delayed_messages_run_in_due_order_after_due(self) -> None:
         seen = []
 
         @handler("test.later", name="later")
@@ -153,7 +153,7 @@ class DrainTest(TestCase):
         assert drain() == 2
         assert seen == [1, 2]
 
-    def test_the_connection_is_given_back_as_it_was(self) -> None:
+    def test_drain_restores_the_connection(self) -> None:
         before = type(connection._connections[connection._alias])  # type: ignore[attr-defined]
 
         @handler("test.any", name="any")
@@ -223,7 +223,7 @@ class DeliverTest(TestCase):
             deliver(one)
         assert not Product.objects.filter(name="undone").exists()
 
-    def test_what_a_handler_cannot_broadcast_undoes_its_writes(self) -> None:
+    def test_refused_broadcast_undoes_the_handlers_writes(self) -> None:
         """PMQ-16: those and the messages before it, in the same call."""
 
         @handler("test.one", name="one")
@@ -237,7 +237,7 @@ class DeliverTest(TestCase):
         assert not Product.objects.exists()
         assert not QueuedMessage.objects.exists()
 
-    def test_what_could_not_be_broadcast_is_refused(self) -> None:
+    def test_deliver_refuses_invalid_arguments(self) -> None:
         """PMQ-16: a serialization error is the caller's."""
 
         @handler("test.one", name="one")
@@ -316,7 +316,7 @@ class DeliverTest(TestCase):
 
 
 class CaptureTest(TestCase):
-    def test_what_is_rolled_back_is_not_captured(self) -> None:
+    def test_rolled_back_broadcasts_are_not_captured(self) -> None:
         with capture_broadcasts() as broadcasts:
             send("test.kept", {"n": 1})
             with pytest.raises(ZeroDivisionError):
@@ -363,7 +363,7 @@ class CaptureTest(TestCase):
         send("test.later")
         assert not broadcasts
 
-    def test_it_still_holds_what_was_drained(self) -> None:
+    def test_capture_keeps_drained_messages(self) -> None:
         @handler("test.one", name="one")
         def one(delivery: Any) -> None: ...
 
@@ -375,7 +375,7 @@ class CaptureTest(TestCase):
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("count", [10, 60])
-def test_who_commits_by_hand_captures_at_once(settings: Any, count: int) -> None:
+def test_capture_is_immediate_with_autocommit_off(settings: Any, count: int) -> None:
     """Django has no hooks then."""
     settings.DJANGO_MQ = {"REQUIRE_ATOMIC": False}
     connection.set_autocommit(False)
@@ -403,14 +403,14 @@ class AssertBroadcastTest(TestCase):
         assert_broadcast("test.two", payload={"n": 1}, times=2)
         assert_broadcast("test.other", times=0)
 
-    def test_it_says_what_there_is(self) -> None:
+    def test_failure_lists_the_broadcasts(self) -> None:
         send("test.there", {"n": 1})
         with pytest.raises(AssertionError, match=r'test\.there \{"n": 1\} \(1\)'):
             assert_broadcast("test.there", payload={"n": 2})
         with pytest.raises(AssertionError, match="was broadcast 1 time"):
             assert_broadcast("test.there", times=2)
 
-    def test_it_says_that_drained_messages_do_not_count(self) -> None:
+    def test_failure_mentions_drained_messages(self) -> None:
         @handler("test.one", name="one")
         def one(delivery: Any) -> None: ...
 

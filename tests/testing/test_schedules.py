@@ -46,7 +46,7 @@ class DueUntilTest(TestCase):
         times = [datetime.fromisoformat(at) for _, at in self.ran]
         assert times == sorted(times)
 
-    def test_only_what_is_due_by_then(self) -> None:
+    def test_only_messages_due_by_then_run(self) -> None:
         with transaction.atomic():
             broadcast("shop.soon", after=60)
             broadcast("shop.later", after=3 * DAY)
@@ -104,7 +104,7 @@ class DueUntilTest(TestCase):
         with pytest.raises(ValueError, match="until="):
             due(schedule="nightly")
 
-    def test_what_is_broadcast_is_captured(self) -> None:
+    def test_broadcasts_of_schedules_are_captured(self) -> None:
         periodic("hourly", "shop.hourly", every=3600)
         with capture_broadcasts() as broadcasts:
             due(until=3700)

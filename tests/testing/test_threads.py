@@ -97,7 +97,7 @@ def test_the_connection_of_the_test_stays_as_it_is() -> None:
 
 
 class AsyncTest(TestCase):
-    async def test_calls_of_the_test_itself_go_on(self) -> None:
+    async def test_calls_of_the_test_itself_still_work(self) -> None:
         @handler("test.any", name="any", retry=LATER)
         async def any_(delivery: Any) -> None:
             assert await asyncio.to_thread(lambda: 2) == 2

@@ -517,7 +517,7 @@ def test_annotations_that_contradict_batch(annotation: Any, batch: bool, text: s
     ids=str,
 )
 @pytest.mark.parametrize("batch", [False, True])
-def test_an_annotation_that_has_a_class_elsewhere_is_refused(annotation: Any, batch: bool) -> None:
+def test_annotation_with_a_misplaced_class_is_refused(annotation: Any, batch: bool) -> None:
     """The handler would get plain deliveries."""
 
     def count(events: Any) -> None: ...

@@ -209,7 +209,7 @@ def test_killed_it_leaves_nothing_running(demo: Any, mark: str) -> None:
 
 @pytest.mark.slow
 @needs_proc
-def test_told_to_end_it_ends_all_that_it_started(demo: Any, mark: str, tmp_path: Path) -> None:
+def test_sigterm_ends_all_that_the_demo_started(demo: Any, mark: str, tmp_path: Path) -> None:
     process = demo(*LONG)
     read_until(process, "at once")
     assert len(marked(mark)) > 3

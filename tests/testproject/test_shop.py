@@ -75,7 +75,7 @@ def test_an_order_is_stored_with_a_message_for_each_handler(tea: Product) -> Non
     assert stock(tea) == 8
 
 
-def test_what_is_out_of_stock_leaves_no_order_and_no_message(tea: Product) -> None:
+def test_refused_order_leaves_no_row_and_no_message(tea: Product) -> None:
     answer = place(tea, quantity=11)
     assert (answer.status_code, answer.json()) == (409, {"error": "out of stock"})
     assert not Order.objects.exists()
@@ -105,7 +105,7 @@ def test_a_form_that_is_wrong_is_refused(tea: Product, changes: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("body", ["", "{", "[]", "null", "[" * 100_000, "\udcff"])
-def test_what_is_no_form_at_all_is_refused(body: str) -> None:
+def test_body_that_is_no_form_is_refused(body: str) -> None:
     assert post("/orders/", body.encode(errors="replace").decode()).status_code == 400
 
 

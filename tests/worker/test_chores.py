@@ -42,7 +42,7 @@ def warnings(said: Said) -> list[tuple[str, int, int]]:
     ]
 
 
-def test_a_deep_queue_is_said_once(cursor: Cursor, said: Said, settings: Any, caplog: Any) -> None:
+def test_deep_queue_is_logged_once(cursor: Cursor, said: Said, settings: Any, caplog: Any) -> None:
     """CAR-38: by one of the fleet, once per warn_every, even if the depth fell in between."""
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"warn_depth": 2, "warn_every": 3600}}}
     rows = [add() for _ in range(2)]
@@ -109,7 +109,7 @@ def small(monkeypatch: pytest.MonkeyPatch, name: str, pieces: int = 1) -> None:
     monkeypatch.setitem(chores.CHORES, name, chores.CHORES[name]._replace(pieces=pieces))
 
 
-def test_a_walk_goes_on_where_the_fleet_stopped(
+def test_walk_resumes_where_the_fleet_stopped(
     cursor: Cursor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker with the next turn continues; at the end the walk starts again."""
@@ -130,7 +130,7 @@ def test_a_walk_goes_on_where_the_fleet_stopped(
     assert stored(again).blocked_by is None
 
 
-def test_what_is_put_aside_is_walked_over_in_pieces(
+def test_put_aside_messages_are_promoted_in_pieces(
     cursor: Cursor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that others wrote badly stop only themselves."""
@@ -186,7 +186,7 @@ def test_no_message_in_flight_keeps_a_walk_where_it_is(
     assert stored(last).dead_reason == "expired"
 
 
-def test_what_expired_is_looked_for_behind_what_died_before(
+def test_expiry_scan_resumes_behind_dead_messages(
     cursor: Cursor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a session holds a snapshot, the index keeps entries of all that expired since then."""
@@ -203,7 +203,7 @@ def test_what_expired_is_looked_for_behind_what_died_before(
     assert stored(older).dead_reason == "expired"
 
 
-def test_an_id_that_somebody_has_keeps_no_other_message_alive(
+def test_locked_unique_id_keeps_no_other_message_alive(
     cursor: Cursor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own message expires once the id is free again."""
@@ -241,7 +241,7 @@ def test_a_chore_that_fails_stops_no_other(
 
 
 @pytest.mark.parametrize("how", ["expired", "forgotten", "stranded"])
-def test_what_a_chore_frees_rings(cursor: Cursor, settings: Any, how: str) -> None:
+def test_chore_that_frees_a_message_rings(cursor: Cursor, settings: Any, how: str) -> None:
     """The chores have a separate thread: no loop sees the freed messages, here or elsewhere."""
     mail = {"on_dead_head": "skip", "dead_retention": 60}
     settings.DJANGO_MQ = {"QUEUES": {"mail": mail}}

@@ -96,7 +96,7 @@ def test_the_next_starts_without_a_statement(
     assert gated.began == ids
 
 
-def test_what_does_not_start_soon_goes_to_another_worker(
+def test_message_that_does_not_start_soon_goes_to_another_worker(
     start: Start, gated: Gated, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a second, whenever the worker would look again."""
@@ -115,7 +115,7 @@ def test_what_does_not_start_soon_goes_to_another_worker(
     assert waiting() == set(others[:2])
 
 
-def test_a_stop_releases_what_was_claimed_ahead(start: Start, gated: Gated) -> None:
+def test_stop_releases_messages_claimed_ahead(start: Start, gated: Gated) -> None:
     first, *others = [message.pk for message in add_many(4, handler="h")]
     gated.open(first)
     running = start(async_slots=2, drain_seconds=30.0)
@@ -128,7 +128,7 @@ def test_a_stop_releases_what_was_claimed_ahead(start: Start, gated: Gated) -> N
     assert attempts(others[2]) == 0
 
 
-def test_what_lapses_behind_a_backlog_is_taken_over_first(
+def test_lapsed_message_is_taken_over_before_the_backlog(
     start: Start, gated: Gated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if more messages wait for slots than will be free soon."""
@@ -182,7 +182,7 @@ def test_lists_are_as_long_as_there_are_slots(start: Start) -> None:
     assert lengths == [20] * 10
 
 
-def test_a_limit_in_flight_is_not_used_up_by_what_waits_for_a_slot(
+def test_limit_in_flight_is_not_used_up_by_claims_ahead(
     start: Start, gated: Gated, settings: Any
 ) -> None:
     settings.DJANGO_MQ = {

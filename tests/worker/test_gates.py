@@ -78,7 +78,7 @@ def test_a_limit_is_obeyed_while_workers_run(start: Start, service: Service) -> 
     assert FailedAttempt.objects.count() == 0
 
 
-def test_what_was_decided_goes_before_the_settings(
+def test_decided_limit_overrides_the_settings(
     start: Start, service: Service, settings: Any
 ) -> None:
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": 1}}}
@@ -198,7 +198,7 @@ def test_until_empty_ends_when_all_is_held(start: Start, service: Service) -> No
     assert waiting() == set()
 
 
-def test_until_empty_waits_for_what_others_have_in_flight(
+def test_until_empty_waits_for_messages_in_flight_with_others(
     start: Start, service: Service, settings: Any
 ) -> None:
     """NSQ-25: there is work left; a worker without room looks again with each poll."""
@@ -213,7 +213,7 @@ def test_until_empty_waits_for_what_others_have_in_flight(
     assert service.ids == [mine.pk]
 
 
-def test_a_lower_limit_calls_back_what_waits_in_hand(
+def test_lower_limit_releases_waiting_messages(
     start: Start, service: Service, never_stuck: None
 ) -> None:
     """Their attempts are refunded; running messages continue."""
@@ -245,7 +245,9 @@ def test_a_full_queue_does_not_spin(start: Start, service: Service, settings: An
     assert worker.stop()
 
 
-def test_who_froze_in_its_claim_stops_nobody(start: Start, service: Service, settings: Any) -> None:
+def test_worker_frozen_in_its_claim_blocks_no_other(
+    start: Start, service: Service, settings: Any
+) -> None:
     """Other workers do not wait for the gate: their other queues continue."""
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": 5}}}
     handler("#", queue="mail", name="h")(lambda delivery: service(delivery))

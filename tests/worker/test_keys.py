@@ -32,7 +32,7 @@ def keyed(key: str | None = "k", queue: str = "mail", **given: Any) -> QueuedMes
 
 @mostly_fresh
 @pytest.mark.parametrize("why", ["locked", "expired"])
-def test_a_batch_does_not_overtake_what_cannot_start(bench: Bench, why: str) -> None:
+def test_batch_does_not_overtake_a_head_that_cannot_start(bench: Bench, why: str) -> None:
     """Guarantee 8: another session briefly locks the first of a key, or it has expired."""
     ran: list[int] = []
 
@@ -71,7 +71,7 @@ def claimed_with_keys(count: int) -> list[Any]:
         ).rows
 
 
-def test_a_line_behind_a_dead_head_delays_nobody(start: Start, settings: Any) -> None:
+def test_line_behind_a_dead_head_delays_no_other_message(start: Start, settings: Any) -> None:
     """It is parked window by window without a pause: other messages are reached at once."""
     settings.DJANGO_MQ = {"POLL_INTERVAL": 600}
     done = threading.Event()
@@ -95,7 +95,7 @@ def test_a_line_behind_a_dead_head_delays_nobody(start: Start, settings: Any) ->
 
 @pytest.mark.parametrize("line", [{"key": "k"}, {"ordered": True}])
 @pytest.mark.parametrize("first", [{"after": 3600, "attempts": 1}, {"dead": -1}])
-def test_what_was_behind_a_failed_first_is_not_taken_over(
+def test_followers_of_a_failed_head_are_not_taken_over(
     line: dict[str, Any], first: dict[str, Any]
 ) -> None:
     """Guarantee 8: its worker vanished after the first failed, before it released the others."""
@@ -142,7 +142,7 @@ def test_a_line_is_not_mixed_up_with_a_message_that_came_meanwhile() -> None:
     assert stored(second).attempts == 0
 
 
-def test_an_executor_that_fails_gives_back_what_is_behind(
+def test_failed_executor_releases_the_followers(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guarantee 8: its messages keep their leases, so nothing of their lines may start."""
@@ -166,7 +166,7 @@ def test_an_executor_that_fails_gives_back_what_is_behind(
     assert [m.attempts for m in map(stored, (first, second, third))] == [1, 0, 0]
 
 
-def test_max_messages_does_not_count_what_goes_back(start: Start) -> None:
+def test_max_messages_does_not_count_released_messages(start: Start) -> None:
     """It is behind one that cannot run here; a worker counts only the work that it did."""
     ran: list[int] = []
 
@@ -182,7 +182,7 @@ def test_max_messages_does_not_count_what_goes_back(start: Start) -> None:
     assert ran == pks(*others)
 
 
-def test_max_messages_does_not_count_what_is_held(start: Start) -> None:
+def test_max_messages_does_not_count_held_messages(start: Start) -> None:
     """Otherwise a job of a few messages would end without running any."""
     ran: list[int] = []
 
@@ -197,7 +197,7 @@ def test_max_messages_does_not_count_what_is_held(start: Start) -> None:
     assert ran == known[:3]
 
 
-def test_max_messages_does_not_count_twice_what_a_worker_routes(start: Start) -> None:
+def test_max_messages_counts_a_routed_message_once(start: Start) -> None:
     """It is claimed again, in the line of its handler."""
     ran: list[int] = []
     for name in ("a", "b"):

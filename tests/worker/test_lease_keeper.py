@@ -313,7 +313,7 @@ def said_of(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [each for each in caplog.records if getattr(each, "event", "") == "renewal_failed"]
 
 
-def test_trouble_with_renewals_is_said_and_they_go_on(
+def test_failed_renewal_is_logged_and_repeated(
     start: Start, said: Said, long: Long, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line every few seconds, from the loop."""

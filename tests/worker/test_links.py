@@ -131,7 +131,7 @@ class ticking:
 # ---- a worker
 
 
-def test_an_idle_worker_notices_and_goes_on(
+def test_idle_worker_notices_and_reconnects(
     start: Start, said: Said, through: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The claims, the renewals, and LISTEN."""
@@ -267,7 +267,7 @@ def test_a_drain_ends_whatever_the_link_does(
 # ---- the supervisor's view
 
 
-def test_a_loop_that_stands_still_is_seen(
+def test_stalled_loop_is_reported(
     start: Start, said: Said, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     monkeypatch.setattr(liveness, "MIN_STALL_SECONDS", 1.0)
@@ -327,7 +327,7 @@ def refused_heartbeats() -> Iterator[None]:
             cursor.execute("drop function refuse cascade")
 
 
-def test_what_has_not_begun_does_not_stand_still() -> None:
+def test_part_that_has_not_begun_is_not_stalled() -> None:
     board = Scoreboard(1)
     assert board.stalled() == []
     board.record_progress(MonitoredPart.RENEWAL, -1.0)

@@ -74,7 +74,7 @@ def test_a_notification_is_one_ring(listener: Listener) -> None:
         assert wakeup.rings == rings
 
 
-def test_what_comes_while_it_rests_is_rung_for(
+def test_notification_during_a_rest_still_rings(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everybody may NOTIFY: a ring is obeyed at most every REST seconds, and none is lost."""
@@ -98,7 +98,7 @@ def test_what_comes_while_it_rests_is_rung_for(
     rested.release(10)
 
 
-def test_what_comes_with_the_answer_of_a_ping_is_rung_for(
+def test_notification_with_the_answer_of_a_ping_rings(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener_module, "PING_INTERVAL", 0.001)
@@ -147,7 +147,7 @@ def test_it_connects_as_the_backend_does(monkeypatch: pytest.MonkeyPatch) -> Non
         assert not listener.is_alive()
 
 
-def test_through_a_pooler_that_keeps_sessions_it_hears(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notifications_arrive_through_a_session_pooler(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = connections.settings["default"]
     with Pooler(connections["default"].get_connection_params()) as pooler:
         here = {"HOST": "127.0.0.1", "PORT": str(pooler.port)}

@@ -54,7 +54,7 @@ def test_a_locked_decision_about_a_line_stops_no_other_queue(start: Start, setti
     assert ran == [message.pk]
 
 
-def test_an_owner_that_is_told_nothing_keeps_its_line(
+def test_owner_without_an_answer_keeps_its_line(
     start: Start, settings: Any, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"line": {"ordered": True}}}
@@ -88,7 +88,7 @@ def test_an_owner_that_is_told_nothing_keeps_its_line(
         ),
     ],
 )
-def test_an_owner_that_is_busy_lets_its_line_go(
+def test_busy_owner_gives_up_its_line(
     start: Start,
     settings: Any,
     said: Said,
@@ -166,7 +166,7 @@ def test_a_worker_that_left_a_line_takes_it_back_as_soon_as_it_can(db: None) -> 
         assert owner.owned.keys() == {"line"}
 
 
-def test_what_is_adopted_may_belong_before_the_mark(db: None) -> None:
+def test_adoption_resets_the_mark(db: None) -> None:
     owner = ordered_queues.OrderedQueues(
         "w", ["line"], on_owned=lambda: None, busy=lambda queue: False
     )
@@ -206,7 +206,7 @@ def test_busy_executors_keep_a_worker_from_no_line_of_coroutines(
     assert done.wait(PATIENCE)
 
 
-def test_what_could_not_be_sorted_does_not_overtake_what_failed_meanwhile(
+def test_unresolved_message_does_not_overtake_a_failed_one(
     start: Start, settings: Any, said: Said
 ) -> None:
     """Guarantee 8: the connection is lost when the second, which has no handler yet, is split."""
@@ -235,7 +235,7 @@ def test_what_could_not_be_sorted_does_not_overtake_what_failed_meanwhile(
     assert (stored(second).attempts, stored(second).leased_until) == (0, None)
 
 
-def test_a_worker_without_room_keeps_what_it_owns(
+def test_worker_without_room_renews_its_ownership(
     start: Start, settings: Any, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At any poll interval: an owner whose lease lapses is taken for frozen."""
@@ -270,7 +270,7 @@ def wait_for_renewals() -> None:
     until(lambda: renewals() > 2, "it is renewed")
 
 
-def test_a_drain_keeps_the_line_of_what_still_runs(
+def test_drain_keeps_the_line_of_a_running_message(
     start: Start, settings: Any, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PMQ-44: the next owner would take it for frozen, and end its transaction."""

@@ -82,7 +82,7 @@ def test_another_worker_gets_its_ordered_queue(start: Start, settings: Any) -> N
     quiet.stop(), other.stop()
 
 
-def test_what_runs_of_an_ordered_queue_keeps_it(start: Start, settings: Any, said: Said) -> None:
+def test_running_message_keeps_its_ordered_queue(start: Start, settings: Any, said: Said) -> None:
     """Its lease is six seconds: a message that runs for longer keeps the queue."""
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True}}}
     gate = threading.Event()
@@ -105,7 +105,7 @@ def test_what_runs_of_an_ordered_queue_keeps_it(start: Start, settings: Any, sai
 
 
 @override_settings(DJANGO_MQ={"POLL_INTERVAL": 0.05})
-def test_schedules_and_operations_go_on(start: Start) -> None:
+def test_schedules_and_operations_continue(start: Start) -> None:
     running = start()
     told(running, "quiet")
     message = add(dead=-1)
@@ -135,7 +135,7 @@ def test_an_order_to_stop_ends_the_run(start: Start) -> None:
     assert not WorkerHeartbeat.objects.exists()
 
 
-def test_only_live_workers_are_told() -> None:
+def test_only_live_workers_get_orders() -> None:
     WorkerHeartbeat.objects.create(
         id="gone", queues=[], running=[], host="h", pid=1, version="1", wakeup="notify",
         last_seen="2020-01-01T00:00Z",

@@ -246,7 +246,7 @@ def test_a_thread_that_meets_an_outage_late_tries_again_soon(
     assert len(caplog.records) == 5
 
 
-def test_a_claim_whose_answer_is_lost_is_given_back(start: Start, said: Said, proxy: Proxy) -> None:
+def test_claim_whose_answer_is_lost_is_released(start: Start, said: Said, proxy: Proxy) -> None:
     """No worker holds its rows: otherwise they would wait for the lease, and be charged."""
     attempts: list[int] = []
 
@@ -267,7 +267,7 @@ def test_a_claim_whose_answer_is_lost_is_given_back(start: Start, said: Said, pr
 
 
 @pytest.mark.parametrize("word", ["held.reason", "with original as"])
-def test_a_message_whose_hold_or_routing_is_not_answered_is_given_back(
+def test_message_whose_hold_or_routing_gets_no_answer_is_released(
     start: Start, said: Said, proxy: Proxy, caplog: pytest.LogCaptureFixture, word: str
 ) -> None:
     """The server has held or routed it: its lease is not lost, and nothing waits for its end."""
@@ -291,7 +291,7 @@ def test_a_message_whose_hold_or_routing_is_not_answered_is_given_back(
     assert "LeaseLost" not in caplog.text
 
 
-def test_a_loss_while_claimed_messages_are_sorted_strands_nobody(
+def test_lost_connection_during_resolving_strands_no_message(
     start: Start, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are claimed and their leases renewed: they must not be forgotten."""

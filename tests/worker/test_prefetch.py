@@ -71,7 +71,7 @@ def test_stays_while_it_lasts_as_it_should(clock: Clock) -> None:
     assert prefetch.target == wanted
 
 
-def test_a_claim_that_was_not_full_says_nothing(clock: Clock) -> None:
+def test_partial_claim_does_not_change_the_target(clock: Clock) -> None:
     prefetch = Prefetch(minimum=1, maximum=400, batch=100, clock=clock)
     for _ in range(6):
         eat(prefetch, clock, 0.2)
@@ -85,7 +85,7 @@ def test_a_claim_that_was_not_full_says_nothing(clock: Clock) -> None:
     assert prefetch.target == wanted
 
 
-def test_a_full_batch_says_how_long_it_lasts(clock: Clock) -> None:
+def test_full_batch_is_measured(clock: Clock) -> None:
     """A claim takes a batch at most, however much room there is."""
     prefetch = Prefetch(minimum=64, maximum=400, batch=10, clock=clock)
     assert prefetch.room(0) == 64
@@ -94,7 +94,7 @@ def test_a_full_batch_says_how_long_it_lasts(clock: Clock) -> None:
     assert prefetch.room(0) == 128
 
 
-def test_what_lasts_for_seconds_is_given_back(clock: Clock) -> None:
+def test_prefetch_that_lasts_for_seconds_is_too_much(clock: Clock) -> None:
     """Fast messages taught it to hold hundreds; the new ones are slow."""
     prefetch = Prefetch(minimum=2, maximum=800, batch=100, clock=clock)
     while prefetch.target < 800:
@@ -109,7 +109,7 @@ def test_what_lasts_for_seconds_is_given_back(clock: Clock) -> None:
     assert not prefetch.holds_too_much(2, 20)
 
 
-def test_a_few_slow_messages_behind_many_fast_ones_are_given_back_too(clock: Clock) -> None:
+def test_few_slow_messages_after_many_fast_ones_are_too_much(clock: Clock) -> None:
     """Less than half of the target, and now and then a claim adds one."""
     prefetch = Prefetch(minimum=2, maximum=800, batch=100, clock=clock)
     while prefetch.target < 800:
@@ -122,7 +122,7 @@ def test_a_few_slow_messages_behind_many_fast_ones_are_given_back_too(clock: Clo
     assert too_much == [False, False, True]
 
 
-def test_what_is_eaten_by_half_is_no_glut(clock: Clock) -> None:
+def test_half_consumed_prefetch_is_not_too_much(clock: Clock) -> None:
     prefetch = Prefetch(minimum=2, maximum=800, batch=100, clock=clock)
     while prefetch.target < 800:
         eat(prefetch, clock, 0.01)

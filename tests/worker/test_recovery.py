@@ -37,7 +37,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 # ---- suspects
 
 
-def test_suspects_run_while_nothing_else_runs(start: Start, said: Said) -> None:
+def test_suspects_run_alone(start: Start, said: Said) -> None:
     """Guarantee 3: a message that kills its process costs no other message an attempt."""
     running: set[int] = set()
     beside: list[set[int]] = []
@@ -125,7 +125,7 @@ def test_leases_are_renewed_in_hand_and_while_it_runs(
     assert FailedAttempt.objects.count() == 0
 
 
-def test_recovers_what_a_dead_sibling_held(start: Start, said: Said) -> None:
+def test_messages_of_a_dead_sibling_are_recovered(start: Start, said: Said) -> None:
     """Guarantee 3: the running one is charged and suspect, the rest refunded, in their places."""
     attempts: dict[int, int] = {}
 
@@ -236,7 +236,7 @@ create trigger refuse before update on django_mq_queuedmessage
 """
 
 
-def test_the_log_says_when_the_database_accepts_the_statements_of_a_recovery(
+def test_accepted_recovery_statement_is_logged(
     start: Start, said: Said, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its thread ends then, and gets no later answer."""

@@ -322,7 +322,7 @@ def test_the_neighbours_of_a_refused_message_of_a_dead_worker_run(
     assert running.stop()
 
 
-def test_why_says_so(refuse: Callable[..., None]) -> None:
+def test_why_reports_the_refusal(refuse: Callable[..., None]) -> None:
     id, behind = bad(key="k"), good(key="k")[0]
     fine = good()[0]
     beat(queues=["mail"])

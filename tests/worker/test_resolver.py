@@ -126,7 +126,7 @@ def test_messages_that_cannot_run_are_held_together(caplog: pytest.LogCaptureFix
     assert any(" like it (new, queue mail) are held: " in each["message"] for each in logged)
 
 
-def test_a_held_message_names_what_may_have_been_meant() -> None:
+def test_held_message_suggests_similar_names() -> None:
     subscribe("shop.orders.placed", "shop.mail", queue="mail")
     subscribe("shop.#", "other", queue="elsewhere")
     typed, named = add(type="shop.order.placed"), add(type="x", handler="shop.mial")
@@ -264,7 +264,7 @@ def test_held_for_too_long_is_dead(settings: Any, said: Said) -> None:
     assert least <= held.processable_after <= most
 
 
-def test_what_has_expired_is_dead_and_not_held(said: Said) -> None:
+def test_expired_message_is_dead_and_not_held(said: Said) -> None:
     """In a test too, where no chore looks for it."""
     messages = [add(type="a", expires=-1), add(type="a", expires=-1, held=-50)]
     assert sort() == []

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 Start = Callable[..., Running]
 
 
-def test_a_drain_rings_for_what_it_released(start: Start, said: Said, settings: Any) -> None:
+def test_drain_rings_for_released_messages(start: Start, said: Said, settings: Any) -> None:
     """The other workers may sleep for a poll interval."""
     settings.DJANGO_MQ = {"POLL_INTERVAL": 600, "LEASE": 1800}
     begun, goes_on = threading.Event(), threading.Event()

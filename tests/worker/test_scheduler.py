@@ -56,7 +56,7 @@ class Heard:
         return {later - earlier for earlier, later in pairwise(found)}
 
 
-def test_what_is_declared_is_stored_and_runs(start: Start) -> None:
+def test_declared_schedule_is_stored_and_runs(start: Start) -> None:
     heard = Heard()
     periodic("hourly", "shop.ping", every=HOUR)
     start()
@@ -101,7 +101,7 @@ def test_a_schedule_that_is_declared_and_missed_as_well() -> None:
 FORGOTTEN = {"source": "code", "declared_at": Now() - timedelta(days=30)}
 
 
-def test_what_no_process_has_declared_for_a_day_is_not_broadcast_by_a_worker_that_starts() -> None:
+def test_starting_worker_skips_a_schedule_undeclared_for_a_day() -> None:
     """Its code declares no schedule at all, and it may end before the hour is over."""
     put("of-an-operator")
     put("forgotten", **FORGOTTEN)
@@ -112,7 +112,7 @@ def test_what_no_process_has_declared_for_a_day_is_not_broadcast_by_a_worker_tha
     assert len(times("of-an-operator")) == 1
 
 
-def test_what_no_process_has_declared_for_a_day_is_disabled_before_it_is_due(start: Start) -> None:
+def test_schedule_undeclared_for_a_day_is_disabled_before_it_is_due(start: Start) -> None:
     put("forgotten", due=3600, **FORGOTTEN)
     start()
     until(lambda: not Schedule.objects.get().enabled)
@@ -168,9 +168,7 @@ def test_two_workers_broadcast_each_time_once_and_leave_none_out(start: Start) -
     assert heard.steps() == {timedelta(seconds=1)}
 
 
-def test_what_an_operator_makes_due_is_seen_within_a_poll_interval(
-    start: Start, settings: Any
-) -> None:
+def test_schedule_made_due_is_seen_within_a_poll_interval(start: Start, settings: Any) -> None:
     settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2}
     running = start()
     until(lambda: running.worker.sleeps > 2)
@@ -293,7 +291,7 @@ def test_a_lost_database_is_waited_out(start: Start, other: Any) -> None:
     assert heard.steps() == {timedelta(seconds=1)}
 
 
-def test_an_unexpected_error_is_said_and_rested_upon(
+def test_unexpected_error_is_logged_and_followed_by_a_rest(
     clock: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put()

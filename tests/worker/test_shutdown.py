@@ -28,7 +28,7 @@ from tests.worker.conftest import PATIENCE, Said, Start, add_many, effect, effec
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_a_drain_ends_what_runs_and_gives_the_rest_back(
+def test_drain_finishes_running_messages_and_releases_the_rest(
     start: Start, said: Said, gate: threading.Event
 ) -> None:
     """KAF-7, NSQ-28, guarantee 3: refunded, and in their old place in line."""
@@ -57,7 +57,7 @@ def test_a_drain_ends_what_runs_and_gives_the_rest_back(
     assert FailedAttempt.objects.count() == 0
 
 
-def test_a_drain_gives_back_also_what_somebody_has_locked_for_a_moment(
+def test_drain_also_releases_briefly_locked_rows(
     start: Start, said: Said, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A renewal has rows locked while it runs, and a release skips what is locked."""
@@ -103,7 +103,7 @@ def test_a_drain_gives_back_also_what_somebody_has_locked_for_a_moment(
     assert not QueuedMessage.objects.exclude(attempts=0).exists()
 
 
-def test_a_drain_that_runs_out_of_time_says_so(
+def test_drain_that_runs_out_of_time_is_reported(
     start: Start, said: Said, gate: threading.Event
 ) -> None:
     """KAF-7: drain_seconds in total, not per part."""

@@ -21,7 +21,7 @@ from tests.database import second_connection
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_statements_see_what_was_committed_before_them(transactional_db: None) -> None:
+def test_statements_see_earlier_commits(transactional_db: None) -> None:
     """Guarantee 17: whatever level the alias has, a snapshot must follow a lock."""
     options = connection.settings_dict["OPTIONS"]
     before = dict(options)

@@ -21,7 +21,7 @@ def answer(action: str) -> str:
     return found.answer if found else ""
 
 
-def test_it_cannot_end_its_process_but_says_where_the_handler_is(start: Start, said: Said) -> None:
+def test_stop_without_a_supervisor_only_reports_the_stack(start: Start, said: Said) -> None:
     gate = threading.Event()
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(0)))

@@ -49,7 +49,7 @@ def write(column: str, text: str) -> None:
     ],
     ids=["50 MB", "characters", "5,000 deep", "arrays", "objects", "metadata", "deep metadata"],
 )
-def test_what_is_beyond_a_limit_is_held(
+def test_message_beyond_a_limit_is_held(
     ran: list[Any], column: str, text: str, reason: str, named: bool
 ) -> None:
     """Guarantee 14: no attempt is used, and the message behind it runs."""
@@ -117,7 +117,7 @@ def test_a_payload_at_the_limits_runs(ran: list[Any]) -> None:
     ],
     ids=lambda payload: repr(payload[:1])[:20],
 )
-def test_what_jsonb_makes_longer_is_not_beyond_the_limit(ran: list[Any], payload: Any) -> None:
+def test_growth_in_jsonb_does_not_exceed_the_limit(ran: list[Any], payload: Any) -> None:
     """PostgreSQL writes 1e308 with 309 digits, and a space after each comma."""
     with transaction.atomic():
         broadcast("a", payload)

@@ -44,7 +44,7 @@ def test_a_type_that_matches_runs(ran: list[str], type: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("metadata", [{}, {"tier": "mq.replay_of"}, {"mq.hops": 1}])
-def test_another_type_is_held_and_says_why(ran: list[str], metadata: Any) -> None:
+def test_message_of_another_type_is_held(ran: list[str], metadata: Any) -> None:
     """Guarantee 14, S32: no attempt is used; the pattern may come back with the next deploy."""
     message = add(type="shop.orders.placed", handler="billing", metadata=metadata)
     assert drain() == 0
@@ -83,7 +83,7 @@ def test_it_runs_once_a_pattern_matches_again(ran: list[str]) -> None:
     assert not QueuedMessage.objects.filter(pk=message.pk).exists()
 
 
-def test_a_replay_goes_to_the_handler_that_somebody_chose(ran: list[str]) -> None:
+def test_replay_goes_to_the_chosen_handler(ran: list[str]) -> None:
     add(type="shop.orders.placed", handler="billing", metadata={"mq.replay_of": 7})
     other = add(type="shop.orders.placed", handler="billing")
     assert drain() == 1
@@ -116,7 +116,7 @@ def test_a_task_runs_messages_of_its_own_type_alone(ran: list[str]) -> None:
     ]
 
 
-def test_what_where_said_at_the_broadcast_stands() -> None:
+def test_where_is_not_checked_again_on_delivery() -> None:
     """`where` routes; a routed copy is not checked again."""
     got = []
 
@@ -129,7 +129,7 @@ def test_what_where_said_at_the_broadcast_stands() -> None:
     assert got == [{"tier": "tin"}]
 
 
-def test_neighbours_of_the_same_handler_are_told_apart(ran: list[str]) -> None:
+def test_mixed_types_for_one_handler_are_separated(ran: list[str]) -> None:
     types = ("billing.a.paid", "shop.a", "billing.b.paid", "billing.c", "billing.refunds")
     for n, type in enumerate(types):
         add(type=type, handler="billing", after=n - 60)

@@ -66,7 +66,7 @@ def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.slow
-def test_queues_alternate_although_what_was_prefetched_is_released(
+def test_queues_alternate_although_prefetched_messages_are_released(
     start: Start,
     gated: Gated,
     released: list[str],

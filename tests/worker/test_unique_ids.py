@@ -53,7 +53,7 @@ def test_an_ack_begins_the_quiet_time(atomic: bool) -> None:
 @pytest.mark.parametrize(
     "error", [Retry(after=60), Snooze(60), ValueError("no")], ids=["retry", "snooze", "error"]
 )
-def test_what_runs_again_keeps_its_id(error: Exception) -> None:
+def test_message_that_runs_again_keeps_its_id(error: Exception) -> None:
     """CAR-24."""
 
     def fail(delivery: Delivery) -> None:
@@ -73,7 +73,7 @@ def test_what_runs_again_keeps_its_id(error: Exception) -> None:
     [(Reject("never"), None), (ValueError("no"), RetryPolicy.never())],
     ids=["rejected", "exhausted"],
 )
-def test_a_death_frees_the_id_and_lets_what_is_aside_run(
+def test_dead_letter_frees_the_id_and_promotes_the_put_aside_message(
     error: Exception, retry: RetryPolicy | None, atomic: bool
 ) -> None:
     """CAR-25, CAR-28: whenever the message ends, even after an error."""
@@ -188,7 +188,7 @@ def test_an_expired_message_frees_its_id() -> None:
     assert not UniqueKey.objects.exists()
 
 
-def test_what_a_dead_process_is_charged_with_frees_its_id(start: Start, said: Said) -> None:
+def test_last_attempt_of_a_dead_process_frees_its_id(start: Start, said: Said) -> None:
     """The last attempt dies with its process: a sibling settles it; the put-aside message runs."""
     got = subscribe(lambda delivery: None)
     send(0, retry=RetryPolicy.never())
@@ -208,7 +208,7 @@ def test_what_a_dead_process_is_charged_with_frees_its_id(start: Start, said: Sa
     assert not UniqueKey.objects.exists()
 
 
-def test_the_chores_promote_what_nobody_else_did() -> None:
+def test_chores_promote_remaining_put_aside_messages() -> None:
     """A last attempt that vanished with its host; a row deleted by hand."""
     for n, ending in enumerate(("dead", "deleted")):
         send(n, unique_id=ending)
@@ -227,7 +227,7 @@ def test_the_chores_promote_what_nobody_else_did() -> None:
     assert set(held) == set(waiting.values_list("pk", flat=True))
 
 
-def test_the_chores_wait_for_nobody_long() -> None:
+def test_chores_skip_a_locked_unique_id() -> None:
     """An id that another session is just taking is left for later: the other chores run first."""
     send(0)
     QueuedMessage.objects.update(claimed_by="w:1", leased_until=Now())

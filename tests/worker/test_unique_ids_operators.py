@@ -91,13 +91,13 @@ def test_a_requeued_dead_letter_has_its_quiet_time() -> None:
 
 
 @pytest.mark.parametrize("remove", [queues.cancel, lambda id: queues.purge(waiting=True)])
-def test_what_operators_remove_frees_its_id(remove: Callable[[int], Any]) -> None:
+def test_removal_by_an_operator_frees_the_id(remove: Callable[[int], Any]) -> None:
     [id] = send(0, unique_for=60).ids
     assert remove(id).ids == (id,)
     assert not UniqueKey.objects.exists()
 
 
-def test_what_is_put_aside_is_another_message_that_stays() -> None:
+def test_put_aside_message_survives_the_removal_of_the_first() -> None:
     """Guarantee 14: an operator removed the visible one."""
     [id] = send(0).ids
     QueuedMessage.objects.update(claimed_by="w:1", leased_until=Now())

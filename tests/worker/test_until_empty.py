@@ -117,7 +117,7 @@ def test_a_line_whose_ownership_was_cut_is_waited_for(
 @pytest.mark.parametrize(
     "head", [{"after": 3600}, {"dead": -1}, {"after": 3600, "key": "k"}], ids=str
 )
-def test_a_line_that_stands_still_is_not_waited_for(ran: list[int], head: dict[str, Any]) -> None:
+def test_stalled_line_is_not_waited_for(ran: list[int], head: dict[str, Any]) -> None:
     """Whichever worker owns it."""
     own("other", 3600)
     add("line", handler="h", ordered=True, **head)
@@ -137,7 +137,7 @@ def test_a_line_that_is_closed_is_not_waited_for(ran: list[int], state: dict[str
 
 
 @pytest.mark.parametrize("line", [{"key": "k"}, {"ordered": True}], ids=str)
-def test_what_was_only_given_back_is_run(ran: list[int], line: dict[str, Any]) -> None:
+def test_released_message_is_run(ran: list[int], line: dict[str, Any]) -> None:
     """The first claim only meets a message that lapsed before the head of its line."""
     queue = "line" if "ordered" in line else "mail"
     head = add(queue, handler="h", leased=-1, attempts=1, **line)

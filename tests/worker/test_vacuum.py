@@ -122,7 +122,7 @@ def test_beside_many_that_wait_more_must_be_dead(vacuums: Vacuuming, cursor: Cur
     assert tries(vacuums, cursor)
 
 
-def test_what_a_snapshot_keeps_is_not_tried_again_and_again(
+def test_rows_kept_by_a_snapshot_are_vacuumed_less_often(
     vacuums: Vacuuming, cursor: Cursor
 ) -> None:
     """The number must double; once a vacuum could remove them, the first limit applies again."""
@@ -147,9 +147,7 @@ def test_what_a_snapshot_keeps_is_not_tried_again_and_again(
 
 
 @pytest.mark.parametrize("mode", ["share update exclusive", "access exclusive"])
-def test_a_table_that_somebody_has_is_left_alone(
-    vacuums: Vacuuming, cursor: Cursor, mode: str
-) -> None:
+def test_locked_table_is_not_vacuumed(vacuums: Vacuuming, cursor: Cursor, mode: str) -> None:
     """A migration, or the server's own vacuum: maintenance waits for neither."""
     die(cursor, MANY)
     with second_connection() as other, other.transaction():
@@ -158,7 +156,7 @@ def test_a_table_that_somebody_has_is_left_alone(
         assert dead(cursor) == MANY
 
 
-def test_who_does_not_own_the_tables_does_not_try(vacuums: Vacuuming, cursor: Cursor) -> None:
+def test_role_without_ownership_does_not_vacuum(vacuums: Vacuuming, cursor: Cursor) -> None:
     """S07: the grants of the manual suffice; the server's own vacuum does the work."""
     die(cursor, MANY)
     role = f"mq_vacuum_{os.getpid()}"
@@ -246,7 +244,7 @@ def test_one_of_the_fleet_looks_after_it_at_each_turn(
     assert dead(cursor) == 0
 
 
-def test_what_a_snapshot_keeps_is_tried_once_by_the_whole_fleet(
+def test_fleet_tries_rows_kept_by_a_snapshot_once(
     maintenance: Maintenance, cursor: Cursor, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each of twenty processes would find it due in turn, and none could remove any row."""

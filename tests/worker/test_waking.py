@@ -38,7 +38,7 @@ def test_woken_by_notify(start: Start, said: Said, patient: None) -> None:
     running.stop()
 
 
-def test_a_ring_wakes_all_who_sleep(start: Start, said: Said, patient: None) -> None:
+def test_ring_wakes_all_sleeping_workers(start: Start, said: Said, patient: None) -> None:
     """CAR-32: one ring per commit, and each worker looks at its own queue."""
 
     @handler("a", queue="mail", queues=("post",), name="h")

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 # ---- running and ending
 
 
-def test_until_empty_runs_what_is_due_and_ends(start: Start, said: Said) -> None:
+def test_until_empty_runs_due_messages_and_ends(start: Start, said: Said) -> None:
     """CAR-19, PMQ-23: no due message is left; later ones stay."""
 
     @handler("#", queue="mail", name="h")
@@ -61,7 +61,7 @@ def test_until_empty_runs_what_is_due_and_ends(start: Start, said: Said) -> None
     assert WorkerHeartbeat.objects.count() == 0
 
 
-def test_until_empty_also_runs_what_handlers_broadcast(start: Start, settings: Any) -> None:
+def test_until_empty_also_runs_broadcasts_of_handlers(start: Start, settings: Any) -> None:
     """Including those of the last one: it looks again before it ends, without a ring or a poll."""
     settings.DJANGO_MQ = {"WAKEUP": "poll", "POLL_INTERVAL": 600, "LEASE": 3600}
 
@@ -77,7 +77,7 @@ def test_until_empty_also_runs_what_handlers_broadcast(start: Start, settings: A
     assert len(effects()) == 6
 
 
-def test_until_empty_takes_over_what_lapsed(start: Start) -> None:
+def test_until_empty_takes_over_lapsed_messages(start: Start) -> None:
     """Guarantee 6: lapsed leases come first."""
 
     @handler("#", queue="mail", name="h")
@@ -357,7 +357,7 @@ def test_retries_run_when_they_are_due(start: Start, said: Said) -> None:
     assert said.count("message_retried") == 3
 
 
-def test_max_messages_does_not_count_what_was_not_sorted_when_the_database_was_lost() -> None:
+def test_max_messages_does_not_count_rows_unresolved_after_an_outage() -> None:
     """A quiet worker releases it; when it resumes, it still runs as many as it was told."""
     for name in ("one", "two"):
 

@@ -36,7 +36,7 @@ def test_numbers_are_checked(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 5, True], ids=repr)
-def test_what_is_no_list_of_queues_is_refused(wrong: Any) -> None:
+def test_invalid_list_of_queues_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidName, match=rf"queues must be a list of names .* not {wrong}: leave"):
         Worker(queues=wrong)
     with pytest.raises(InvalidName, match="is not a pattern"):

@@ -83,7 +83,7 @@ def binding(request: pytest.FixtureRequest) -> Binding:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("envelope", ["binary", "structured"])
-def test_the_sdk_reads_what_a_relay_sends(binding: Binding, envelope: Envelope) -> None:
+def test_sdk_reads_the_events_of_a_relay(binding: Binding, envelope: Envelope) -> None:
     sent = []
 
     def relay(delivery: Delivery) -> None:
@@ -111,7 +111,7 @@ def test_the_sdk_reads_what_a_relay_sends(binding: Binding, envelope: Envelope) 
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("structured", [False, True], ids=["binary", "structured"])
-def test_an_inbox_reads_what_the_sdk_writes(
+def test_inbox_reads_the_events_of_the_sdk(
     binding: Binding, structured: bool, settings: Any
 ) -> None:
     attributes = {

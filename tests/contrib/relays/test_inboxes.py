@@ -107,7 +107,7 @@ def test_plain_json_comes_in_with_its_headers(broker: Broker, place: str, consum
     assert message.metadata["headers"]["tenant"] == "a"
 
 
-def test_what_was_stored_is_acked(broker: Broker, place: str, consume: Consume) -> None:
+def test_stored_messages_are_acked(broker: Broker, place: str, consume: Consume) -> None:
     for n in range(30):
         broker.publish(place, b"[%d]" % n, id=str(n))
     assert consume(batch_size=7) == 30
@@ -115,7 +115,7 @@ def test_what_was_stored_is_acked(broker: Broker, place: str, consume: Consume) 
     assert consume() == 0
 
 
-def test_what_comes_again_is_stored_once(broker: Broker, place: str, consume: Consume) -> None:
+def test_redelivered_message_is_stored_once(broker: Broker, place: str, consume: Consume) -> None:
     """The commit succeeded, and the ack was lost; also after the message was handled."""
     handled = []
 
@@ -134,9 +134,7 @@ def test_what_comes_again_is_stored_once(broker: Broker, place: str, consume: Co
     assert len(handled) == 1
 
 
-def test_what_cannot_be_decoded_is_a_dead_letter(
-    broker: Broker, place: str, consume: Consume
-) -> None:
+def test_undecodable_body_is_a_dead_letter(broker: Broker, place: str, consume: Consume) -> None:
     broker.publish(place, b"\xff no json", id="bad")
     broker.publish(place, b"{}", id="good")
     assert consume() == 2
@@ -172,7 +170,7 @@ def test_amqp_has_no_id_of_its_own(broker: Broker, place: str, consume: Consume)
         ({"type": lambda raw: None}, "returned NoneType, not text"),
     ],
 )
-def test_what_a_callable_gets_wrong_is_a_dead_letter(
+def test_bad_result_of_a_callable_is_a_dead_letter(
     broker: Broker, place: str, consume: Consume, options: dict[str, Any], reason: str
 ) -> None:
     broker.publish(place, b"{}", id="x")
@@ -378,7 +376,7 @@ def test_a_full_disk_behind_its_output_is_no_failure(
 
 
 @only_redis
-def test_redis_what_was_not_acked_before_the_connection_was_lost_comes_at_once(
+def test_redis_unacked_entries_of_a_lost_connection_are_redelivered_at_once(
     broker: Broker, place: str, consume: Consume
 ) -> None:
     consume()
@@ -478,7 +476,7 @@ def test_redis_consumers_that_are_gone_are_removed_unless_they_hold_an_entry(
 
 
 @only_redis
-def test_redis_a_user_who_may_not_see_the_consumers_consumes_all_the_same(
+def test_redis_user_without_access_to_the_consumers_can_consume(
     broker: RedisServer, place: str, consume: Consume
 ) -> None:
     """An access list may allow only the commands that consuming needs."""
@@ -509,7 +507,7 @@ def test_redis_an_entry_without_data_is_a_dead_letter(
 
 
 @pytest.mark.parametrize("broker", ["nats"], indirect=True, scope="module")
-def test_nats_without_a_stream_says_what_to_do(broker: Broker, settings: Any) -> None:
+def test_missing_nats_stream_is_named(broker: Broker, settings: Any) -> None:
     inbox = {"kind": "nats", "url": broker.url, "source": "nobody.sends", "timeout": 5}
     settings.DJANGO_MQ = {"INBOXES": {"crm": inbox}}
     with pytest.raises(BrokerAway, match=r"no JetStream stream has the subject nobody\.sends: "):

@@ -161,7 +161,7 @@ class TestDeadLetters:
         call_command("mq_consume", "crm", "--dead")
         assert list(QueuedMessage.objects.order_by("pk").values()) == before
 
-    def test_what_came_again_meanwhile_is_dropped(
+    def test_dead_letter_redelivered_meanwhile_is_dropped(
         self, inbox: Any, capsys: pytest.CaptureFixture[str]
     ) -> None:
         inbox(id="hash")
@@ -171,7 +171,7 @@ class TestDeadLetters:
             "1 message was stored, 1 dropped that came before. Dead letters that are left: 1.\n"
         )
 
-    def test_what_the_limits_refuse_stays_as_it_is(
+    def test_dead_letters_over_the_limit_are_unchanged(
         self, inbox: Any, settings: Any, capsys: pytest.CaptureFixture[str]
     ) -> None:
         inbox(id="hash")
@@ -183,7 +183,7 @@ class TestDeadLetters:
             "0 messages were stored. Dead letters that are left: 3.\n"
         )
 
-    def test_a_message_that_died_for_want_of_a_handler_is_none(
+    def test_dead_message_without_a_handler_is_not_counted(
         self, inbox: Any, capsys: pytest.CaptureFixture[str]
     ) -> None:
         inbox(id="hash")
@@ -199,7 +199,7 @@ class TestDeadLetters:
         call_command("mq_consume", "crm", "--dead")
         assert QueuedMessage.objects.filter(dead_at=None).count() == 2
 
-    def test_a_second_command_waits_for_what_the_first_one_broadcasts(self, inbox: Any) -> None:
+    def test_second_command_waits_for_the_broadcast_of_the_first(self, inbox: Any) -> None:
         """If it went on with later letters, those would be handled first."""
         inbox(id="hash")
         first = QueuedMessage.objects.order_by("pk")[0]
@@ -220,7 +220,7 @@ class TestDeadLetters:
         finally:
             connections.close_all()
 
-    def test_a_full_queue_is_told_without_a_traceback(self, inbox: Any, settings: Any) -> None:
+    def test_full_queue_is_reported_without_a_traceback(self, inbox: Any, settings: Any) -> None:
         inbox(id="hash")
         settings.DJANGO_MQ = {**settings.DJANGO_MQ, "QUEUES": {"default": {"max_backlog": 1}}}
         receive("crm", {"n": 0})
@@ -228,7 +228,7 @@ class TestDeadLetters:
             call_command("mq_consume", "crm", "--dead")
         assert QueuedMessage.objects.dead().count() == 3
 
-    def test_a_login_that_may_not_delete_is_told_without_a_traceback(self, inbox: Any) -> None:
+    def test_missing_right_to_delete_is_reported_without_a_traceback(self, inbox: Any) -> None:
         inbox(id="hash")
         with transaction.atomic():
             may_look = "grant select, update on all tables in schema public to {role}"
@@ -238,7 +238,7 @@ class TestDeadLetters:
                 call_command("mq_consume", "crm", "--dead")
             transaction.set_rollback(True)
 
-    def test_a_letter_that_somebody_edited_stays_dead(self, inbox: Any) -> None:
+    def test_dead_letter_with_an_edited_payload_stays_dead(self, inbox: Any) -> None:
         letter = QueuedMessage.objects.order_by("pk")[0]
         for payload in ([], {"raw": "é"}, {"raw": ""}, {**letter.payload, "headers": 5}):
             QueuedMessage.objects.filter(pk=letter.pk).update(payload=payload)
@@ -270,7 +270,7 @@ def test_messages_of_a_test_have_different_ids_unless_it_gives_them() -> None:
 
 
 @pytest.mark.usefixtures("inbox")
-def test_what_only_the_broadcast_refuses_is_told_in_a_test(settings: Any) -> None:
+def test_receive_raises_for_a_payload_over_the_limit(settings: Any) -> None:
     settings.DJANGO_MQ = {**settings.DJANGO_MQ, "MAX_PAYLOAD_BYTES": 5}
     with pytest.raises(Undecodable, match="at most 5"):
         receive("crm", {"n": 12345})

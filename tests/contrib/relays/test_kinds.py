@@ -163,7 +163,7 @@ def test_a_connection_that_was_cut_between_two_batches_is_replaced(
     assert relay_events(caplog) == []
 
 
-def test_a_link_that_stands_still_is_away(
+def test_stalled_link_counts_as_broker_away(
     broker: Broker, place: str, relayed: Declare, caplog: pytest.LogCaptureFixture
 ) -> None:
     needs_proxy(broker)

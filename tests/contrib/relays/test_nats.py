@@ -106,7 +106,7 @@ def test_a_subject_that_the_login_may_not_use_fails_alone_and_at_once(
     assert relay_events(caplog) == []
 
 
-def test_an_inbox_that_may_not_fetch_says_so(
+def test_missing_permission_to_fetch_is_reported(
     server: NatsWithUsers, inbox: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nats_inbox, "CHECK_SECONDS", 0.0)
@@ -127,7 +127,7 @@ def test_two_inboxes_of_one_stream_need_two_groups(inbox: Callable[..., Source])
 
 
 @pytest.mark.parametrize("what", ["stream", *slow("consumer")])
-def test_what_was_deleted_is_noticed_and_used_again(
+def test_consumption_resumes_after_a_deletion(
     what: str,
     server: NatsWithUsers,
     inbox: Callable[..., Source],

@@ -97,7 +97,7 @@ def test_a_worker_ends_cleanly_with_open_connections(
 @pytest.mark.parametrize(
     "broker", kinds("redis", without=("webhook",)), indirect=True, scope="module"
 )
-def test_what_a_killed_consumer_had_is_stored_once(
+def test_messages_of_a_killed_consumer_are_stored_once(
     broker: Broker, place: str, start: Start, tmp_path: Path
 ) -> None:
     inbox = {"kind": broker.kind, "url": broker.url, "source": place, "batch_size": 10}
@@ -207,7 +207,7 @@ def test_probes_hear_whether_a_consumer_waits_for_its_broker(
 
 
 @pytest.mark.slow
-def test_a_consumer_says_which_port_is_taken(start: Start, tmp_path: Path) -> None:
+def test_consumer_names_a_taken_port(start: Start, tmp_path: Path) -> None:
     inbox = {"kind": "redis", "url": "redis://127.0.0.1:9", "source": "s"}
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -201,7 +201,7 @@ def test_webhook_the_status_decides_and_not_the_body(
 
 
 @only(HttpServer)
-def test_webhook_a_redirect_that_nobody_can_read_fails_alone(
+def test_webhook_malformed_redirect_fails_alone(
     broker: HttpServer, place: str, relayed: Declare
 ) -> None:
     relayed()
@@ -232,7 +232,7 @@ def test_webhook_nothing_overtakes_a_failed_message_of_its_key(
 
 
 @only(HttpServer)
-def test_webhook_what_is_not_sent_is_not_acked(
+def test_webhook_unsent_message_is_not_acked(
     broker: HttpServer, place: str, relayed: Declare
 ) -> None:
     """A message that was stored for a former name is of another line, even with the same key."""

@@ -69,7 +69,7 @@ def test_a_kind_of_broker_is_known_everywhere() -> None:
         ({"to": "two words"}, "name"),
     ],
 )
-def test_what_cannot_be_a_relay_is_refused(given: dict[str, Any], text: str) -> None:
+def test_invalid_relay_is_refused(given: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidHandler, match=text):
         relay("shop.#", **given)
 
@@ -131,7 +131,7 @@ def test_a_missing_package_is_a_check_error(monkeypatch: pytest.MonkeyPatch) -> 
         ({"kind": "redis", "url": "REDIS://a"}, "must be a URL that begins with redis"),
     ],
 )
-def test_bad_options_are_told_and_passwords_are_not(options: Any, text: str | None) -> None:
+def test_bad_options_are_reported_without_passwords(options: Any, text: str | None) -> None:
     told = "\n".join(map(str, find_errors({"RELAYS": {"events": options}})))
     assert SECRET not in told
     assert (text in told) if text else (told == "")
@@ -163,7 +163,7 @@ def test_a_wave_has_one_message_of_a_key() -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("broker", ["webhook"], indirect=True)
-def test_what_came_in_goes_out_only_if_asked(
+def test_inbox_messages_are_relayed_only_on_request(
     broker: HttpServer, place: str, relayed: Any, asked: bool
 ) -> None:
     relayed(inbox=asked)

@@ -101,7 +101,7 @@ def test_each_call_is_one_statement() -> None:
 
 
 @pytest.mark.parametrize("use_tz", [True, False])
-def test_what_is_found_is_what_was_enqueued(settings: Any, use_tz: bool) -> None:
+def test_get_result_equals_the_enqueued_result(settings: Any, use_tz: bool) -> None:
     settings.USE_TZ = use_tz
     result = jobs.note.enqueue(1, two=[3])
     assert task_backends["default"].get_result(result.id) == result
@@ -110,7 +110,7 @@ def test_what_is_found_is_what_was_enqueued(settings: Any, use_tz: bool) -> None
         assert task_backends["default"].get_result(result.id) == result
 
 
-def test_the_options_of_what_is_found_are_those_enqueued() -> None:
+def test_get_result_has_the_options_of_the_enqueued_task() -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
     result = jobs.note.using(priority=7, run_after=later, key="k", expires=9000).enqueue(1, two=[3])
     found = task_backends["default"].get_result(result.id)
@@ -165,7 +165,7 @@ def test_a_worker_takes_its_own_queues_only() -> None:
     assert status(there) == SUCCESSFUL
 
 
-def test_a_task_that_somebody_has_locked_holds_up_no_other() -> None:
+def test_locked_task_does_not_block_others() -> None:
     locked, free = jobs.note.enqueue("locked"), jobs.note.enqueue("free")
     with second_connection() as other, other.transaction():
         other.execute("select from django_mq_queuedmessage where id = %s for update", [locked.id])
@@ -175,7 +175,7 @@ def test_a_task_that_somebody_has_locked_holds_up_no_other() -> None:
     assert status(locked) == SUCCESSFUL
 
 
-def test_the_worker_goes_on_after_whatever_a_task_raises() -> None:
+def test_worker_continues_after_any_error_of_a_task() -> None:
     results = [task.enqueue() for task in (jobs.leave, jobs.fail, jobs.nest, jobs.unstorable)]
     last = jobs.note.enqueue("last")
     work()
@@ -200,7 +200,7 @@ def test_a_row_names_a_task_and_never_code() -> None:
 # ---- errors and values
 
 
-def test_a_result_that_is_not_stored_is_told() -> None:
+def test_missing_result_raises_with_the_reason() -> None:
     """Mostly its transaction was rolled back, or its retention is over."""
     with transaction.atomic():
         result = jobs.note.enqueue()
@@ -226,7 +226,7 @@ def test_an_error_whose_arguments_are_objects() -> None:
         _ = result.return_value
 
 
-def test_a_value_that_is_not_json_is_told() -> None:
+def test_value_that_is_not_json_fails_the_task() -> None:
     result = jobs.unstorable.enqueue()
     work()
     assert status(result) == FAILED
@@ -234,7 +234,7 @@ def test_a_value_that_is_not_json_is_told() -> None:
     assert "TypeError: result['rows'][1]: Unsupported type: " in result.errors[0].traceback
 
 
-def test_a_retry_that_is_returned_is_told() -> None:
+def test_returned_retry_fails_the_task() -> None:
     result = jobs.return_a_retry.enqueue()
     work()
     assert status(result) == FAILED
@@ -298,7 +298,7 @@ class OtherDatabaseInATestCase(TestCase):
 
     databases = {"default", "other"}
 
-    def test_each_helper_works_on_the_database_it_is_told(self) -> None:
+    def test_every_helper_uses_the_database_it_is_given(self) -> None:
         there = {"BACKEND": BACKEND, "QUEUES": [], "OPTIONS": {"database": "other"}}
         with override_settings(TASKS={**TASKS, "default": there}):
             now = jobs.note.enqueue("now")

@@ -114,7 +114,7 @@ def test_a_replayed_task_has_a_result(settings: Any, announced: Announced) -> No
     assert [each.id for each in announced.results] == [original.id, result.id]
 
 
-def test_a_replayed_task_is_retried_as_its_declaration_says(settings: Any) -> None:
+def test_replayed_task_has_the_declared_retry_policy(settings: Any) -> None:
     settings.DJANGO_MQ = {"QUEUES": {"default": {"history": 60, "history_payload": True}}}
     original = own_jobs.steady.enqueue()
     drain()
@@ -231,7 +231,7 @@ def test_an_interrupt_is_no_failure_and_no_attempt(task: Any) -> None:
     assert not FailedAttempt.objects.exists()
 
 
-def test_a_worker_runs_what_was_interrupted_again() -> None:
+def test_interrupted_task_runs_again() -> None:
     result = jobs.interrupt.enqueue()
     Worker(max_messages=2).run()
     assert jobs.ran == ["interrupted", "interrupted"]
@@ -277,7 +277,7 @@ def test_looking_for_earlier_attempts_leaves_no_connection_open() -> None:
 # ---- retention
 
 
-def test_results_are_kept_as_long_as_their_backend_says(settings: Any) -> None:
+def test_results_are_kept_for_the_retention_of_their_backend(settings: Any) -> None:
     settings.TASKS = {
         **TASKS,
         "default": {"BACKEND": BACKEND, "OPTIONS": {"result_retention": timedelta(days=7)}},
@@ -323,7 +323,7 @@ def test_a_result_has_all_that_it_shows() -> None:
     assert found.enqueued_at == result.enqueued_at
 
 
-def test_what_others_wrote_badly_has_no_result() -> None:
+def test_malformed_task_has_no_result() -> None:
     results = [jobs.note.enqueue() for _ in range(4)]
     payloads = ("[]", '{"args": 1, "kwargs": {}}', '{"args": []}', '"text"')
     with connection.cursor() as cursor:
@@ -348,7 +348,7 @@ def test_what_others_wrote_badly_has_no_result() -> None:
     "unreadable", ["1" * 5000, "[" * 5000 + "]" * 5000], ids=["digits", "depth"]
 )
 @pytest.mark.parametrize("column", ["payload", "metadata"])
-def test_what_nobody_can_read_ends_without_a_result_and_disturbs_no_other(
+def test_undecodable_task_does_not_affect_other_tasks(
     column: str, unreadable: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     results = [jobs.note.enqueue(n) for n in range(3)]

@@ -203,7 +203,7 @@ def test_a_task_broadcasts_and_enqueues_in_its_own_transaction() -> None:
     assert jobs.ran == []
 
 
-def test_deliver_says_how_a_task_is_tested() -> None:
+def test_deliver_explains_how_to_test_a_task() -> None:
     with pytest.raises(LookupError, match=r"is a Django task: .*\.call\(.*drain\(\)"):
         deliver(jobs.note, {"args": [], "kwargs": {}})
 

@@ -127,7 +127,7 @@ def test_the_timeout_of_a_backend_does_not_apply_to_tasks_of_another(settings: A
             assert result.status == status
 
 
-def test_what_its_declaration_says_does_not_travel_with_the_message() -> None:
+def test_declared_options_are_not_stored_in_the_message() -> None:
     """So a change of the code also applies to the tasks that wait."""
     own_jobs.unbound.enqueue()
     own_jobs.retried.enqueue()
@@ -154,7 +154,7 @@ def test_keys_are_texts_or_functions_of_the_arguments() -> None:
     ]
 
 
-def test_a_wrong_setting_is_told_by_the_checks_not_by_the_decorator(settings: Any) -> None:
+def test_wrong_setting_is_reported_by_the_checks_only(settings: Any) -> None:
     """It runs while Django sets up: an error there would end every command."""
     settings.DJANGO_MQ = {"LEESE": 5}
     jobs.note.using(unique_id=lambda *args: None, unique_for=60, expires=60)
@@ -227,7 +227,7 @@ def test_a_duplicate_may_move_the_due_time() -> None:
         assert drain() == 0
 
 
-def test_the_result_of_a_waiting_task_says_when_it_is_due() -> None:
+def test_result_of_a_waiting_task_has_its_due_time() -> None:
     """An update changes the content, not the due time; an operator may move that, too."""
     soon, later = jobs.in_an_hour(), jobs.in_an_hour() + timedelta(hours=1)
     task = jobs.note.using(unique_id="one", on_duplicate="update")
@@ -320,7 +320,7 @@ def test_a_function_that_does_not_take_the_arguments_is_named(name: str) -> None
 
 @pytest.mark.parametrize("name", ["key", "unique_id"])
 @pytest.mark.parametrize("value", [5, "", "a\nb", "x" * 129])
-def test_a_function_that_returns_what_is_no_key_is_named(name: str, value: Any) -> None:
+def test_function_that_returns_an_invalid_key_is_named(name: str, value: Any) -> None:
     task = jobs.note.using(**{name: lambda n: value})
     with transaction.atomic():
         with pytest.raises(InvalidTask, match=f"{jobs.note.module_path}: {name}="):
@@ -411,7 +411,7 @@ def test_a_task_of_another_class_has_no_options() -> None:
     assert plain.get_result(result.id).return_value == {"args": [1], "kwargs": {}}
 
 
-def test_using_keeps_what_it_is_not_given() -> None:
+def test_using_keeps_the_other_options() -> None:
     task = jobs.note.using(max_attempts=3).using(priority=2).using(timeout=5)
     assert (task.max_attempts, task.priority, task.timeout) == (3, 2, 5)
     assert jobs.note.max_attempts is None

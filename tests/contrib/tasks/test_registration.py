@@ -242,7 +242,7 @@ def test_bad_options_are_errors_of_the_checks(
     assert text in error.msg
 
 
-def test_errors_of_the_settings_are_told_once(settings: Any) -> None:
+def test_errors_in_the_settings_are_reported_once(settings: Any) -> None:
     """E001 has them; the error of the backend says only that there are some."""
     found = configure(settings)
     settings.DJANGO_MQ = {"THREADS": 0, "LEESE": 5}

@@ -43,7 +43,7 @@ def beat(last_seen: datetime, ran: object) -> None:
     )  # fmt: skip
 
 
-def test_the_heartbeat_says_when_it_started() -> None:
+def test_start_of_a_task_is_read_from_the_heartbeat() -> None:
     result = jobs.note.enqueue()
     claim(result)
     seen = datetime.now(UTC) - timedelta(seconds=3)
@@ -144,7 +144,7 @@ def test_no_task_starts_before_it_was_enqueued_where_the_clocks_differ(
     assert within.id == made.id
 
 
-def test_what_is_announced_started_when_it_was_called() -> None:
+def test_finished_signal_has_the_time_of_the_call() -> None:
     told: list[Any] = []
 
     def hear(sender: Any, task_result: Any, **kwargs: Any) -> None:

@@ -47,7 +47,7 @@ def test_a_line_of_coroutines_and_others_keeps_its_order(
     assert run_all(local_queue, 5) == [1, 2, 3, 4, 5]
 
 
-def test_what_goes_first_keeps_its_order_and_goes_before_its_line(
+def test_first_tasks_keep_their_order_and_precede_their_line(
     local_queue: LocalQueue,
 ) -> None:
     """Whether it is a coroutine or not, and whether anything of its line waits, or not yet."""

@@ -87,7 +87,7 @@ def test_a_line_that_was_put_back_comes_behind_the_others_in_its_order(
     assert [take(local_queue) for _ in range(4)] == [[5], [1], [2], [4]]
 
 
-def test_a_halted_line_is_given_back(local_queue: LocalQueue, told: Told) -> None:
+def test_halted_line_is_released(local_queue: LocalQueue, told: Told) -> None:
     """PMQ-43: messages behind a failed one do not start, wherever they wait."""
     local_queue.paces.of(task(1).handler).limit = 2
     tasks = lined("a", "a", "a", "b", "a")
@@ -159,7 +159,7 @@ def test_a_suspect_that_could_not_start_goes_first_in_its_line_again(
     assert take(local_queue) == [2]
 
 
-def test_everything_is_given_back_and_lines_are_free_again(local_queue: LocalQueue) -> None:
+def test_released_tasks_free_their_lines(local_queue: LocalQueue) -> None:
     """Whatever a task waits for: its line, its turn to be alone, a slot."""
     dispatch(
         local_queue, [*lined("a", "a", "-"), task(4, line="s", suspect=True), task(5, line="s")]
@@ -180,7 +180,7 @@ def test_everything_is_given_back_and_lines_are_free_again(local_queue: LocalQue
     assert [take(local_queue) for _ in range(3)] == [[2], [4], [7]]
 
 
-def test_a_queue_that_is_shut_gives_back_what_waits_for_its_line(local_queue: LocalQueue) -> None:
+def test_stopped_queue_releases_tasks_that_wait_for_their_line(local_queue: LocalQueue) -> None:
     dispatch(local_queue, lined("a", "a", "b"))
     first, second = start(local_queue), start(local_queue)
     assert [ids(first.tasks), ids(second.tasks)] == [[1], [3]]
@@ -191,7 +191,7 @@ def test_a_queue_that_is_shut_gives_back_what_waits_for_its_line(local_queue: Lo
     assert ids(local_queue.take_to_release()) == [4]
 
 
-def test_dropping_a_suspect_frees_what_is_behind_it(local_queue: LocalQueue) -> None:
+def test_dropped_suspect_frees_the_tasks_behind_it(local_queue: LocalQueue) -> None:
     """Only unwanted tasks are dropped: the others of the line are not forgotten."""
     dispatch(local_queue, [task(9, "coroutine")])
     dispatch(local_queue, [task(1, line="a", suspect=True), task(2, line="a", claim=2), task(3)])

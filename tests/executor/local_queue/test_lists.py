@@ -81,7 +81,7 @@ def test_a_later_attempt_does_not_linger(local_queue: LocalQueue) -> None:
     assert take(local_queue) == [2]
 
 
-def test_a_later_attempt_of_a_key_does_not_overtake_what_lingers(local_queue: LocalQueue) -> None:
+def test_later_attempt_of_a_key_does_not_overtake_a_lingering_one(local_queue: LocalQueue) -> None:
     first, later = task(1, "slow", line="a"), again(2, "slow", line="a")
     local_queue.put(
         each._replace(delivery=Delivery(each.delivery._row._replace(key="k")))
@@ -91,13 +91,13 @@ def test_a_later_attempt_of_a_key_does_not_overtake_what_lingers(local_queue: Lo
     assert take(local_queue) == [2]
 
 
-def test_what_lingers_is_given_back_with_the_rest(local_queue: LocalQueue) -> None:
+def test_lingering_tasks_are_released_with_the_rest(local_queue: LocalQueue) -> None:
     local_queue.put([task(1, "slow"), task(2, "h")])
     assert sorted(ids(local_queue.take_waiting())) == [1, 2]
     assert local_queue.waiting() == 0
 
 
-def test_what_lingers_behind_a_halted_line_is_given_back(local_queue: LocalQueue) -> None:
+def test_lingering_tasks_of_a_halted_line_are_released(local_queue: LocalQueue) -> None:
     local_queue.put([task(1, "slow", line="a"), task(2, "slow", line="b")])
     local_queue.halt_line(("a",))
     assert ids(local_queue.take_to_release()) == [1]

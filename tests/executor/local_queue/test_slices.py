@@ -133,7 +133,7 @@ def test_one_that_may_take_long_is_alone_in_its_slice(local_queue: LocalQueue) -
     assert [take(local_queue), take(local_queue), take(local_queue)] == [[1], [2], [3, 4]]
 
 
-def test_stuck_is_who_took_nothing_for_long_and_has_nobody_free(
+def test_queue_is_stuck_when_no_executor_takes_a_task_for_long(
     local_queue: LocalQueue, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
@@ -177,7 +177,7 @@ def test_unstarted_tasks_come_first_again(local_queue: LocalQueue) -> None:
     assert [take(local_queue) for _ in range(3)] == [[1], [2], [3]]
 
 
-def test_closing_returns_what_did_not_start_and_ends_the_takers(local_queue: LocalQueue) -> None:
+def test_close_returns_unstarted_tasks_and_ends_the_takers(local_queue: LocalQueue) -> None:
     got: list[Any] = []
     thread = threading.Thread(target=lambda: got.append(local_queue.take()), daemon=True)
     thread.start()
@@ -211,7 +211,7 @@ def test_fences_are_held_until_settled(local_queue: LocalQueue, told: Told) -> N
     assert told.count == before + 1
 
 
-def test_tells_when_few_are_left(local_queue: LocalQueue, told: Told) -> None:
+def test_loop_is_poked_when_few_tasks_are_left(local_queue: LocalQueue, told: Told) -> None:
     """NSQ-24: before the local queue is empty, and not once per message."""
     put(local_queue, *["unbound"] * 4)
     local_queue.notify_below(2)

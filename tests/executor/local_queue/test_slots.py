@@ -260,7 +260,9 @@ def run_all(slots: Slots, count: int, seconds: float) -> None:
     ("count", "seconds", "ahead"),
     [(0, 0.0, 0), (4, 0.0, 0), (5, 0.0, 1), (100, 0.1, 20), (1_000, 0.01, 50), (1_000, 0.11, 0)],
 )
-def test_only_what_starts_soon_is_claimed_ahead(count: int, seconds: float, ahead: int) -> None:
+def test_only_tasks_that_start_soon_are_claimed_ahead(
+    count: int, seconds: float, ahead: int
+) -> None:
     """As many as ended in the last 20 ms, on average; at most half of the slots."""
     clock = Clock()
     slots = Slots(100, clock=clock)
@@ -301,7 +303,7 @@ def test_a_few_slots_claim_nothing_ahead() -> None:
     assert slots.to_claim(0) == 0
 
 
-def test_what_must_not_be_claimed_ahead_gets_its_turn_beside_what_is() -> None:
+def test_queue_without_claims_ahead_gets_its_turn() -> None:
     """Otherwise a slot would never be free when its queue is asked for."""
     slots = Slots(100, clock=Clock())
     run_all(slots, 100, 0.001)

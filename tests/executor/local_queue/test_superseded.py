@@ -69,7 +69,7 @@ def queue_up(local_queue: LocalQueue, *tasks: Task) -> list[Task]:
 
 @ADDERS
 @pytest.mark.parametrize("name", ["h", "coroutine"])
-def test_what_waits_behind_it_in_its_line_is_released_too(
+def test_later_tasks_of_its_line_are_released_too(
     local_queue: LocalQueue, name: str, add: Add
 ) -> None:
     """Its own lease may be good: it would start before the later claim."""
@@ -86,7 +86,7 @@ def test_what_waits_behind_it_in_its_line_is_released_too(
     assert all(each in started for each in (later, *elsewhere))
 
 
-def test_what_waits_before_it_in_its_line_starts_before_the_later_claim(
+def test_earlier_tasks_of_its_line_start_before_the_later_claim(
     local_queue: LocalQueue,
 ) -> None:
     """A failover lost only the last of the claims."""

@@ -31,7 +31,7 @@ def test_a_suspect_runs_alone(local_queue: LocalQueue) -> None:
     assert not local_queue.exclusive()
 
 
-def test_a_suspect_stays_when_others_are_given_back(local_queue: LocalQueue) -> None:
+def test_suspect_stays_when_others_are_released(local_queue: LocalQueue) -> None:
     """Elsewhere it would begin anew to wait until nothing else runs."""
     suspect, other = task(1, suspect=True), task(2)
     dispatch(local_queue, [suspect, other])
@@ -39,7 +39,7 @@ def test_a_suspect_stays_when_others_are_given_back(local_queue: LocalQueue) -> 
     assert local_queue.take_waiting() == [suspect]
 
 
-def test_a_suspect_waits_until_nothing_runs_and_others_go_on_meanwhile(
+def test_suspect_waits_until_nothing_runs_and_others_continue(
     local_queue: LocalQueue,
 ) -> None:
     dispatch(local_queue, [task(9, "coroutine")])
@@ -185,7 +185,7 @@ def test_the_loop_takes_a_suspect_of_an_async_handler(local_queue: LocalQueue, t
 
 
 @pytest.mark.parametrize("line", [None, "a"])
-def test_the_loop_is_told_when_it_may_start_a_suspect(
+def test_loop_is_poked_when_a_suspect_may_start(
     local_queue: LocalQueue, told: Told, line: str | None
 ) -> None:
     """An executor finds it: the last slice has ended, and nothing else runs."""

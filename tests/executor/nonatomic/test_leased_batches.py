@@ -71,7 +71,7 @@ def test_each_is_settled_by_its_own_answer(nonatomic: NonAtomicBench) -> None:
     assert [stored(each).dead_reason for each in messages[1:5]] == ["", "", "", "no such mailbox"]
 
 
-def test_a_text_may_say_why_a_message_failed(nonatomic: NonAtomicBench) -> None:
+def test_fail_accepts_a_text_as_reason(nonatomic: NonAtomicBench) -> None:
     @batch()
     def h(deliveries: list[Delivery]) -> None:
         deliveries[0].fail("mailbox full")

@@ -34,7 +34,7 @@ def test_runs_outside_any_transaction_and_is_acked(nonatomic: NonAtomicBench, sa
     assert [name for name, _, _ in said.all] == ["message_started", "message_acked"]
 
 
-def test_a_failure_keeps_what_was_written(nonatomic: NonAtomicBench) -> None:
+def test_failure_keeps_the_writes_of_the_handler(nonatomic: NonAtomicBench) -> None:
     """It may run more than once, as documented; the test distinguishes the retry."""
 
     @on(retry=RetryPolicy(backoff=fixed(60)))
@@ -168,7 +168,7 @@ def test_a_transaction_left_open_is_rolled_back_and_a_failure(
 
 
 @pytest.mark.parametrize("how", ["close", "driver close", "terminate"])
-def test_a_connection_that_is_gone_is_made_anew(nonatomic: NonAtomicBench, how: str) -> None:
+def test_lost_connection_is_opened_again(nonatomic: NonAtomicBench, how: str) -> None:
     """It held no work of ours, so it is nobody's failure."""
 
     @on()
@@ -240,7 +240,7 @@ def test_a_lost_database_before_the_start_leaves_it_in_hand(nonatomic: NonAtomic
 
 
 @pytest.mark.parametrize("code", ["raise_exception", "disk_full"])
-def test_a_settle_that_the_database_refuses_stops_nobody(
+def test_refused_settle_stops_no_other_message(
     nonatomic: NonAtomicBench, caplog: pytest.LogCaptureFixture, code: str
 ) -> None:
     """Guarantee 11. A full disk is waited for, but not for ever."""

@@ -103,7 +103,7 @@ class WagtailTests(TransactionTestCase):
         assert not default_storage.exists(name)
         assert types() == []
 
-    def test_what_is_gone_before_its_task_runs_fails_that_task_alone(self) -> None:
+    def test_document_deleted_before_its_task_fails_only_that_task(self) -> None:
         gone, stays = self.document(), self.document()
         number = gone.pk
         gone.delete()

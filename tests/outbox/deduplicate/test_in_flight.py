@@ -35,7 +35,7 @@ def quiet_is_over() -> None:
 
 @pytest.mark.parametrize("until", [timedelta(minutes=1), timedelta(minutes=-1)])
 @pytest.mark.parametrize("option", ["skip", "update", "debounce", "replace"])
-def test_what_a_worker_has_is_not_touched(option: Any, until: timedelta) -> None:
+def test_claimed_message_is_not_changed(option: Any, until: timedelta) -> None:
     """CAR-10: even if its lease lapsed, since a frozen worker may still settle it."""
     send(1)
     message = lease(until=Now() + until)
@@ -67,7 +67,7 @@ def test_a_requeue_runs_when_the_one_in_flight_is_done(success: bool) -> None:
     assert told(send(3)) == ("duplicate", "waiting")
 
 
-def test_a_second_requeue_replaces_what_was_put_aside() -> None:
+def test_second_requeue_replaces_the_put_aside_message() -> None:
     """CAR-10 as changed."""
     send(1)
     message = lease()
@@ -88,7 +88,7 @@ def test_the_delay_of_a_requeue_counts_from_the_broadcast() -> None:
     assert after.processable_after == datetime.fromtimestamp(aside.put_aside["due"], UTC)
 
 
-def test_what_is_tried_again_with_something_behind_it_counts_as_in_flight() -> None:
+def test_retry_with_a_put_aside_message_counts_as_in_flight() -> None:
     """Otherwise older content would run after newer content."""
     send(1)
     message = lease()
@@ -183,7 +183,7 @@ def test_a_row_that_others_removed_frees_its_id() -> None:
     assert told(send(2, on_duplicate="raise")) == ("added", "")
 
 
-def test_a_row_that_others_removed_lets_what_is_aside_come_forward() -> None:
+def test_removed_row_promotes_the_put_aside_message() -> None:
     send(1)
     message = lease()
     send(2, on_duplicate="requeue")
@@ -202,7 +202,7 @@ def test_a_rollback_frees_the_id() -> None:
 
 
 @pytest.mark.parametrize("success", [True, False])
-def test_a_rerun_of_what_runs_is_put_aside_behind_it(success: bool) -> None:
+def test_rerun_of_a_running_message_is_put_aside(success: bool) -> None:
     send(1)
     message = lease()
     for number in (2, 3):  # the last one wins

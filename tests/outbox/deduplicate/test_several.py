@@ -94,7 +94,7 @@ def test_a_call_needs_as_many_statements_for_many_as_for_one(
             broadcast_many([Message("a.b", unique_id=f"{count}/{n}") for n in range(count)])
 
 
-def test_a_stream_counts_what_was_stored_or_changed() -> None:
+def test_stream_counts_stored_and_changed_messages() -> None:
     send(0, unique_id="0")
     messages = (
         Message("a.b", n, unique_id=str(n % 4), on_duplicate="update" if n == 5 else "skip")
@@ -121,7 +121,7 @@ def test_cancel_frees_the_id() -> None:
     assert told(send(3)) == ("added", "")
 
 
-def test_cancel_takes_what_is_put_aside_along() -> None:
+def test_cancel_removes_the_put_aside_message_too() -> None:
     send(1)
     message = lease()
     send(2, on_duplicate="requeue")
@@ -131,7 +131,7 @@ def test_cancel_takes_what_is_put_aside_along() -> None:
     assert handled(message) == []
 
 
-def test_cancelling_one_message_lets_what_is_aside_come_forward() -> None:
+def test_cancelling_one_message_promotes_the_put_aside_one() -> None:
     send(1)
     message = lease()
     send(2, on_duplicate="requeue")

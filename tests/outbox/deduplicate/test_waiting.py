@@ -128,7 +128,7 @@ def test_while_it_waits_a_second_one_is_a_duplicate(after: Any) -> None:
     assert the_message().payload == {"n": 1}
 
 
-def test_raise_says_which_and_leaves_the_transaction_usable() -> None:
+def test_raise_names_the_message_and_leaves_the_transaction_usable() -> None:
     """CAR-8."""
     id = send(1).id
     with pytest.raises(DuplicateMessage, match=f"unique id u of a.b in queue default.* {id} waits"):
@@ -165,7 +165,7 @@ def test_update_replaces_content_and_options_and_keeps_its_place() -> None:
 
 
 @pytest.mark.parametrize(("option", "outcome"), [("debounce", "debounced"), ("replace", "updated")])
-def test_the_due_time_is_set_anew(option: Any, outcome: str) -> None:
+def test_due_time_is_set_again(option: Any, outcome: str) -> None:
     """CAR-9: without a delay it is due at once."""
     id = send(1, after=60).id
     before = the_message()
@@ -218,7 +218,7 @@ def test_the_messages_of_one_call_set_content_and_due_time() -> None:
     assert the_message().payload == {"n": 2}
 
 
-def test_a_rerun_updates_what_waits() -> None:
+def test_rerun_updates_a_waiting_message() -> None:
     """Any run starts after this commit: the row is locked until then."""
     id = send(1, after=60, priority=1).id
     due = the_message().processable_after
@@ -276,7 +276,7 @@ def test_a_message_that_expired_in_flight_holds_its_id() -> None:
     assert told(send(2)) == ("duplicate", "in_flight")
 
 
-def test_what_is_put_aside_does_not_wait_for_a_message_that_expired() -> None:
+def test_put_aside_message_does_not_wait_for_an_expired_one() -> None:
     send(1, expires=60)
     lease()
     send(2, on_duplicate="requeue")
@@ -302,7 +302,9 @@ def test_debounce_moves_no_message_past_its_expiry() -> None:
     [("skip", False), ("update", False), ("update", True), ("replace", False), ("replace", True)],
 )
 @pytest.mark.parametrize("moved_to", [[], [10]])
-def test_nor_does_one_of_the_same_call(option: Any, waits: bool, moved_to: list[int]) -> None:
+def test_debounce_in_the_same_call_never_passes_the_expiry(
+    option: Any, waits: bool, moved_to: list[int]
+) -> None:
     before = datetime.now(UTC)
     if waits:
         send(0, after=5)
@@ -342,7 +344,7 @@ def test_a_message_that_expires_after_its_due_time_keeps_that(option: Any) -> No
 
 
 @pytest.mark.parametrize("option", ["update", "rerun"])
-def test_so_does_one_of_the_same_call(option: Any) -> None:
+def test_same_call_also_takes_the_due_time_of_the_new_one(option: Any) -> None:
     first = Message("a.b", 1, unique_id="u", after=7200)
     broadcast_many([first, Message("a.b", 2, unique_id="u", on_duplicate=option, expires=600)])
     message = the_message()

@@ -74,7 +74,7 @@ def test_its_own_quiet_time_may_be_longer(quiet_until: datetime) -> None:
     assert UniqueKey.objects.get().quiet_until > quiet_until + 50 * MINUTE
 
 
-def test_what_is_put_aside_behind_it_waits_for_the_end(quiet_until: datetime) -> None:
+def test_put_aside_message_waits_for_the_end_too(quiet_until: datetime) -> None:
     running = lease()
     assert told(send(3, on_duplicate="requeue")) == ("requeued", "")
     [id] = handled(running)

@@ -77,7 +77,7 @@ def test_a_worker_that_ends_a_message_waits_for_no_producer(
 
 
 @pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
-def test_what_is_put_aside_while_the_message_ends_comes_forward(
+def test_message_put_aside_during_the_settle_is_promoted(
     together: Callable[..., Future[Any]], level: str
 ) -> None:
     """The producer commits first, but the worker has already looked: the hook waits for it."""

@@ -96,7 +96,7 @@ def test_an_update_gives_no_time_to_a_message_whose_id_a_newer_one_has_taken(
     assert (live.pk, live.payload) == (newer.copies[0].id, 2)
 
 
-def test_one_snapshot_does_not_tell_whether_a_message_expired_or_was_claimed(
+def test_old_snapshot_takes_an_expired_message_for_claimed(
     together: Callable[..., Future[Any]],
 ) -> None:
     """A worker has claimed it in time, which this snapshot cannot see."""
@@ -111,7 +111,7 @@ def test_one_snapshot_does_not_tell_whether_a_message_expired_or_was_claimed(
     assert QueuedMessage.objects.count() == 1
 
 
-def test_what_only_looks_waits_for_nobody(together: Callable[..., Future[Any]]) -> None:
+def test_duplicate_does_not_wait_for_an_open_update(together: Callable[..., Future[Any]]) -> None:
     send(1)
     first = Holder(together, uncommitted(2, "update"))
     assert send(3).outcome == "duplicate"  # this thread would otherwise wait for ever

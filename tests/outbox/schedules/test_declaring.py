@@ -128,7 +128,7 @@ def test_a_time_that_a_stopped_fleet_missed_is_not_forgotten_by_its_start():
         ({"metadata": {"n": 2}, "overlap": "skip", "expires": 5}, False),
     ],
 )
-def test_a_change_of_the_timing_computes_the_next_time_anew(change, moves):
+def test_change_of_the_timing_moves_the_next_time(change, moves):
     start({})
     before = the()
     start(change)
@@ -191,7 +191,7 @@ def test_the_code_enables_and_disables_until_an_operator_does():
     assert the().next_at
 
 
-def test_what_nobody_has_declared_for_a_day_is_disabled_and_not_deleted(caplog):
+def test_schedule_undeclared_for_a_day_is_disabled_and_not_deleted(caplog):
     start({}, {"name": "kept"})
     put("of-an-operator")
     age(23.9)
@@ -205,7 +205,7 @@ def test_what_nobody_has_declared_for_a_day_is_disabled_and_not_deleted(caplog):
     assert (line.event, line.schedule) == ("schedule_retired", "daily")
 
 
-def test_what_is_declared_again_is_enabled_again_unless_an_operator_disabled_it():
+def test_redeclared_schedule_is_enabled_unless_an_operator_disabled_it():
     start({})
     age(25)
     keep()
@@ -220,7 +220,7 @@ def test_what_is_declared_again_is_enabled_again_unless_an_operator_disabled_it(
     assert not the().enabled
 
 
-def test_an_operator_who_enables_a_retired_schedule_has_it_for_a_day():
+def test_retired_schedule_enabled_by_an_operator_lasts_a_day():
     start({})
     age(25)
     keep()
@@ -232,7 +232,7 @@ def test_an_operator_who_enables_a_retired_schedule_has_it_for_a_day():
     assert not the().enabled
 
 
-def test_an_old_process_does_not_take_back_what_a_new_one_declares():
+def test_old_process_does_not_overwrite_a_newer_declaration():
     start({"payload": {"version": 1}})
     start({"payload": {"version": 2}})
     age(2)
@@ -261,7 +261,7 @@ def test_the_code_takes_over_a_schedule_that_an_operator_has_just_enabled():
     assert (the().source, the().enabled) == ("code", True)
 
 
-def test_what_an_operator_took_from_the_code_by_sql_is_not_disabled():
+def test_schedule_taken_from_the_code_by_sql_is_not_disabled():
     """The code has dropped it, and the admin only edits what is its own."""
     start({})
     Schedule.objects.update(source="admin")
@@ -270,7 +270,7 @@ def test_what_an_operator_took_from_the_code_by_sql_is_not_disabled():
     assert the().enabled
 
 
-def test_what_cannot_run_is_said_and_stops_no_other(caplog):
+def test_invalid_schedule_is_logged_and_stops_no_other(caplog):
     start(
         {"name": "bad", "every": None, "cron": "61 * * * *"}, {"payload": object()}, {"name": "g"}
     )

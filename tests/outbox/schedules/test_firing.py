@@ -101,7 +101,7 @@ def test_workers_that_look_rarely_are_later_without_missing_a_time():
     assert turn() == 1
 
 
-def test_catching_up_goes_on_in_further_transactions():
+def test_catch_up_continues_in_further_transactions():
     """A transaction needs a savepoint per broadcast, and PostgreSQL caches only a few."""
     put("a", due=-3 * MAX_PER_TRANSACTION, every=timedelta(seconds=1), catch_up="all")
     put("b")
@@ -268,7 +268,7 @@ def state_of(cursor, name):
     return cursor.fetchone()
 
 
-def test_a_schedule_that_somebody_else_has_locked_is_passed_over():
+def test_locked_schedule_is_skipped():
     put("a", due=-3)
     put("b", due=-2)
     with second_connection() as other, other.transaction():
@@ -321,7 +321,7 @@ def test_many_sessions_at_once_broadcast_each_time_once():
     ],
     ids=str,
 )
-def test_a_timing_that_nobody_can_read_stops_its_schedule_alone(odd):
+def test_unreadable_timing_stops_only_its_schedule(odd):
     put("a-odd", due=-3, **odd)
     put("b-good", due=-2)
     assert turn() == 1
@@ -334,7 +334,7 @@ def test_a_timing_that_nobody_can_read_stops_its_schedule_alone(odd):
 @pytest.mark.parametrize(
     "odd", [{"cron": "0 6 * * *", "tz": "Europe/Bonn"}, {"tz": "../../etc/passwd"}], ids=str
 )
-def test_a_zone_that_this_host_does_not_know_stops_nothing_else(odd, caplog):
+def test_unknown_time_zone_stops_no_other_schedule(odd, caplog):
     before = put("a-odd", due=-3, **odd)
     put("b-good", due=-2)
     assert turn() == 1
@@ -429,7 +429,7 @@ def test_a_schedule_by_hand_keeps_its_next_time():
     assert times() == [iso(row.now)]
 
 
-def test_what_users_broadcast_cannot_pretend_to_be_of_a_schedule():
+def test_users_cannot_set_the_metadata_of_a_schedule():
     from django_mq import InvalidOption
 
     with transaction.atomic(), pytest.raises(InvalidOption):

@@ -93,7 +93,7 @@ def test_scatter_and_gather(start: Start) -> None:
     assert gather(pendings[3], pendings[2], timeout=PATIENCE) == [3, 2]
 
 
-def test_a_late_reply_is_kept_and_reaches_nobody_else(start: Start) -> None:
+def test_late_reply_is_kept_and_reaches_only_its_asker(start: Start) -> None:
     """RMQ-18, RMQ-19: each reply has an address of its own, and can be read repeatedly."""
     echo()
     late = request("test.echo", "late")
@@ -120,7 +120,7 @@ def test_a_reply_that_was_there_before_anybody_waited(start: Start) -> None:
     assert pending.result() == 1
 
 
-def test_what_is_retried_is_waited_for(start: Start) -> None:
+def test_reply_waits_for_retries(start: Start) -> None:
     """Retries are not answers; the last failure is."""
 
     @handler("test.fails", name="fails", retry=RetryPolicy(max_attempts=3, backoff=fixed(0.05)))
@@ -167,7 +167,7 @@ def test_handlers_of_every_kind_answer(start: Start) -> None:
     assert Result.objects.count() == 23
 
 
-def test_what_a_batch_returns(start: Start) -> None:
+def test_batch_results_answer_requests(start: Start) -> None:
     """A value that is not a list answers all; a list of another length fails the batch."""
 
     @handler("test.batch", name="batch", batch=True, retry=RetryPolicy.never())
@@ -209,7 +209,7 @@ def test_answers_while_others_fail_beside_it(start: Start) -> None:
 
 
 @pytest.mark.parametrize("ring", [True, False])
-def test_what_will_not_be_answered_is_known_at_once(ring: bool, settings: Any) -> None:
+def test_cancelled_request_ends_the_wait_at_once(ring: bool, settings: Any) -> None:
     settings.DJANGO_MQ = {"WAKEUP": "notify" if ring else "poll"}
     echo()
     pending = request("test.echo")

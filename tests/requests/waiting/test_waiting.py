@@ -207,7 +207,7 @@ def ring() -> None:
         cursor.execute(f"notify {results.CHANNEL}")
 
 
-def test_each_outage_is_waited_out_anew(
+def test_backoff_starts_again_with_each_outage(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It asks at once when it is connected again, since a ring may be lost with a connection."""

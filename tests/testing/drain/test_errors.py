@@ -78,7 +78,7 @@ def test_errors_may_be_kept() -> None:
 
 
 @pytest.mark.django_db
-def test_what_a_handler_asks_for_is_no_failure() -> None:
+def test_retry_snooze_and_reject_are_no_failures() -> None:
     """Retry and Snooze ask for a later run, Reject for no further one."""
     for number, error in enumerate((Retry(after=60), Snooze(60), Reject("not for us"))):
         with isolated():
@@ -103,7 +103,7 @@ def test_a_retry_that_cannot_be_had_is_a_failure() -> None:
 
 
 @pytest.mark.django_db
-def test_each_attempt_that_fails_is_told() -> None:
+def test_every_failed_attempt_is_returned() -> None:
     """A policy without a wait runs all of them in one drain."""
 
     @handler("test.fails", name="fails", retry=RetryPolicy(max_attempts=3, backoff=fixed(0)))
@@ -177,7 +177,7 @@ def test_a_database_error_of_a_handler_leaves_the_test_its_transaction(atomic: b
 
 
 @pytest.mark.django_db
-def test_what_a_handler_that_is_not_atomic_wrote_stays() -> None:
+def test_writes_of_a_nonatomic_handler_stay() -> None:
     """As outside a test, where each of its statements commits by itself."""
 
     @handler("test.fails", name="fails", atomic=False)
@@ -192,7 +192,7 @@ def test_what_a_handler_that_is_not_atomic_wrote_stays() -> None:
 
 
 @pytest.mark.django_db
-def test_an_error_after_the_end_is_told_and_the_end_holds() -> None:
+def test_error_after_finish_is_raised_and_the_end_holds() -> None:
     @handler("test.any", name="any", atomic=False)
     def any_(delivery: Any) -> None:
         with delivery.finish():
@@ -207,7 +207,7 @@ def test_an_error_after_the_end_is_told_and_the_end_holds() -> None:
 
 
 @pytest.mark.django_db
-def test_a_misspelt_queue_is_told() -> None:
+def test_misspelt_queue_warns() -> None:
     """`assert drain("mial") == 0` would prove nothing."""
     with isolated():
 

@@ -52,7 +52,7 @@ class Promises:
         operation.refresh_from_db()
         assert (operation.state, operation.done) == ("done", 2)
 
-    def test_what_is_cancelled_does_not_run_first(self) -> None:
+    def test_cancelled_message_does_not_run(self) -> None:
         @handler("test.noted", name="noted")
         def noted(delivery: Any) -> None:
             raise AssertionError

@@ -77,7 +77,7 @@ class Promises:
         assert drain() == 1
         assert level() == 0
 
-    def test_retry_and_snooze_stop_it_if_they_say_so(self) -> None:
+    def test_retry_and_snooze_stop_it_only_with_backoff(self) -> None:
         for end, expected in (
             (Retry(9), 0),
             (Snooze(9), 0),

@@ -54,7 +54,7 @@ def test_signals_are_sent(atomic: bool) -> None:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("atomic", [True, False])
-def test_what_has_expired_does_not_run(atomic: bool) -> None:
+def test_expired_message_does_not_run(atomic: bool) -> None:
     ran: list[int] = []
 
     @handler("test.any", name="any", atomic=atomic)
@@ -124,7 +124,7 @@ def test_an_error_while_answering_reaches_the_test() -> None:
 
 
 @pytest.mark.django_db
-def test_an_error_that_the_asker_gets_is_not_told_twice() -> None:
+def test_error_that_the_asker_gets_is_not_raised_twice() -> None:
     _fails(ZeroDivisionError("no"), queue="answers", retry=RetryPolicy.never())
     with answering(), pytest.raises(RemoteError, match="ZeroDivisionError"):
         ask("test.fails")

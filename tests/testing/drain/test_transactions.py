@@ -14,7 +14,7 @@ from tests.testing.drain.conftest import names, send, write
 
 
 @pytest.mark.django_db
-def test_a_swallowed_database_error_is_told_where_it_spoils_the_transaction_of_the_test() -> None:
+def test_swallowed_database_error_that_spoils_the_test_transaction_is_raised() -> None:
     """A non-atomic handler may do that in a worker; a TestCase runs it all in one transaction."""
 
     @handler("test.fails", name="fails", atomic=False)
@@ -33,14 +33,14 @@ def test_a_swallowed_database_error_is_told_where_it_spoils_the_transaction_of_t
 
 @pytest.mark.django_db(transaction=True, available_apps=["django_mq", "testproject.shop"])
 def test_without_a_transaction_of_the_test_it_may_be_swallowed() -> None:
-    test = test_a_swallowed_database_error_is_told_where_it_spoils_the_transaction_of_the_test
+    test = test_swallowed_database_error_that_spoils_the_test_transaction_is_raised
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test()
     assert not QueuedMessage.objects.exists()
 
 
 @pytest.mark.django_db
-def test_a_block_that_was_left_open_is_told() -> None:
+def test_block_left_open_raises() -> None:
     @handler("test.fails", name="fails", atomic=False)
     def fails(delivery: Any) -> None:
         transaction.atomic().__enter__()
@@ -76,7 +76,7 @@ def test_an_ack_of_finish_that_the_handler_undoes_leaves_a_failed_message() -> N
 
 
 @pytest.mark.django_db
-def test_who_ends_the_transaction_of_the_test_is_named() -> None:
+def test_handler_that_ends_the_test_transaction_is_named() -> None:
     """Nothing can be repaired then; the text names the culprit."""
 
     @handler("test.fails", name="fails")
@@ -92,7 +92,7 @@ def test_who_ends_the_transaction_of_the_test_is_named() -> None:
 
 
 @pytest.mark.django_db
-def test_who_removes_its_own_message_is_told() -> None:
+def test_handler_that_removes_its_message_fails() -> None:
     @handler("test.fails", name="fails")
     def fails(delivery: Any) -> None:
         write("undone")
@@ -108,7 +108,7 @@ def test_who_removes_its_own_message_is_told() -> None:
 
 @pytest.mark.django_db(transaction=True, available_apps=["django_mq", "testproject.shop"])
 @pytest.mark.parametrize("atomic", [True, False])
-def test_who_commits_by_hand_keeps_that(atomic: bool, settings: Any) -> None:
+def test_drain_does_not_commit_with_autocommit_off(atomic: bool, settings: Any) -> None:
     settings.DJANGO_MQ = {"REQUIRE_ATOMIC": False}
 
     @handler("test.any", name="any", atomic=atomic)
@@ -133,7 +133,7 @@ def test_who_commits_by_hand_keeps_that(atomic: bool, settings: Any) -> None:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("atomic", [True, False])
-def test_in_a_block_of_its_own_the_error_says_where_to_call_it(atomic: bool) -> None:
+def test_drain_in_an_open_block_raises_with_a_hint(atomic: bool) -> None:
     @handler("test.any", name="any", atomic=atomic)
     def any_(delivery: Any) -> None: ...
 

@@ -70,7 +70,7 @@ class TestPlaces:
         assert not answers(address)
         assert list(deep.glob("*/PG_VERSION"))
 
-    def test_somebody_elses_directory_in_the_temporary_one_is_refused(self, tmp_path, monkeypatch):
+    def test_temporary_directory_of_another_user_is_refused(self, tmp_path, monkeypatch):
         monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
         directory = places.private("data", Path("/project"))
         assert directory.is_dir()
@@ -96,7 +96,7 @@ class TestPlaces:
 
 
 class TestBinaries:
-    def test_none_at_all_is_an_error_that_says_what_to_do(self, monkeypatch):
+    def test_missing_binaries_raise_with_a_hint(self, monkeypatch):
         monkeypatch.setattr(binaries, "WHEELS", ())
         monkeypatch.setattr(binaries, "distributions", lambda: iter(()))
         with pytest.raises(ImproperlyConfigured) as caught:
@@ -127,7 +127,7 @@ class TestBinaries:
 
 class TestSettings:
     @pytest.mark.parametrize("arguments", [["check"], ["help"], ["migrate", "--help"]])
-    def test_what_needs_no_database_starts_none(self, place, arguments):
+    def test_command_without_a_database_starts_none(self, place, arguments):
         done = manage(*arguments, POSTGRES_DIR=str(place / "data"))
         assert done.returncode == 0, done.stderr
         assert not (place / "data").exists()

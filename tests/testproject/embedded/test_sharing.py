@@ -102,7 +102,7 @@ class TestDeaths:
         assert clean.leave() == "", "it found the server running"
         assert not answers(address)
 
-    def test_a_killed_server_is_started_again_for_those_who_use_it(self, user):
+    def test_killed_server_is_restarted_for_its_users(self, user):
         first, second = user(), user()
         address = first.address()
         second.address()
@@ -115,7 +115,7 @@ class TestDeaths:
         second.leave()
         assert not answers(address)
 
-    def test_the_pid_of_a_killed_server_may_be_somebody_elses(self, user):
+    def test_pid_of_a_killed_server_may_be_reused(self, user):
         first = user()
         address = first.address()
         owner = Path(address).stat()

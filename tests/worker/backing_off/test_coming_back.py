@@ -71,7 +71,7 @@ def test_the_sequence_over_a_fleet(
 
 
 @pytest.mark.parametrize("error", [Retry(), *slow(Snooze(60), TimedOut("slow"))])
-def test_a_probe_that_says_nothing_waits_anew(
+def test_inconclusive_probe_starts_a_new_wait(
     start: Start, said: Said, service: Service, settings: Any, error: BaseException
 ) -> None:
     """NSQ-2, NSQ-5, NSQ-12: the level stays; then another message probes."""
@@ -161,7 +161,7 @@ def test_during_an_outage_no_message_burns_its_attempts(
     assert all(worker.stop() for worker in workers)
 
 
-def test_other_queues_go_on(start: Start, service: Service, settings: Any) -> None:
+def test_other_queues_run_at_full_rate(start: Start, service: Service, settings: Any) -> None:
     """They run at their full rate, in the same worker."""
     settings.DJANGO_MQ = {**FAR, "QUEUES": {"mail": {"backoff": LONG}}}
     service.error = KeyError("host")

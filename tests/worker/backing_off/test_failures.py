@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.mark.parametrize("kind", ["plain", "keyed", "unbound", "async", "batch"])
-def test_after_the_first_failure_nothing_else_starts(
+def test_first_failure_stops_all_further_starts(
     start: Start, said: Said, service: Service, settings: Any, kind: str
 ) -> None:
     """NSQ-5, NSQ-16: not even in the same slice; waiting messages are released, refunded."""
@@ -49,7 +49,7 @@ def test_after_the_first_failure_nothing_else_starts(
     assert changes(said) == [("backoff_started", 1)]
 
 
-def test_other_processes_give_back_what_they_hold_at_their_next_look(
+def test_other_processes_release_their_messages_at_their_next_poll(
     start: Start, service: Service, settings: Any, never_stuck: None, gate: threading.Event
 ) -> None:
     """Only running messages continue."""
@@ -87,7 +87,7 @@ def test_other_processes_give_back_what_they_hold_at_their_next_look(
 
 
 @pytest.mark.parametrize("error", [Retry(), Retry(0), Snooze(1), Reject("no"), TimedOut("slow")])
-def test_what_says_nothing_of_the_service_changes_nothing(
+def test_end_unrelated_to_the_service_changes_nothing(
     start: Start, service: Service, settings: Any, error: BaseException
 ) -> None:
     """NSQ-2, NSQ-12, NSQ-13, NSQ-14, NSQ-20."""
@@ -116,7 +116,9 @@ def test_a_timeout_of_a_coroutine_changes_nothing(
     assert level() == 0
 
 
-def test_retry_says_so(start: Start, said: Said, service: Service, settings: Any) -> None:
+def test_retry_with_backoff_is_a_step_up(
+    start: Start, said: Said, service: Service, settings: Any
+) -> None:
     """NSQ-13: Retry(after, backoff=True) is a step up."""
     settings.DJANGO_MQ = {"QUEUES": {"mail": {"backoff": LONG}}}
     service.handle()

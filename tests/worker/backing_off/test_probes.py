@@ -85,7 +85,7 @@ def test_a_lapsed_message_that_kills_workers_is_not_taken_over_in_the_wait(
     assert worker.stop()
 
 
-def test_a_probe_that_nobody_can_run_makes_room_for_the_next(
+def test_probe_without_a_handler_makes_room_for_the_next(
     start: Start, said: Said, service: Service, settings: Any
 ) -> None:
     """A message without a handler here is held, and says nothing about the service."""
@@ -101,7 +101,7 @@ def test_a_probe_that_nobody_can_run_makes_room_for_the_next(
     assert waiting() == {held.pk}
 
 
-def test_a_probe_whose_claim_was_not_answered_is_given_back(
+def test_probe_whose_claim_got_no_answer_is_released(
     start: Start, said: Said, service: Service, settings: Any, proxy: Proxy
 ) -> None:
     """The claim was committed, and no worker holds its message."""

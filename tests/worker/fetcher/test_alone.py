@@ -61,7 +61,7 @@ def let_full_scans_rest(rig: Rig, queue: str) -> None:
 
 
 @pytest.mark.parametrize("given", [{"queue": "mail"}, {"queue": "line", "ordered": True}])
-def test_what_appears_before_a_mark_is_found_when_full_scans_have_rested(
+def test_message_before_a_mark_is_found_by_the_next_full_scan(
     alone: Rig, given: dict[str, Any]
 ) -> None:
     """It was committed late, or requeued. Meanwhile the worker neither spins nor believes it is
@@ -87,7 +87,7 @@ def test_what_appears_before_a_mark_is_found_when_full_scans_have_rested(
     assert alone.fetcher.empty
 
 
-def test_while_full_scans_of_a_queue_rest_other_queues_go_on(alone: Rig) -> None:
+def test_other_queues_continue_while_full_scans_rest(alone: Rig) -> None:
     """Those that are still unknown, and those with something that falls due."""
     reserved = id_before_the_mark(alone)
     let_full_scans_rest(alone, "line")
@@ -122,7 +122,7 @@ def test_with_keys_a_limited_queue_is_scanned_from_the_front(alone: Rig) -> None
     assert alone.ids() == [early.pk]
 
 
-def test_what_was_not_scanned_lets_no_full_scan_rest(
+def test_skipped_scan_does_not_count_as_a_full_scan(
     alone: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does it end a rest: of two scans, the quicker one counts."""

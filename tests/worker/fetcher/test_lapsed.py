@@ -48,7 +48,7 @@ def test_many_lapsed_rows_need_not_many_polls(rig: Rig) -> None:
     assert len(rig.taken) == 30
 
 
-def test_what_a_take_over_buries_frees_the_next_of_its_key_at_once(rig: Rig) -> None:
+def test_dead_letter_of_a_takeover_frees_its_follower_at_once(rig: Rig) -> None:
     """The row dies without a run, so no settle frees its line."""
     rig.options["mail"] = ClaimOptions("sync", 30.0, 100, 1 << 22, skip_dead=True)
     rig.make()

@@ -142,7 +142,7 @@ def test_a_keyed_queue_that_gives_nothing_puts_off_no_full_scan_of_another(
     assert QueuedMessage.objects.filter(leased_until=None, queue="mail").exists()
 
 
-def test_rings_without_end_do_not_keep_it_from_all_else(rig: Rig) -> None:
+def test_constant_rings_do_not_stop_takeovers(rig: Rig) -> None:
     """Many producers ring at each turn: lapsed messages are taken over nevertheless."""
     rig.make(poll=1.0)
     rig.settle()

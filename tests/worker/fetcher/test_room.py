@@ -14,7 +14,7 @@ from tests.worker.fetcher.conftest import Rig
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_what_appears_below_the_mark_is_found_within_a_second(rig: Rig) -> None:
+def test_message_below_the_mark_is_found_within_a_second(rig: Rig) -> None:
     """Committed late, or released, while the claims continue from the mark."""
     rig.make()
     rig.rooms["sync"] = 10**6
@@ -33,7 +33,7 @@ def test_what_appears_below_the_mark_is_found_within_a_second(rig: Rig) -> None:
     assert late.pk in {row.id for row in rig.taken[-MAX_BATCHES:]}
 
 
-def test_what_this_process_gave_back_is_found_at_once(rig: Rig) -> None:
+def test_message_released_by_this_process_is_found_at_once(rig: Rig) -> None:
     rig.make(poll=600.0)
     message = add()
     rig.settle()
@@ -54,7 +54,7 @@ def test_a_new_lane_is_found_after_a_ring(rig: Rig) -> None:
     assert set(rig.ids()) == {urgent.pk, other.pk}
 
 
-def test_who_has_no_room_for_one_kind_wakes_for_the_other(rig: Rig) -> None:
+def test_fetcher_without_room_for_one_kind_wakes_for_the_other(rig: Rig) -> None:
     """Exactly when it falls due, not at the poll."""
     rig.options["waits"] = ClaimOptions("async", 30.0, 100, 1 << 22)
     rig.rooms["sync"] = 0

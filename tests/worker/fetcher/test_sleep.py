@@ -21,7 +21,7 @@ from tests.worker.fetcher.conftest import Rig
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_takes_what_is_due_and_sleeps_until_the_poll(rig: Rig) -> None:
+def test_fetcher_claims_due_messages_and_sleeps_until_the_poll(rig: Rig) -> None:
     """CAR-18: the messages to handle, and the time to sleep."""
     messages = [add(after=-60 + n) for n in range(3)]
     rig.make(poll=1.0)
@@ -77,7 +77,7 @@ def test_a_ring_makes_it_look_at_once_and_once_more(rig: Rig) -> None:
     assert rig.ids() == [second.pk]
 
 
-def test_what_somebody_waits_for_starts_before_anything_else_is_asked(rig: Rig) -> None:
+def test_ring_claims_before_any_other_statement(rig: Rig) -> None:
     """Other questions would keep the handler from the CPU."""
     add()
     rig.make(poll=600.0)
@@ -140,7 +140,7 @@ def test_a_storm_of_rings_is_not_a_storm_of_scans(rig: Rig, monkeypatch: Any) ->
     assert rig.cursor.asked.count("claim") < 5.0 / 0.05 / 4
 
 
-def test_no_spinning_at_a_row_that_somebody_holds(rig: Rig) -> None:
+def test_locked_row_does_not_make_the_fetcher_spin(rig: Rig) -> None:
     """PMQ-27: a row locked elsewhere is not waited for at full speed."""
     message = add()
     with second_connection() as other, other.transaction():
@@ -172,7 +172,7 @@ def test_an_idle_queue_costs_one_look_a_poll(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(("poll", "takes"), [(1.0, 0.003), (1.0, 0.08), (0.1, 0.008)])
-def test_who_is_idle_wakes_up_once_a_poll(rig: Rig, poll: float, takes: float) -> None:
+def test_idle_fetcher_wakes_once_per_poll_interval(rig: Rig, poll: float, takes: float) -> None:
     """A handler beside it runs past its lease; the time of the last ring does not matter."""
     add(leased=-1, attempts=1)
     rig.cursor.takes = takes
@@ -190,7 +190,7 @@ def test_who_is_idle_wakes_up_once_a_poll(rig: Rig, poll: float, takes: float) -
     assert Counter(rig.cursor.asked) == {"poll": wakes, "lapsed": wakes}
 
 
-def test_what_comes_between_claim_and_look_is_not_missed(
+def test_message_between_claim_and_poll_is_not_missed(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The look before the sleep finds it due, so the sleep is skipped: also with until_empty."""

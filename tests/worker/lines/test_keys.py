@@ -127,7 +127,7 @@ ENDS: dict[str, Callable[[QueuedMessage], Any]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_blocked_line_goes_on_when_its_head_is_gone(start: Start, log: Log, end: str) -> None:
+def test_blocked_line_continues_when_its_head_is_removed(start: Start, log: Log, end: str) -> None:
     """It needs no chore: the statement that removed the head has freed the next, and rung."""
 
     @handler("#", queue="mail", name="h")

@@ -61,7 +61,9 @@ def test_handlers_of_every_kind_share_a_line(start: Start, log: Log) -> None:
 
 
 @pytest.mark.parametrize("kinds", ["aca", "caacac"])
-def test_what_is_taken_over_keeps_the_order_of_its_line(start: Start, log: Log, kinds: str) -> None:
+def test_messages_taken_over_keep_the_order_of_their_line(
+    start: Start, log: Log, kinds: str
+) -> None:
     """Messages of a worker that is gone go before all others, threads and the loop in turns."""
 
     @handler("a.atomic", queue="line", name="atomic")

@@ -249,7 +249,7 @@ def test_a_head_that_waits_blocks(
     assert log.order[0] == (behind.pk if goes else head.pk)
 
 
-def test_a_message_that_dies_stops_the_line_until_somebody_acts(
+def test_dead_letter_stops_the_line_until_it_is_discarded(
     start: Start, said: Said, log: Log
 ) -> None:
     """Messages claimed with it are released, without using an attempt."""
@@ -288,7 +288,7 @@ def test_rows_that_others_wrote_come_into_the_line(start: Start, log: Log) -> No
     assert log.order[:2] == pks(parked, old)
 
 
-def test_a_queue_that_becomes_ordered_waits_for_what_is_in_flight(
+def test_queue_that_becomes_ordered_waits_for_messages_in_flight(
     start: Start, said: Said, log: Log
 ) -> None:
     """Messages claimed by a worker that does not know the line, with or without a key."""
@@ -308,7 +308,7 @@ def test_a_queue_that_becomes_ordered_waits_for_what_is_in_flight(
     assert log.order == [behind.pk]
 
 
-def test_a_paused_line_stands_still(start: Start, said: Said, log: Log) -> None:
+def test_paused_line_runs_nothing(start: Start, said: Said, log: Log) -> None:
     @handler("#", queue="line", name="h")
     def h(delivery: Delivery) -> None:
         with log.running("line", delivery.id):

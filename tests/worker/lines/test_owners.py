@@ -111,7 +111,7 @@ def test_a_line_of_a_host_that_is_gone_is_taken_when_its_lease_lapses(
     assert [a.message_id for a in FailedAttempt.objects.all()] == [messages[0].pk]
 
 
-def test_a_line_that_another_worker_had_meanwhile_is_assigned_anew(said: Said) -> None:
+def test_line_owned_by_another_meanwhile_is_assigned_again(said: Said) -> None:
     """It froze too, after it had adopted messages that belong before the mark."""
     queues = OrderedQueues("me", ["line"], on_owned=lambda: None, busy=lambda queue: False)
     with second_connection() as other, other.cursor() as cursor:

@@ -20,7 +20,7 @@ from tests.worker.queue_backoff.conftest import Cursor, Fleet, now
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_a_failure_lets_the_queue_back_off(fleet: Fleet, heard: list[tuple[str, int]]) -> None:
+def test_failure_starts_the_backoff(fleet: Fleet, heard: list[tuple[str, int]]) -> None:
     """NSQ-5, NSQ-16: waiting messages are to be released, and the change is announced once."""
     delivery = fleet.claim()
     assert fleet.end(delivery, KeyError("host"))
@@ -36,7 +36,7 @@ def test_a_failure_lets_the_queue_back_off(fleet: Fleet, heard: list[tuple[str, 
     "error", [None, Retry(), Retry(5), Snooze(5), Reject("no"), TimedOut("slow"),
               UnreadablePayload("deep")], ids=lambda error: type(error).__name__
 )  # fmt: skip
-def test_at_full_rate_nothing_else_is_noted(fleet: Fleet, error: BaseException | None) -> None:
+def test_other_ends_at_full_rate_write_nothing(fleet: Fleet, error: BaseException | None) -> None:
     """NSQ-2, NSQ-11, NSQ-12, NSQ-14, NSQ-20: at zero a success changes, and writes, nothing."""
     assert not fleet.end(fleet.claim(), error)
     fleet.write()
@@ -44,9 +44,7 @@ def test_at_full_rate_nothing_else_is_noted(fleet: Fleet, error: BaseException |
 
 
 @pytest.mark.parametrize("queue", ["never", "mixed", "unlisted"])
-def test_queues_without_backoff_are_none_of_its_business(
-    fleet: Fleet, queue: str, settings: Any
-) -> None:
+def test_queues_without_backoff_are_ignored(fleet: Fleet, queue: str, settings: Any) -> None:
     """NSQ-3: with a maximum of zero it never backs off."""
     assert not fleet.end(fleet.claim(queue), KeyError("host"))
     fleet.write()
@@ -95,7 +93,7 @@ def test_the_sequence_of_failures_and_successes(fleet: Fleet, heard: list[tuple[
     [Retry(), Snooze(5), TimedOut("slow"), UnreadablePayload("deep")],
     ids=lambda error: type(error).__name__,
 )
-def test_a_probe_that_says_nothing_lets_it_wait_again(
+def test_inconclusive_probe_starts_a_new_wait(
     fleet: Fleet, heard: list[tuple[str, int]], error: BaseException
 ) -> None:
     """NSQ-5, NSQ-12, NSQ-20: the same level, with a new wait."""
@@ -116,7 +114,7 @@ def test_a_rejected_probe_is_a_handler_that_works(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("error", [None, KeyError("host")], ids=["success", "failure"])
-def test_what_was_in_flight_moves_nothing(fleet: Fleet, error: BaseException | None) -> None:
+def test_messages_already_in_flight_move_nothing(fleet: Fleet, error: BaseException | None) -> None:
     early = [fleet.claim(worker=n % 3) for n in range(20)]
     fleet.end(fleet.claim(), KeyError("host"))
     fleet.write()

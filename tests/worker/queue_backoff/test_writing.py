@@ -30,7 +30,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 FAR = timedelta(days=1000)
 
 
-def test_a_worker_learns_what_another_wrote(
+def test_worker_learns_a_level_that_another_wrote(
     fleet: Fleet, cursor: Cursor, heard: list[tuple[str, int]]
 ) -> None:
     """It releases the messages it holds although it changed nothing, and sends no signal."""
@@ -44,7 +44,7 @@ def test_a_worker_learns_what_another_wrote(
     assert heard == [("backoff_started", 1)]
 
 
-def test_what_cannot_be_written_is_kept(fleet: Fleet, heard: list[tuple[str, int]]) -> None:
+def test_unwritten_level_is_kept(fleet: Fleet, heard: list[tuple[str, int]]) -> None:
     """A lost database; then a session that has locked the row, which no worker waits for."""
     fleet.end(fleet.claim(), KeyError("host"))
     with second_connection() as lost:
@@ -109,7 +109,7 @@ def test_the_end_of_a_probe_is_kept_too(fleet: Fleet, heard: list[tuple[str, int
     assert fleet.workers[0].probes() == []
 
 
-def test_a_probe_that_found_nothing_is_given_back(fleet: Fleet) -> None:
+def test_probe_that_found_no_message_is_cancelled(fleet: Fleet) -> None:
     fleet.end(fleet.claim(), KeyError("host"))
     fleet.write()
     fleet.wait()
