@@ -25,7 +25,7 @@ ROWS = dict(
 )
 #: Its log says it, see `test_an_inbox_waits` of the relays; it runs until it is stopped.
 INBOX = "an inbox delivers nothing"
-#: This needs a lock of another session, see tests/queues/test_doctor_locks.py.
+#: This needs a lock of another session, see tests/queues/doctor/test_locks.py.
 LOCKED = "nothing runs, and the admin says that the database is busy"
 
 

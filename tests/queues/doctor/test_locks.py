@@ -1,4 +1,4 @@
-"""D031: sessions that lock whole tables."""
+"""Findings about waits of the whole fleet: D031 and D033."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 from django.db import connection, transaction
+from django.utils import timezone
 
 from django_mq.queues.doctor import examine, findings, locks
+from django_mq.store import server_facts
 from tests.database import second_connection, until_blocked
+from tests.queues.doctor.examined import found
 from tests.waiting import until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_handlers")]
@@ -167,3 +170,13 @@ def test_no_check_waits_for_long() -> None:
     assert failed
     assert all("lock timeout" in each.text for each in failed)
     assert connection.is_usable()
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, "1 session waits"), (2, "2 sessions wait")])
+def test_d033_commits_that_wait_for_a_standby(
+    monkeypatch: pytest.MonkeyPatch, count: int, told: str
+) -> None:
+    assert found("D033") == []
+    monkeypatch.setattr(server_facts, "waiting_commits", lambda *_, **__: (count, timezone.now()))
+    (text,) = found("D033")
+    assert text.startswith(f"{told} in COMMIT for a synchronous standby, the first since 20")
