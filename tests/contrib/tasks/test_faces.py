@@ -190,7 +190,7 @@ def test_many_tasks_share_a_transaction(bench: Bench) -> None:  # noqa: F811
     """Nobody waits for their results, so no result ends its slice."""
     results = [jobs.write.enqueue(f"product {n}") for n in range(5)]
     remainder = bench.run(bench.claim("default"))
-    assert not remainder.not_started
+    assert not remainder.left
     assert not QueuedMessage.objects.exists()
     assert Result.objects.count() == len(results)
 

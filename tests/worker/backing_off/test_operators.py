@@ -83,5 +83,5 @@ def test_a_batch_of_a_stopped_queue_does_not_start(bench: Bench) -> None:
         add(handler="h")
     tasks = bench.claim()
     bench.stopped_queues["mail"] = None
-    assert bench.run(tasks).not_started == tasks
+    assert bench.run(tasks).left == tasks
     assert ran == []
