@@ -123,7 +123,7 @@ def test_delayed_jobs_of_procrastinate_move(monkeypatch: pytest.MonkeyPatch) -> 
         SimpleNamespace(pk=3, args={"order_id": 3}, scheduled_at=due_at, lock=None),
     ]
     chosen = SimpleNamespace(order_by=lambda field: jobs)
-    model = SimpleNamespace(objects=SimpleNamespace(filter=lambda **by: chosen))
+    model = SimpleNamespace(objects=SimpleNamespace(filter=lambda *, task_name, status: chosen))
     manager = SimpleNamespace(cancel_job_by_id=lambda pk: pk < 3)
     package = namespace("procrastinate.contrib.django", app=SimpleNamespace(job_manager=manager))
     models = namespace("procrastinate.contrib.django.models", ProcrastinateJob=model)

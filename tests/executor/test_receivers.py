@@ -120,12 +120,14 @@ def test_the_other_receivers_of_a_signal_are_called(start: Start) -> None:
 def test_a_receiver_that_blocks_keeps_no_message_unsettled(start: Start) -> None:
     """Its lease is renewed no longer, and a failing queue backs off at once."""
     held: list[int] = []
+    seen: list[int] = []
     started = threading.Event()
 
     def receiver(delivery: Delivery, **data: Any) -> None:
         assert started.wait(PATIENCE)
         unsettled = running.worker._run.parts.local_queue.unsettled.all()
         held.extend(each.id for each in unsettled if each.id == delivery.id)
+        seen.append(delivery.id)
 
     message_acked.connect(receiver)
     try:
@@ -137,6 +139,7 @@ def test_a_receiver_that_blocks_keeps_no_message_unsettled(start: Start) -> None
         assert running.join()
     finally:
         message_acked.disconnect(receiver)
+    assert len(seen) == 3
     assert held == []
 
 
