@@ -195,7 +195,7 @@ def test_the_timeline_has_how_long_each_attempt_waited_and_ran(boss):
     assert places == sorted(places)
 
 
-def test_copyable_values_are_marked_without_a_script(boss):
+def test_copyable_values_are_marked_in_the_html(boss):
     message = add(payload={"n": 1})
     page = boss.get(url("queuedmessage", "change", message.pk)).content.decode()
     assert f'data-mq-copy="id">{message.pk}<' in page

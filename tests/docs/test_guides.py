@@ -238,7 +238,7 @@ class TestSteps:
         for export in (one, two):
             assert_broadcast("shop.exports.complete", payload={"export": export.pk}, times=1)
 
-    def test_step_that_fails_triggers_a_refund(self, page: Any) -> None:
+    def test_step_that_cannot_go_on_triggers_a_refund(self, page: Any) -> None:
         fits, too_many = order(quantity=9), order(quantity=10)
         for placed in (too_many, fits):
             tell("shop.orders.paid", order_id=placed.pk)

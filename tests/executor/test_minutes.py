@@ -84,10 +84,10 @@ def test_unstored_counts_are_taken_again(these: WorkerTotals, clock: Clock) -> N
 
 
 @pytest.mark.parametrize("seconds", [60, minutes.ARRIVAL_WINDOW + 60])
-def test_what_is_counted_while_rows_are_stored_is_stored_next(
+def test_counts_added_during_a_store_are_stored_next(
     these: WorkerTotals, clock: Clock, seconds: int
 ) -> None:
-    """Even if it can change no more by the time they are."""
+    """Even if their minute can no longer change when the store ends."""
     these.add([ended()])
     these.minutes.take_unwritten()
     these.add([ended()])

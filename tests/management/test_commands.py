@@ -276,7 +276,9 @@ def test_an_alias_that_does_not_exist_is_two(name, settings):
         ("mq_consume", ["unknown"], 2),
     ],
 )
-def test_exit_code_is_1_for_missing_rows_and_2_for_names_missing_in_the_code(name, arguments, code):
+def test_exit_code_is_1_for_names_the_database_lacks_and_2_for_names_the_code_lacks(
+    name, arguments, code
+):
     assert exit_code(name, arguments) == code
 
 

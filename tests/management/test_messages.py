@@ -71,7 +71,7 @@ class TestRequeue:
         assert run("mq_requeue", *choice, "--yes") == "Requeued 1 message.\n"
         assert message.state == "processable"
 
-    def test_those_that_a_limit_picked_are_named(self):
+    def test_dead_letters_that_a_limit_picked_are_named(self):
         """After an incident one is tried first, and `mq_why` wants to know which it was."""
         later, first = add(dead=-1), add(dead=-2)
         choice = ["--all", "--limit"]
@@ -125,7 +125,7 @@ class TestRequeue:
 
 
 class TestRunNow:
-    def test_those_that_wait_for_a_time(self):
+    def test_delayed_retrying_and_held_messages_become_due(self):
         delayed = add(after=60)
         retrying = add(after=60, attempts=2)
         held = add(held=-60, after=60)

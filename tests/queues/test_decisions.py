@@ -134,7 +134,7 @@ def test_a_dry_run_answers_and_changes_nothing(
 
 
 @pytest.mark.parametrize("deed", DEEDS)
-def test_lock_of_another_session_is_waited_for_briefly(transactional_db, other, deed):
+def test_shorter_lock_timeout_of_the_caller_applies(transactional_db, other, deed):
     decide(paused=-1, backoff_level=1, backoff=60)
     other.execute("select 1 from django_mq_queuestate for update")
     with transaction.atomic(), connection.cursor() as cursor:

@@ -168,7 +168,7 @@ def test_message_that_a_live_worker_runs_is_not_taken_over(
     assert [row.id for row in take_lapsed(cursor).taken] == ([message.pk] if taken else [])
 
 
-def test_lapsed_message_is_taken_over_though_a_frozen_worker_runs_it(cursor: Cursor) -> None:
+def test_lapsed_message_is_taken_over_though_a_thawed_worker_still_runs_it(cursor: Cursor) -> None:
     """Guarantee 6: the other was frozen, lost the message, and goes on with it for minutes."""
     message = add(leased=-1, attempts=2, claimed_by="gone:1")
     beat("frozen", running=[message.pk])

@@ -21,7 +21,7 @@ def tally(acked: int, *ran: float) -> HandlerTotals:
     return found
 
 
-def test_process_sends_only_changed_figures() -> None:
+def test_process_sends_only_changed_totals() -> None:
     totals = {Source("q", "h"): tally(1, 0.5), Source("q", "i"): tally(2)}
     reports = ChangedTotals(lambda: totals)
     assert len(list(reports.changed())) == 2

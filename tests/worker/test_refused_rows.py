@@ -118,7 +118,9 @@ create trigger refuse_death before update on django_mq_queuedmessage
 """
 
 
-def test_those_that_are_held_beside_it_are_not_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_held_beside_a_refused_dead_letter_stay_held(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """To hold is a statement of its own: it does not stay when the one after it is refused."""
     with second_connection() as other:
         other.execute(REFUSE_DEATH)

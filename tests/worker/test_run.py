@@ -435,7 +435,7 @@ def test_a_release_that_the_database_lost_is_tried_again(
 
 
 @pytest.mark.parametrize("too_long", [False, True])
-def test_messages_held_for_too_long_are_released(
+def test_messages_prefetched_for_too_long_are_released(
     run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch, too_long: bool
 ) -> None:
     """Fast messages had taught it to hold many: it starts small again, and rings for the others."""

@@ -507,7 +507,7 @@ def test_redis_an_entry_without_data_is_a_dead_letter(
 
 
 @pytest.mark.parametrize("broker", ["nats"], indirect=True, scope="module")
-def test_missing_nats_stream_is_named(broker: Broker, settings: Any) -> None:
+def test_subject_without_a_nats_stream_is_named(broker: Broker, settings: Any) -> None:
     inbox = {"kind": "nats", "url": broker.url, "source": "nobody.sends", "timeout": 5}
     settings.DJANGO_MQ = {"INBOXES": {"crm": inbox}}
     with pytest.raises(BrokerAway, match=r"no JetStream stream has the subject nobody\.sends: "):

@@ -158,7 +158,7 @@ def test_they_are_released_when_they_wait_too_long(
     assert ids(local_queue.take_coroutines()) == [8]
 
 
-def test_those_taken_over_do_not_postpone_the_release_of_others(
+def test_taken_over_coroutines_do_not_postpone_the_release_of_others(
     with_slots: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local_queue = with_slots(1)
@@ -200,7 +200,7 @@ def test_a_suspect_does_not_hold_them_back(
     local_queue.done(suspect)
 
 
-def test_those_that_cannot_start_free_their_slots(with_slots: Build) -> None:
+def test_coroutines_that_cannot_start_free_their_slots(with_slots: Build) -> None:
     """The system refuses the thread of the loop."""
     local_queue = with_slots(2)
     tasks = coroutines(1, line="a") + coroutines(2)

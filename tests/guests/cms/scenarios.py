@@ -103,7 +103,7 @@ class WagtailTests(TransactionTestCase):
         assert not default_storage.exists(name)
         assert types() == []
 
-    def test_document_deleted_before_its_task_fails_only_that_task(self) -> None:
+    def test_deleted_document_fails_only_its_own_tasks(self) -> None:
         gone, stays = self.document(), self.document()
         number = gone.pk
         gone.delete()

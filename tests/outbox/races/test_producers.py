@@ -96,7 +96,7 @@ def test_an_update_gives_no_time_to_a_message_whose_id_a_newer_one_has_taken(
     assert (live.pk, live.payload) == (newer.copies[0].id, 2)
 
 
-def test_old_snapshot_takes_an_expired_message_for_claimed(
+def test_message_that_an_old_snapshot_shows_as_expired_counts_as_claimed(
     together: Callable[..., Future[Any]],
 ) -> None:
     """A worker has claimed it in time, which this snapshot cannot see."""

@@ -70,7 +70,7 @@ class TestPlaces:
         assert not answers(address)
         assert list(deep.glob("*/PG_VERSION"))
 
-    def test_temporary_directory_of_another_user_is_refused(self, tmp_path, monkeypatch):
+    def test_symlink_in_place_of_the_temporary_directory_is_refused(self, tmp_path, monkeypatch):
         monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
         directory = places.private("data", Path("/project"))
         assert directory.is_dir()
