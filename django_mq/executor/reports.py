@@ -46,7 +46,7 @@ async def started_on_loop(delivery: Delivery) -> None:
 
 
 def settled(ended: Sequence[Ended], context: RunContext) -> None:
-    """Pass deliveries whose end is committed to the worker, then report them.
+    """Tell the worker of deliveries whose end is committed, then report them.
 
     In this order, since a receiver may block: renewals end, and a failing queue backs off.
     """

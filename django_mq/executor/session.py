@@ -256,8 +256,11 @@ class Session:
             with contextlib.suppress(*DATABASE_ERRORS):
                 self.wrapper.close()
             self.wrapper.closed_in_transaction = True  # else leaving the block would connect again
-            ready.__exit__(OperationalError, OperationalError("connection dropped"), None)
-        drop_connection(self.wrapper)
+        try:
+            if ready is not None:
+                ready.__exit__(OperationalError, OperationalError("connection dropped"), None)
+        finally:
+            drop_connection(self.wrapper)
 
 
 def run_hooks(hooks: list[Any], delivery: Delivery, alias: str) -> None:

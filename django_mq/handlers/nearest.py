@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from django_mq.handlers.registry import all_handlers, is_subscribed
 from django_mq.policy.routing import TASKS, plain_types
-from django_mq.policy.similar_names import CUTOFF, similar
+from django_mq.policy.similar_names import CUTOFF, MAX_SUGGESTIONS, similar
 
 logger = logging.getLogger("django_mq")
 
@@ -30,8 +30,8 @@ def has_subscriber(type: str) -> bool:
 def probable_types(type: str, cutoff: float = CUTOFF) -> list[str]:
     """Return the types that were probably meant, the most similar first.
 
-    If `type` is the name of a handler, these are the patterns of that handler. Returns none if
-    `type` has a subscriber.
+    If `type` is the name of a handler, these are types of that handler, or the call that enqueues
+    the task. Returns none if `type` has a subscriber.
     """
     return [] if has_subscriber(type) else _named(type) or similar(type, _known_types(type), cutoff)
 
@@ -59,14 +59,17 @@ def nearest_types(type: str) -> str:
     if type in known:
         return NAMELESS_TASK if type.startswith(TASKS) else OTHERWISE
     if meant := _named(type):
-        return f" (that is the name of its function: did you mean {' or '.join(meant)}?)"
+        return f" (that is the name of a handler: did you mean {' or '.join(meant)}?)"
     return _suggestion(type, known, IN_TASKS if type.startswith(TASKS) else IN_HANDLERS)
 
 
 def _named(name: str) -> list[str]:
-    """Return the patterns of the handler `name`, or how to enqueue the task; empty if unknown."""
-    found = (each for each in all_handlers() if each.name == name)
-    return next((list(each.patterns) or [f"{name}.enqueue()"] for each in found), [])
+    """Return types of the handler `name`, or how to enqueue the task; empty if there is none."""
+    found = next((each for each in all_handlers() if each.name == name), None)
+    if found is None:
+        return []
+    types = plain_types(found.patterns) or found.patterns or (f"{name}.enqueue()",)
+    return list(types[:MAX_SUGGESTIONS])
 
 
 def _known_types(type: str) -> tuple[str, ...]:

@@ -115,7 +115,7 @@ def must_be_usable(alias: str) -> None:
     if not isinstance(driver, psycopg.Connection):
         raise CommandError(
             f"database {alias!r} cannot be used: its ENGINE lends connections of type"
-            f" {type(driver).__name__}: workers need those of psycopg. Use an ENGINE without a pool"
+            f" {type(driver).__name__}, but workers need psycopg's. Use an ENGINE without a pool"
             " of its own; Django's own pool is OPTIONS = {'pool': True}."
         )
     for finding in (*formats(alias), *read_only(alias)):

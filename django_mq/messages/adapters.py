@@ -75,8 +75,17 @@ class _Dataclass:
     def dump(self, value: Any) -> Any:
         dumped = self._dump(value)
         if self._checks_itself:
-            self.load(dumped)  # it may have been changed since its own checks
+            self._check(dumped)
         return dumped
+
+    def _check(self, dumped: Any) -> None:
+        """Run the checks of the classes again: the instance may have been changed since."""
+        try:
+            self.load(dumped)
+        except Mismatch:
+            raise
+        except Exception as error:  # whatever a `__post_init__` raises
+            raise Mismatch(f"is refused: {type(error).__qualname__}") from error
 
     def schema(self) -> dict[str, Any]:
         codecs = self._codecs.dataclasses.values()

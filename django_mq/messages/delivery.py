@@ -64,7 +64,7 @@ class Delivery(Generic[Payload]):
 
     @property
     def _is_taken_over(self) -> bool:
-        """Whether the claim took it over from another, whose handler may still run."""
+        """Whether another claim's handler may still run: it was taken over, or that is unknown."""
         return self._asked_at == LONG_AGO
 
     @property

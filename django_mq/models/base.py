@@ -24,4 +24,6 @@ class StoredModel(models.Model):
         from_queryset: models.QuerySet[Any] | None = None,
     ) -> None:
         """Read the columns again, by default from the database that the row came from."""
-        super().refresh_from_db(using or self._state.db, fields, from_queryset)
+        if using is None and from_queryset is None:
+            using = self._state.db
+        super().refresh_from_db(using, fields, from_queryset)

@@ -215,7 +215,9 @@ def _delayed(case: Case) -> Reason:
 def _would_be_held(message: QueuedMessage) -> str:
     """Say why a worker that runs the code of this process would hold `message` once it is due."""
     found = obstacle(message)
-    return f". A worker with the code of this process would then hold it: {found}" if found else ""
+    if not found:
+        return ""
+    return f". A worker with the code of this process would then hold message {message.pk}: {found}"
 
 
 def _processable(case: Case) -> Reason:

@@ -51,7 +51,8 @@ class ProcessSlot:
     - `quiet`: an operator told it to claim nothing; so does the next process.
     - `leaving`: an operator told it to stop; the slot gets no new one.
     - `overran`: it is being ended for a handler that ran past its timeout, after it has written the
-      stacks of its handlers to `stacks`; `killed_because`: it was sent SIGKILL for that message.
+      stacks of its handlers to `stacks`; `killed_because`: the message for which it was sent
+      SIGKILL, and why; empty if it was not.
     - `stopped`: by fence, the operator who stopped a message, and when its process is ended for it.
     - `declared`: a process has stored the schedules of the code, so that the next one does not.
     - `failures`: how many processes in a row ended here before they worked.

@@ -81,11 +81,7 @@ class ProcessStarter:
         code = child.BROKEN
         try:
             ours.close()
-            for other in self._slots:
-                if other.link is not None:
-                    other.link.close()
-            self._reporter.close()
-            inherited.restore()
+            self._leave_supervisor(inherited)
             signals = StopSignals()
             signals.install()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -111,3 +107,10 @@ class ProcessStarter:
             output.flush()
             # Not sys.exit: threads may be stuck in handlers, and exit hooks belong to the parent.
             os._exit(code)
+
+    def _leave_supervisor(self, signals: StopSignals) -> None:
+        for slot in self._slots:
+            if slot.link is not None:
+                slot.link.close()
+        self._reporter.close()
+        signals.restore()

@@ -36,7 +36,7 @@ RELEASE_TRIES = 4
 class _SortedRows:
     """Rows by their outcome: tasks, settled rows, and rows to release.
 
-    Those to release are `behind` one that cannot run here, or got no answer from the database.
+    Rows to release are behind one that cannot run here, or the database did not answer for them.
     """
 
     tasks: list[Task] = field(default_factory=list)

@@ -167,6 +167,9 @@ class LeaseKeeper(threading.Thread):
                             HEARTBEAT_SECONDS if step == self._write_figures else retry_in
                         )
                         due[self._renew] = min(due[self._renew], due[step])
+                        if self.commits_hang:  # only a heartbeat shows that they no longer do
+                            soon = monotonic() + retry_in
+                            due[self._write_heartbeat] = min(due[self._write_heartbeat], soon)
                         wait *= 2
                         break  # start over with a renewal
                 else:
@@ -258,8 +261,8 @@ class LeaseKeeper(threading.Thread):
             self.commits_hang = False
         elif self.commits_hang:
             raise HeartbeatLocked(
-                "the row of its heartbeat is locked: an earlier COMMIT of it still waits, as for a"
-                " synchronous standby"
+                "the heartbeat's row is locked: the COMMIT of an earlier heartbeat still waits,"
+                " perhaps for a synchronous standby"
             )
 
     def _write_figures(self) -> None:

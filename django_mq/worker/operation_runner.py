@@ -70,7 +70,7 @@ class OperationRunner(WakeableThread):
                 self._ended.wait(STEP_PAUSE)
 
     def log_error(self, error: Exception) -> None:
-        log_failure("operation_runner_failed", error, "operation_runner failed")
+        log_failure("operation_runner_failed", error, "the operation runner failed")
 
     def on_failure(self, *, lost: bool) -> None:
         if not lost:

@@ -30,7 +30,7 @@ from django_mq.worker.worker_options import WorkerOptions
 BACKOFF_RETRY_SECONDS = 0.25
 #: Seconds until a worker with `until_empty` rechecks an ordered queue that is not empty.
 RECHECK_SECONDS = 0.25
-#: Seconds until a worker whose commits hang looks whether they still do.
+#: Seconds between two checks whether commits still hang.
 HANG_RECHECK_SECONDS = 1.0
 
 
@@ -177,7 +177,7 @@ class Run:
         claims_first &= not parts.lease_keeper.commits_hang
         if self.unstarted.overdue or parts.backoffs.has_pending() or not claims_first:
             self.unstarted.start_or_release(cursor)
-        if parts.lease_keeper.commits_hang:  # so would the claim, each time on another connection
+        if parts.lease_keeper.commits_hang:  # a claim would hang, too, and leave a connection
             return min(self.worker.settings.poll_interval, HANG_RECHECK_SECONDS)
         return min(parts.fetcher.fetch(cursor), parts.local_queue.overdue_in())
 

@@ -153,7 +153,7 @@ def test_a_standby_that_is_away(start: Callable[..., Worker], server: Server) ->
             producer.execute("set synchronous_commit = local")
             standby.control("stop", "-m", "immediate")
             producer.execute(BROADCAST, [names])
-        worker.says("an earlier COMMIT of it still waits, as for a synchronous standby")
+        worker.says("the COMMIT of an earlier heartbeat still waits")
         worker.says("database lost .connection stalled")  # the claim
         with psycopg.connect(url_of(server)) as session, session.cursor() as cursor:
             assert server_facts.waiting_commits(cursor, older_than=0.0)[0] > 0

@@ -58,9 +58,11 @@ def test_names_that_only_begin_alike_are_not_suggested() -> None:
 def test_the_name_of_a_handler_is_not_its_type() -> None:
     """Other queues call functions by their names."""
     handler("shop.orders.paid", "shop.bills.*", name="shop.handlers.bill")(lambda delivery: None)
-    assert nearest.probable_types("shop.handlers.bill") == ["shop.orders.paid", "shop.bills.*"]
+    handler("shop.bills.#", name="shop.handlers.log")(lambda delivery: None)
+    assert nearest.probable_types("shop.handlers.bill") == ["shop.orders.paid"]
+    assert nearest.probable_types("shop.handlers.log") == ["shop.bills.#"]
     assert nearest.nearest_types("shop.handlers.bill") == (
-        " (that is the name of its function: did you mean shop.orders.paid or shop.bills.*?)"
+        " (that is the name of a handler: did you mean shop.orders.paid?)"
     )
 
 

@@ -246,6 +246,22 @@ class Limits:
     each: dict[str, Limit] = field(default_factory=dict)
 
 
+@dataclass
+class Asserts:
+    most: int
+
+    def __post_init__(self) -> None:
+        assert self.most >= 0, "below zero"
+
+
+def test_any_error_of_the_checks_of_a_changed_dataclass_is_a_bad_payload() -> None:
+    instance = Asserts(7)
+    message("a.b")(Asserts)
+    instance.most = -1
+    with pytest.raises(InvalidPayload, match="is refused: AssertionError"):
+        Message(instance)
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_the_checks_of_a_changed_dataclass_run_before_it_is_stored(depth: int) -> None:
     limit = Limit(7, ((1, 2), ()))

@@ -79,7 +79,7 @@ def test_commits_hang_until_a_heartbeat_is_stored(
         until(lambda: lost and len(renewals) > 2)
         assert keeper.commits_hang
         beats = keeper.beats
-        until(lambda: "an earlier COMMIT of it still waits" in caplog.text)
+        until(lambda: "the COMMIT of an earlier heartbeat still waits" in caplog.text)
         assert keeper.beats == beats
     until(lambda: not keeper.commits_hang)
     assert keeper.beats > beats
