@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Iterator
 
@@ -24,17 +25,23 @@ BROADCAST = """
 select mq_broadcast('work', 'acceptance.write', jsonb_build_object('name', name))
   from unnest(%s::text[]) as name
 """
-#: Each way to refuse work, and the statement that ends it.
+#: Each way to refuse work: the statements that begin and end it, and the worker's words for it.
 TROUBLES = {
     "read-only": (
         "alter role worker set default_transaction_read_only = on",
         "alter role worker reset default_transaction_read_only",
+        "read only",
     ),
     "no-connection-free": (
         "alter role worker connection limit 0",
         "alter role worker connection limit -1",
+        "too many connections for role",
     ),
-    "no-login": ("alter role worker nologin", "alter role worker login"),
+    "no-login": (
+        "alter role worker nologin",
+        "alter role worker login",
+        "is not permitted to log in",
+    ),
 }
 
 
@@ -55,7 +62,7 @@ def test_a_server_in_trouble(
     worker = start("--threads", 2, url=url_of(server).replace("postgres@", "worker@"))
     worker.until(lambda: done(server) == ["first"], "it works")
     names = ["first"]
-    for trouble, (begin, end) in TROUBLES.items():
+    for trouble, (begin, end, words) in TROUBLES.items():
         send(server, "gate", f"during-{trouble}", gate=trouble)
         worker.until(lambda name=trouble: witness.started(f"during-{name}"), "one runs")
         said = len(worker.said())
@@ -63,7 +70,10 @@ def test_a_server_in_trouble(
         look(server, CUT)
         witness.open(trouble)
         worker.until(
-            lambda said=said: worker.said()[said:].count("database lost") > 1, "it says so"
+            lambda said=said, words=words: re.search(
+                f"database lost .*{words}", worker.said()[said:]
+            ),
+            "it says so",
         )
         look(server, end, rows=False)
         send(server, "write", f"after-{trouble}")
