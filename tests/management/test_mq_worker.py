@@ -66,7 +66,7 @@ def test_an_engine_with_a_pool_of_its_own_is_refused(monkeypatch: pytest.MonkeyP
         return Lent(connect(self, params))
 
     monkeypatch.setattr(engine, "get_new_connection", lend)
-    with pytest.raises(CommandError, match=r"connections of type Lent: .*'pool'"):
+    with pytest.raises(CommandError, match=r"connections of type Lent, but .*'pool'"):
         run("mq_worker", "--until-empty")
 
 
