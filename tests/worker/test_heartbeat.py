@@ -53,6 +53,7 @@ def test_threads_and_slots_in_use(start: Start, gate: threading.Event) -> None:
     until(lambda: in_use() == (4, 0.0, 30, 0.0))
 
 
+@pytest.mark.slow
 def test_commits_hang_until_a_heartbeat_is_stored(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -150,6 +150,7 @@ def test_a_locked_heartbeat_delays_no_renewal(start: Start, said: Said, long: Lo
     long.ends(said)
 
 
+@pytest.mark.slow
 def test_a_table_of_heartbeats_that_a_migration_has_delays_no_renewal(
     start: Start, said: Said, long: Long
 ) -> None:

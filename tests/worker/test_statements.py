@@ -79,6 +79,7 @@ def test_a_cancelled_commit_leaves_no_transaction_open(transactional_db: None) -
     assert TransactionStatus.INERROR not in left
 
 
+@pytest.mark.slow
 def test_a_cancelled_rollback_closes_the_connection(transactional_db: None) -> None:
     """So the next statement connects, instead of failing in the transaction that was left."""
     refused = False
