@@ -126,9 +126,10 @@ def has_sockets_of_its_own(worker: Worker, proxy: Proxy) -> bool:
     """Say whether each session is one socket of one child; AssertionError if any is shared."""
     held = {pid: sockets(pid) for pid in (worker.pid, *worker.alive())}
     holders = Counter(inode for inodes in held.values() for inode in inodes)
-    shared = [inode for inode, count in holders.items() if count > 1]
-    assert not shared, f"sockets {shared} are shared by {held}"
     links = leading_to(proxy.port)
+    # Not the link of a new child: its supervisor has both ends until fork() has returned.
+    shared = [inode for inode in links if holders[inode] > 1]
+    assert not shared, f"sockets {shared} are shared by {held}"
     assert not held.pop(worker.pid) & links, "the supervisor is connected"
     own = [len(inodes & links) for inodes in held.values()]
     # The executor connects for its first message; the recovery of a dead sibling keeps a connection
