@@ -178,8 +178,8 @@ class Supervisor:
     ) -> None:
         """Log `reason`; its messages get `lost` as the reason, if given.
 
-        An error text may quote a row, and the log lines of messages must not. What ended a process
-        has a log line of its own.
+        An error text may quote a row, and the log lines of messages must not. The end of a process
+        at a timeout, or by an operator, has a log line of its own.
         """
         ran = [entry.fence.id for entry in slot.scoreboard.read(slot.worker)]
         self._orphaned[slot.worker] = slot.dead_worker(lost or reason, planned=planned)
