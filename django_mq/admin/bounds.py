@@ -21,7 +21,7 @@ from psycopg.errors import LockNotAvailable, QueryCanceled
 
 from django_mq.queues import transactions
 from django_mq.store import limits
-from django_mq.store.lost import is_read_only
+from django_mq.store.server_errors import is_read_only
 
 if TYPE_CHECKING:
     StockPaginator = Paginator[Any]

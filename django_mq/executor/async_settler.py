@@ -25,7 +25,7 @@ from django_mq.executor.tasks import Task
 from django_mq.executor.watchdog import Link
 from django_mq.messages import Fence
 from django_mq.store import leases, settle
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 
 logger = logging.getLogger("django_mq")
 

@@ -19,7 +19,7 @@ from django_mq.executor.ended import ACKED, Ended
 from django_mq.messages import Delivery, Fence, is_on_loop
 from django_mq.policy.backoff import MAX_WAIT
 from django_mq.store import Cursor, history, leases, notify, open_transaction, settle
-from django_mq.store.lost import is_lost
+from django_mq.store.server_errors import is_lost
 from django_mq.values import as_seconds, short_repr
 
 P = ParamSpec("P")

@@ -28,7 +28,7 @@ from django_mq.executor.tasks import Task
 from django_mq.messages import Fence
 from django_mq.signals import is_observed, message_started
 from django_mq.store import leases, settle
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 
 
 class RowLocked(Exception):

@@ -15,7 +15,7 @@ from django_mq.conf.error_logs import error_name
 from django_mq.policy.missing_right import is_missing_right
 from django_mq.policy.plain_text import one_line
 from django_mq.store.limits import STATEMENT_SECONDS
-from django_mq.store.lost import LOST, is_lost, is_read_only, was_refused
+from django_mq.store.server_errors import LOST, is_lost, is_read_only, was_refused
 
 logger = logging.getLogger("django_mq")
 

@@ -19,8 +19,8 @@ from django_mq.policy.outcomes import DeadLettered
 from django_mq.store import Cursor, free_unique_ids, kept_results, keys, results
 from django_mq.store.free_unique_ids import EndedMessage
 from django_mq.store.kept_results import KeptResult
-from django_mq.store.lost import LOST
 from django_mq.store.results import Reply
+from django_mq.store.server_errors import LOST
 from django_mq.store.unique_ids import UniqueId
 
 logger = logging.getLogger("django_mq")

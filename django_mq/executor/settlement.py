@@ -33,8 +33,8 @@ from django_mq.messages import fence_of
 from django_mq.policy.missing_right import is_missing_right
 from django_mq.store import Cursor, history, open_transaction, settle
 from django_mq.store.history import HandledDelivery
-from django_mq.store.lost import LOST
 from django_mq.store.row_locks import LOCK_WAIT_SECONDS
+from django_mq.store.server_errors import LOST
 
 #: Conflicts of one delivery with other transactions, after which the next counts as a refusal.
 MAX_CONFLICTS = 20

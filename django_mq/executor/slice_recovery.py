@@ -17,7 +17,7 @@ from django_mq.executor.settlement import Settlement
 from django_mq.executor.slice_state import Conflicts, RanDeliveries, SettleIncomplete, SliceState
 from django_mq.executor.tasks import decode_again
 from django_mq.policy.missing_right import is_missing_right
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 
 
 @dataclass(slots=True)

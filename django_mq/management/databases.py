@@ -23,7 +23,7 @@ from django_mq.queues.doctor.schema import (
     unapplied_migrations,
 )
 from django_mq.queues.transactions import limited_throughout
-from django_mq.store.lost import LOST, is_read_only, was_refused
+from django_mq.store.server_errors import LOST, is_read_only, was_refused
 
 #: Other errors of an unusable database. Django reads an alias when it first connects; the driver
 #: raises NotImplementedError for times in a DateStyle other than ISO.

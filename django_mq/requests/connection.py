@@ -18,8 +18,8 @@ from django_mq.executor.timed_link import TimedLink
 from django_mq.executor.watchdog import STALL_MARGIN, Link
 from django_mq.store import results
 from django_mq.store.limits import Limits, set_for_session
-from django_mq.store.lost import LOST
 from django_mq.store.results import ReplyState
+from django_mq.store.server_errors import LOST
 from django_mq.store.session_facts import is_pooled
 
 #: The server's limits for a query. With STALL_MARGIN they stay below the default timeout of

@@ -19,8 +19,8 @@ from django.core import mail
 
 from django_mq.executor.outage import log_wait
 from django_mq.requests.connection import ServerLink, SleepBreaker
-from django_mq.store.lost import LOST, was_refused
 from django_mq.store.results import ReplyState
+from django_mq.store.server_errors import LOST, was_refused
 
 #: Seconds between two queries for one reply: first and maximum. With LISTEN, always the maximum.
 QUERY_INTERVAL, MAX_QUERY_INTERVAL = 0.02, 0.25

@@ -30,7 +30,7 @@ from django_mq.store import (
 )
 from django_mq.store.conditions import BEGINNING
 from django_mq.store.limits import Limits
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 from django_mq.store.unique_ids import UniqueId
 from django_mq.worker import expiring, retention, vacuum
 from django_mq.worker.retention import PIECE_ROWS

@@ -20,7 +20,7 @@ from django_mq.executor.tasks import Line, Task
 from django_mq.messages import LONG_AGO, ClaimedRow, Delivery, Fence
 from django_mq.store import Cursor, settle
 from django_mq.store.claim_lapsed import forget_lapse
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 from django_mq.worker.queue_backoff import BackoffLevels
 from django_mq.worker.quota import Quota
 from django_mq.worker.resolver import Resolver, line_of, settle_held

@@ -17,7 +17,7 @@ from django_mq.executor.statements import within_transaction
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.store import Cursor, expiry, notify
 from django_mq.store.conditions import BEGINNING
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 
 logger = logging.getLogger("django_mq")
 

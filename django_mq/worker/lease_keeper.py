@@ -27,7 +27,7 @@ from django_mq.executor.watchdog import ConnectionStalled, Link
 from django_mq.messages import LONG_AGO, Delivery
 from django_mq.store import Cursor, figures, leases, queue_backoff
 from django_mq.store.limits import STATEMENT_SECONDS, Limits
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 
 logger = logging.getLogger("django_mq")
 

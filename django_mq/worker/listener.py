@@ -16,7 +16,7 @@ from django_mq.executor.outage import MAX_RECONNECT_WAIT, RECONNECT_WAIT
 from django_mq.executor.watchdog import Link
 from django_mq.store import commands, notify
 from django_mq.store.limits import Limits, set_for_session
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 from django_mq.store.session_facts import is_pooled, notify_arrives
 from django_mq.worker.wakeup import Wakeup
 

@@ -12,7 +12,7 @@ from django_mq.conf.error_logs import log_failure
 from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link
 from django_mq.store import Cursor
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 from django_mq.worker import chores
 from django_mq.worker.wakeable_thread import STOP_SECONDS, WakeableThread
 

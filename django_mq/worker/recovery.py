@@ -23,7 +23,7 @@ from django_mq.policy.outcomes import AttemptEnded, WorkerLost, cut_short
 from django_mq.policy.stack import Frame
 from django_mq.store import leases, notify, ordered_queues, queue_backoff, recover, settle
 from django_mq.store.limits import STATEMENT_SECONDS, Limits
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 from django_mq.worker.releasing import release_skipping_refused
 
 #: Seconds between two attempts: the backends of a dead process hold its locks for a moment.

@@ -18,7 +18,7 @@ from django_mq.conf.error_logs import error_name, traced
 from django_mq.executor.connections import is_idle
 from django_mq.executor.statements import within_transaction
 from django_mq.store import Cursor, refused_rows
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 
 logger = logging.getLogger("django_mq")
 

@@ -10,7 +10,7 @@ import psycopg
 
 from django_mq.executor.statements import skip_refused_rows
 from django_mq.store import Cursor, recover, settle
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 
 
 def release_skipping_refused(

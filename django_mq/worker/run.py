@@ -19,7 +19,7 @@ from django_mq.executor.deadline import Deadline
 from django_mq.executor.thread_connections import remembering_sessions
 from django_mq.signals import announce_worker, worker_started, worker_stopped
 from django_mq.store import Cursor, poll
-from django_mq.store.lost import LOST, was_refused
+from django_mq.store.server_errors import LOST, was_refused
 from django_mq.worker.orders import LEAVE
 from django_mq.worker.parts import Parts
 from django_mq.worker.shutdown import Shutdown

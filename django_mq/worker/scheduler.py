@@ -26,7 +26,7 @@ from django_mq.outbox.schedules.declaring import (
 )
 from django_mq.outbox.schedules.firing import fire_due
 from django_mq.store import Cursor, schedules
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 from django_mq.worker.wakeable_thread import WakeableThread
 
 logger = logging.getLogger("django_mq")

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from django_mq.executor.deadline import Deadline
 from django_mq.store import notify
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 from django_mq.worker.dispatch import log_unreleased
 from django_mq.worker.parts import Parts
 from django_mq.worker.unstarted import Unstarted

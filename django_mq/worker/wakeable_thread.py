@@ -14,7 +14,7 @@ from psycopg import IsolationLevel
 from django_mq.executor.connections import plain_connection_as
 from django_mq.executor.watchdog import Link
 from django_mq.store.limits import Limits, set_local
-from django_mq.store.lost import is_lost
+from django_mq.store.server_errors import is_lost
 
 logger = logging.getLogger("django_mq")
 

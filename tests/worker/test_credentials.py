@@ -18,7 +18,7 @@ from django_mq.executor.connections import plain_connection
 from django_mq.executor.watchdog import Link
 from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 from tests.database import second_connection
 from tests.rows import add
 from tests.slow import slow

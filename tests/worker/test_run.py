@@ -15,7 +15,7 @@ from django_mq.executor.tasks import Task
 from django_mq.messages import LONG_AGO, Delivery, Fence
 from django_mq.models import QueuedMessage
 from django_mq.store import Cursor, settle
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 from django_mq.worker import Worker, dispatch, fetcher, lapsed_fetcher, unstarted
 from django_mq.worker.parts import Parts
 from django_mq.worker.run import Run

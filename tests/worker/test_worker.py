@@ -17,7 +17,7 @@ from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, WorkerHeartbeat
 from django_mq.store import claim
 from django_mq.store.claim import Lane
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 from django_mq.worker import DeadWorker, Worker
 from django_mq.worker.parts import Parts
 from django_mq.worker.run import Run

@@ -27,7 +27,7 @@ from django_mq.policy.durations import precise_span
 from django_mq.policy.histogram import Durations
 from django_mq.queues.doctor import Finding
 from django_mq.queues.doctor.links import pooler
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 
 HOLDERS = "These keep vacuum from removing dead rows:"
 HOLDER_HEADERS = ("what", "which", "login", "application", "state", "since")

@@ -17,7 +17,7 @@ from django_mq.handlers.periodic import check_type
 from django_mq.handlers.registry import Declaration
 from django_mq.policy.plain_text import one_line
 from django_mq.store import Cursor, declared_schedules, schedules
-from django_mq.store.lost import is_lost
+from django_mq.store.server_errors import is_lost
 
 logger = logging.getLogger("django_mq")
 

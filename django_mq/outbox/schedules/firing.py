@@ -25,8 +25,8 @@ from django_mq.policy.due_times import GRACE, DueTimes, Times, due
 from django_mq.policy.error_text import describe
 from django_mq.policy.plain_text import one_line
 from django_mq.store import Cursor, schedules
-from django_mq.store.lost import LOST
 from django_mq.store.schedules import ScheduleRow
+from django_mq.store.server_errors import LOST
 
 logger = logging.getLogger("django_mq")
 

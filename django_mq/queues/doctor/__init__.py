@@ -32,7 +32,7 @@ from django_mq.queues.doctor import (
     upkeep,
 )
 from django_mq.queues.doctor.findings import Finding, short_cursor
-from django_mq.store.lost import LOST, was_refused
+from django_mq.store.server_errors import LOST, was_refused
 
 __all__ = ["Finding", "examine"]
 

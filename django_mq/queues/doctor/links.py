@@ -16,7 +16,7 @@ from django_mq.queues.doctor.findings import Finding, session, short_cursor
 from django_mq.queues.fleet import workers
 from django_mq.store import notify, server_facts, session_facts
 from django_mq.store.driver import may_prepare
-from django_mq.store.lost import LOST
+from django_mq.store.server_errors import LOST
 
 #: Seconds that a NOTIFY may take.
 RING_SECONDS = 3.0
