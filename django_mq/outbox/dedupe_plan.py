@@ -86,14 +86,14 @@ class DedupeCall:
         for id, found in writes.plans.items():
             seen = writes.seen[id]
             holder = ids.get(self._indexes[id][0], seen.message_id if seen.alive else None)
-            for index, verdict in zip(self._indexes[id], found.verdicts, strict=True):
-                no_row = found.action is Action.PUT_ASIDE and verdict.outcome == "requeued"
+            for index, planned in zip(self._indexes[id], found.receipts, strict=True):
+                no_row = found.action is Action.PUT_ASIDE and planned.outcome == "requeued"
                 receipts[index] = CopyReceipt(
                     id.handler,
                     id.queue,
                     None if no_row else holder,
-                    verdict.outcome,
-                    verdict.reason,
+                    planned.outcome,
+                    planned.reason,
                 )
         return [
             receipts.get(index) or CopyReceipt(each.row.handler, each.row.queue, ids[index])
@@ -103,9 +103,9 @@ class DedupeCall:
     def _plan(self, id: UniqueId, seen: StoredUniqueId) -> Plan:
         state = state_of(alive=seen.alive, leased=seen.leased, aside=seen.aside, quiet=seen.quiet)
         found = plan(state, [self._candidates[index].on_duplicate for index in self._indexes[id]])
-        for verdict in found.verdicts:
-            if verdict.refused:
-                raise DuplicateMessage(_refusal(id, seen, UniqueState(verdict.reason)))
+        for planned in found.receipts:
+            if planned.refused:
+                raise DuplicateMessage(_refusal(id, seen, UniqueState(planned.reason)))
         return found
 
     def _due(self, id: UniqueId, found: Plan) -> int | None:

@@ -18,9 +18,9 @@ from django_mq.messages import CopyReceipt
 from django_mq.outbox.dedupe_plan import Candidate, DedupeCall, PlannedWrites, ids_text
 from django_mq.store import (
     change_waiting,
-    free_unique_ids,
     limits,
     message_changes,
+    promotion,
     put_aside,
     unique_ids,
 )
@@ -100,7 +100,7 @@ def _try_to_store(
     if not left:
         return _write(connection, call, seen, admit)
     with _writing(connection) as cursor:
-        free_unique_ids.promote_put_aside(cursor, left)
+        promotion.promote_put_aside(cursor, left)
         seen = _read_states(cursor, call)
         if _free_put_aside(seen):
             raise _ChangedMeanwhile
@@ -221,8 +221,8 @@ class _Promotion:
                 if own:  # after the lock, it sees what that session wrote
                     cursor.execute(limits.READ_COMMITTED)
                 limits.limit_waits(cursor, most_ms=PROMOTE_WAIT_MS)
-                free_unique_ids.lock(cursor, ids)
-                free_unique_ids.promote_put_aside(cursor, ids)
+                promotion.lock(cursor, ids)
+                promotion.promote_put_aside(cursor, ids)
         except Exception:
             logger.debug(
                 "could not store messages that were put aside for a unique id; a worker will do so",

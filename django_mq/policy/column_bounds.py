@@ -12,7 +12,7 @@ from django_mq.values import short_repr
 NAME = r"^[A-Za-z0-9_.:/-]+$"
 NAME_OR_EMPTY = r"^[A-Za-z0-9_.:/-]*$"
 #: The rule for order keys and unique ids: no control character (C0, DEL, C1). As cheap as NAME.
-#: `store.free_unique_ids` also uses it.
+#: `store.promotion` also uses it.
 KEY = r"^[^\u0001-\u001F\u007F-\u009F]+$"
 #: The longest name, key or unique id, in characters.
 MAX_NAME = 128

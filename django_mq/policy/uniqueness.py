@@ -50,7 +50,7 @@ class Action(Enum):
     PUT_ASIDE = "put aside"
 
 
-class Verdict(NamedTuple):
+class PlannedReceipt(NamedTuple):
     """The outcome of one copy for the producer; if `refused`, DuplicateMessage is raised."""
 
     outcome: CopyOutcome
@@ -62,17 +62,17 @@ class Decision(NamedTuple):
     """The effect of one message; on a waiting row it sets the content, the due time, or both."""
 
     action: Action
-    verdict: Verdict
+    receipt: PlannedReceipt
     sets_content: bool = True
     sets_due: bool = True
 
 
 #: The options that change a waiting row.
 _CHANGES: dict[str, Decision] = {
-    "update": Decision(Action.CHANGE, Verdict("updated"), sets_due=False),
-    "debounce": Decision(Action.CHANGE, Verdict("debounced"), sets_content=False),
-    "replace": Decision(Action.CHANGE, Verdict("updated")),
-    "rerun": Decision(Action.CHANGE, Verdict("updated"), sets_due=False),
+    "update": Decision(Action.CHANGE, PlannedReceipt("updated"), sets_due=False),
+    "debounce": Decision(Action.CHANGE, PlannedReceipt("debounced"), sets_content=False),
+    "replace": Decision(Action.CHANGE, PlannedReceipt("updated")),
+    "rerun": Decision(Action.CHANGE, PlannedReceipt("updated"), sets_due=False),
 }
 
 
@@ -83,8 +83,8 @@ def decide(state: UniqueState, on_duplicate: OnDuplicate) -> Decision:
     option, the table shows the outcome if the id is free, waiting, in flight, and quiet:
 
     >>> for option in ("skip", "raise", *_CHANGES, "requeue"):
-    ...     verdicts = [decide(state, option).verdict for state in UniqueState]
-    ...     told = ["error" if each.refused else each.outcome for each in verdicts]
+    ...     receipts = [decide(state, option).receipt for state in UniqueState]
+    ...     told = ["error" if each.refused else each.outcome for each in receipts]
     ...     print(f"{option:9}", *(f"{each:10}" for each in told[:-1]), told[-1])
     skip      added      duplicate  duplicate  duplicate
     raise     added      error      error      error
@@ -95,18 +95,20 @@ def decide(state: UniqueState, on_duplicate: OnDuplicate) -> Decision:
     requeue   added      duplicate  requeued   requeued
     """
     if state is UniqueState.FREE:
-        return Decision(Action.ADD, Verdict("added"))
+        return Decision(Action.ADD, PlannedReceipt("added"))
     if on_duplicate in ("requeue", "rerun") and state is UniqueState.IN_FLIGHT:
-        return Decision(Action.PUT_ASIDE, Verdict("requeued"))
+        return Decision(Action.PUT_ASIDE, PlannedReceipt("requeued"))
     if on_duplicate in ("requeue", "rerun") and state is UniqueState.QUIET:
-        return Decision(Action.ADD, Verdict("requeued"))
+        return Decision(Action.ADD, PlannedReceipt("requeued"))
     if on_duplicate in _CHANGES and state is UniqueState.WAITING:
         return _CHANGES[on_duplicate]
-    return Decision(Action.NOTHING, Verdict("duplicate", state.value, on_duplicate == "raise"))
+    return Decision(
+        Action.NOTHING, PlannedReceipt("duplicate", state.value, on_duplicate == "raise")
+    )
 
 
 class Plan(NamedTuple):
-    """The combined effect of the messages of one id, and the verdict on each.
+    """The combined effect of the messages of one id, and the receipt of each.
 
     `content` is the index of the message whose content is written; None if the stored one stays.
     `dues` are the indexes of all messages that set the due time, in order.
@@ -115,7 +117,7 @@ class Plan(NamedTuple):
     action: Action
     content: int | None
     dues: tuple[int, ...]
-    verdicts: tuple[Verdict, ...]
+    receipts: tuple[PlannedReceipt, ...]
 
     @property
     def due(self) -> int | None:
@@ -131,7 +133,7 @@ def plan(state: UniqueState, on_duplicate: Sequence[OnDuplicate]) -> Plan:
     >>> found = plan(UniqueState.FREE, ["skip", "update", "skip", "debounce"])
     >>> found.action.value, found.content, found.due
     ('add', 1, 3)
-    >>> [verdict.outcome for verdict in found.verdicts]
+    >>> [receipt.outcome for receipt in found.receipts]
     ['added', 'updated', 'duplicate', 'debounced']
     >>> plan(UniqueState.FREE, ["skip", "update"])[:3]
     (<Action.ADD: 'add'>, 1, (0,))
@@ -143,10 +145,10 @@ def plan(state: UniqueState, on_duplicate: Sequence[OnDuplicate]) -> Plan:
     action = Action.NOTHING
     content: int | None = None
     dues = []
-    verdicts = []
+    receipts = []
     for index, option in enumerate(on_duplicate):
         decision = decide(state, option)
-        verdicts.append(decision.verdict)
+        receipts.append(decision.receipt)
         if decision.action is Action.NOTHING:
             continue
         if action is Action.NOTHING:
@@ -157,4 +159,4 @@ def plan(state: UniqueState, on_duplicate: Sequence[OnDuplicate]) -> Plan:
             dues.append(index)
         if decision.action is Action.ADD:
             state = UniqueState.WAITING
-    return Plan(action, content, tuple(dues), tuple(verdicts))
+    return Plan(action, content, tuple(dues), tuple(receipts))

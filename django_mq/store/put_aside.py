@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from django_mq.store import Cursor
-from django_mq.store.free_unique_ids import IS_FREE
-from django_mq.store.unique_ids import UniqueId, UniqueRow, documents, holder_of
+from django_mq.store.unique_ids import IS_FREE, UniqueId, UniqueRow, documents, holder_of
 
 # Delays count from the broadcast, so they become times here, stored in seconds since 1970: a CHECK
 # can verify a number, but not a date. The last content put aside for an id replaces any earlier.

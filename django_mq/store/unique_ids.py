@@ -77,6 +77,11 @@ HOLDS = """m.dead_at is null
             case current_setting('transaction_isolation') when 'read committed'
             then statement_timestamp() else transaction_timestamp() end) is not true)"""
 
+#: No live message holds the unique id of `holder_of()`. A scalar subquery: see `store/__init__.py`.
+IS_FREE = f"""(select m.id
+             from django_mq_queuedmessage m
+            where m.id = u.message_id and {HOLDS}) is null"""
+
 # quiet_until is text and is returned unchanged: its Python value would depend on USE_TZ.
 READ_STATES = f"""
 select u.message_id, u.quiet_until::text, m.id is not null, m.leased_until is not null,

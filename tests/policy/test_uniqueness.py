@@ -9,8 +9,8 @@ import pytest
 from django_mq.policy.uniqueness import (
     Action,
     OnDuplicate,
+    PlannedReceipt,
     UniqueState,
-    Verdict,
     decide,
     plan,
     state_of,
@@ -24,11 +24,11 @@ def test_every_state_has_an_answer_to_every_option() -> None:
     for state in UniqueState:
         for option in OPTIONS:
             decision = decide(state, option)
-            assert (decision.action is Action.NOTHING) == (decision.verdict.outcome == "duplicate")
-            assert decision.verdict.reason == (
-                state.value if decision.verdict.outcome == "duplicate" else ""
+            assert (decision.action is Action.NOTHING) == (decision.receipt.outcome == "duplicate")
+            assert decision.receipt.reason == (
+                state.value if decision.receipt.outcome == "duplicate" else ""
             )
-            assert decision.verdict.refused == (option == "raise" and state is not UniqueState.FREE)
+            assert decision.receipt.refused == (option == "raise" and state is not UniqueState.FREE)
 
 
 @pytest.mark.parametrize(
@@ -96,11 +96,11 @@ def test_the_messages_of_one_id_are_one_write(
     """The later message sees the earlier one."""
     found = plan(state, options.split())  # type: ignore[arg-type]
     assert (found.action, found.content, found.due) == (action, content, due)
-    assert " ".join(verdict.outcome for verdict in found.verdicts) == outcomes
+    assert " ".join(receipt.outcome for receipt in found.receipts) == outcomes
 
 
 def test_a_later_one_that_raises_is_refused() -> None:
-    assert plan(UniqueState.FREE, ["raise", "raise"]).verdicts == (
-        Verdict("added"),
-        Verdict("duplicate", "waiting", refused=True),
+    assert plan(UniqueState.FREE, ["raise", "raise"]).receipts == (
+        PlannedReceipt("added"),
+        PlannedReceipt("duplicate", "waiting", refused=True),
     )

@@ -12,7 +12,7 @@ from django.db import OperationalError, connection, transaction
 
 from django_mq import broadcast
 from django_mq.models import QueuedMessage, UniqueKey
-from django_mq.store import backlog, change_waiting, free_unique_ids, limits, pruning
+from django_mq.store import backlog, change_waiting, free_unique_ids, limits, promotion, pruning
 from django_mq.store import put_aside as aside
 from django_mq.store import unique_ids as unique
 from django_mq.store.free_unique_ids import EndedMessage
@@ -135,15 +135,15 @@ def test_ends_wait_for_no_transaction_that_puts_aside(
     assert end(cursor, message) == []
     other.commit()
     assert aside.free_put_aside(cursor, limit=10).ids == [ID]
-    [id] = free_unique_ids.promote_put_aside(cursor, [ID])
-    assert free_unique_ids.promote_put_aside(cursor, [ID]) == []
+    [id] = promotion.promote_put_aside(cursor, [ID])
+    assert promotion.promote_put_aside(cursor, [ID]) == []
     assert QueuedMessage.objects.get().pk == id
 
 
 def test_put_aside_message_stays_while_its_id_is_taken(cursor: Cursor) -> None:
     take()
     put_aside(cursor, [new(0)])
-    assert free_unique_ids.promote_put_aside(cursor, [ID]) == []
+    assert promotion.promote_put_aside(cursor, [ID]) == []
     assert aside.free_put_aside(cursor, limit=10).ids == []
 
 
@@ -185,8 +185,8 @@ STATEMENTS: dict[str, Callable[[Cursor], object]] = {
     "move": lambda cursor: change_waiting.move(cursor, [new(101)]),
     "put aside": lambda cursor: put_aside(cursor, [new(0)]),
     "end": lambda cursor: free_unique_ids.end(cursor, [EndedMessage(101, ID, True)]),
-    "promote": lambda cursor: free_unique_ids.promote_put_aside(cursor, [ID]),
-    "lock": lambda cursor: free_unique_ids.lock(cursor, [ID]),
+    "promote": lambda cursor: promotion.promote_put_aside(cursor, [ID]),
+    "lock": lambda cursor: promotion.lock(cursor, [ID]),
     "reacquire": lambda cursor: free_unique_ids.reacquire(cursor, ids=[101]),
     "prune quiet": lambda cursor: pruning.prune(cursor, "quiet ids", limit=10),
     "count": lambda cursor: backlog.count_unblocked(cursor, queue="mail", limit=10),

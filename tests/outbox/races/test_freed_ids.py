@@ -15,7 +15,7 @@ from django.db import connection, transaction
 
 from django_mq import queues
 from django_mq.models import QueuedMessage, UniqueKey
-from django_mq.store import change_waiting, free_unique_ids
+from django_mq.store import change_waiting, promotion
 from django_mq.store.put_aside import put_aside
 from django_mq.store.rows import NewRow
 from django_mq.store.unique_ids import UniqueId, UniqueRow
@@ -66,7 +66,7 @@ def test_put_aside_content(together: Callable[..., Future[Any]], rollback: bool)
 
     def promote() -> list[int]:
         with second_connection() as other:
-            return free_unique_ids.promote_put_aside(other.cursor(), [ID])
+            return promotion.promote_put_aside(other.cursor(), [ID])
 
     promoted = take(together, promote, rollback=rollback)
     assert bool(promoted) == rollback

@@ -72,7 +72,7 @@ class Settler(threading.Thread):
         return bool(found)
 
     def step(self, own: psycopg.Connection[Any]) -> None:
-        from django_mq.store import free_unique_ids
+        from django_mq.store import free_unique_ids, promotion
         from django_mq.store import put_aside as aside
         from django_mq.store.free_unique_ids import EndedMessage
         from django_mq.store.unique_ids import UniqueId
@@ -80,7 +80,7 @@ class Settler(threading.Thread):
         claimed = own.execute(CLAIM).fetchall()
         if not claimed:
             if self.stop.is_set():  # like the chores: the last producer to put it aside rolled back
-                free_unique_ids.promote_put_aside(
+                promotion.promote_put_aside(
                     own.cursor(), aside.free_put_aside(own.cursor(), limit=10).ids
                 )
             own.execute("select pg_sleep(0.002)")
