@@ -13,10 +13,10 @@ from asgiref.sync import sync_to_async
 from django.utils.asyncio import async_unsafe
 
 from django_mq.executor.deadline import Deadline
-from django_mq.values import as_seconds
+from django_mq.requests.reply_query import ReplyQuery
+from django_mq.values import as_seconds, short_repr
 
 if TYPE_CHECKING:
-    from django_mq.requests.pending import PendingReply
     from django_mq.store.results import ReplyState
 
 #: The default number of seconds to wait for a reply.
@@ -25,7 +25,7 @@ TIMEOUT = 10.0
 
 @async_unsafe("this would block the event loop: await aresult(), aask() or agather() instead")
 def collect(
-    pendings: Sequence[PendingReply],
+    pendings: Sequence[ReplyQuery],
     timeout: float | timedelta | None,
     *,
     return_exceptions: bool = False,
@@ -46,7 +46,7 @@ def collect(
 
 
 async def acollect(
-    pendings: Sequence[PendingReply],
+    pendings: Sequence[ReplyQuery],
     timeout: float | timedelta | None,
     *,
     return_exceptions: bool = False,
@@ -55,7 +55,7 @@ async def acollect(
     deadline = Deadline(seconds_of(timeout))
     replies = []
     with _futures(
-        pendings, lambda each: deadline.seconds == 0 or each._was_born_in_test()
+        pendings, lambda each: deadline.seconds == 0 or each._was_stored_in_test()
     ) as futures:
         for pending, future in zip(pendings, futures, strict=True):
             if future is None:
@@ -71,13 +71,13 @@ def seconds_of(timeout: float | timedelta | None) -> float | None:
     """Return `timeout` in seconds, or None; raises ValueError unless it is a duration."""
     seconds = None if timeout is None else as_seconds(timeout)
     if seconds is None and timeout is not None:
-        raise ValueError(f"timeout must be seconds, a timedelta or None, not {timeout!r}")
+        raise ValueError(f"timeout must be seconds, a timedelta or None, not {short_repr(timeout)}")
     return seconds
 
 
 @contextmanager
 def _futures(
-    pendings: Sequence[PendingReply], is_here: Callable[[PendingReply], bool]
+    pendings: Sequence[ReplyQuery], is_here: Callable[[ReplyQuery], bool]
 ) -> Iterator[list[Future[ReplyState] | None]]:
     """Yield a future for each reply, or None for a reply that this thread queries itself.
 
@@ -113,7 +113,7 @@ async def _aresult(future: Future[ReplyState], seconds: float | None) -> ReplySt
 
 
 def _reply(
-    pending: PendingReply,
+    pending: ReplyQuery,
     found: ReplyState | None,
     deadline: Deadline,
     *,

@@ -8,10 +8,10 @@ from django_mq.store import Cursor
 from django_mq.store.kept_results import IDS, IS_KEPT, keep_removed
 from django_mq.store.keys import BEFORE_ALL
 from django_mq.store.message_changes import (
-    ANSWER_REMOVED,
     REMOVED_COLUMNS,
+    REPLY_TO_REMOVED,
     Removed,
-    replace_answers,
+    replace_replies,
 )
 from django_mq.store.message_filters import last_id
 
@@ -47,7 +47,7 @@ with matching as materialized (
 ), removed as (
     delete from django_mq_queuedmessage
      where id = any(array(select id from waiting))
-    {ANSWER_REMOVED}
+    {REPLY_TO_REMOVED}
 select matched.count, removed.*
   from (select count(*) from matching) matched
   left join (select {REMOVED_COLUMNS} from removed) removed on true
@@ -94,7 +94,7 @@ def _run(
     cursor.execute(statement, {**params, "kept": kept, "reason": "cancelled"})
     rows = cursor.fetchall()
     removed = [Removed(*row[1:]) for row in rows if row[1] is not None]
-    replace_answers(cursor, removed, "cancelled")
+    replace_replies(cursor, removed, "cancelled")
     return removed, rows[0][0] - len(removed)
 
 

@@ -133,12 +133,12 @@ def keep_removed(
     reason: str,
     asked: str = IDS,
 ) -> list[int]:
-    """Answer the tasks among the messages that are about to be removed; return their ids.
+    """Store results of the tasks among messages that are about to be removed; return their ids.
 
     The tasks stay locked; the caller has to remove them in the same transaction. `asked` is a query
     for ids with `params`; a `type` and a `unique_id` in `params` narrow it. Among these, the tasks
-    that wait (if `waiting`) or are dead (if `dead`) are answered with `reason`. A new answer
-    replaces an earlier one.
+    that wait (if `waiting`) or are dead (if `dead`) end with `reason`. A new result replaces
+    an earlier one.
     """
     params = {"type": None, "unique_id": None, **params}
     cursor.execute(TASKS_AMONG.format(ids=asked), params)
@@ -160,7 +160,8 @@ _STARTED = f"""(
     select extract(epoch from began)::float8
       from (select case jsonb_typeof(w.ran -> m.id::text) when 'number' then
                         w.last_seen - make_interval(secs =>
-                            least((w.ran -> m.id::text)::numeric, {MAX_SPAN_SECONDS})::float8)
+                            least(greatest((w.ran -> m.id::text)::numeric, 0),
+                                  {MAX_SPAN_SECONDS})::float8)
                    end as began, w.last_seen
               from django_mq_workerheartbeat w
              where w.id = split_part(m.claimed_by, ':', 1)) listed
@@ -185,8 +186,10 @@ select 0 as ordinal, m.handler, m.queue, m.priority, m.payload::text, m.metadata
   left join django_mq_result r on r.message_id = m.id
  where m.id = %(id)s and starts_with(m.type, '{TASKS}') and m.wants_result
 union all
-select 1, r.handler, r.queue, r.priority, r.payload::text, r.metadata::text,
-       extract(epoch from r.enqueued_at)::float8, r.attempts::text, jsonb_array_length(r.attempts),
+select 1, r.handler, r.queue, coalesce(r.priority, 0), r.payload::text,
+       coalesce(r.metadata, '{{}}')::text,
+       extract(epoch from coalesce(r.enqueued_at, r.created_at))::float8,
+       coalesce(r.attempts, '[]')::text, coalesce(jsonb_array_length(r.attempts), 0),
        extract(epoch from r.created_at)::float8, r.value::text, r.error_class, r.error_text,
        null, null, null, null
   from django_mq_result r

@@ -15,14 +15,14 @@ from django_mq.store.kept_results import IS_KEPT, keep_removed
 from django_mq.store.keys import KeyLine, free_next
 from django_mq.store.results import UNANSWERED
 
-#: The columns of `Removed`. Messages in `unanswered` get a new answer; tasks in `kept` have one.
+#: The columns of `Removed`. Messages in `unanswered` get a new reply; tasks in `kept` have one.
 REMOVED_COLUMNS = """id, queue, handler, key, type, unique_id,
        wants_result and dead_at is null and id <> all(%(kept)s::bigint[])
            and id not in (select message_id from unanswered)"""
 
-# A dead letter already has its answer, which is not replaced. A requeued message has the answer of
-# its first life, which `replace_answers` replaces.
-ANSWER_REMOVED = f"""returning id, queue, handler, key, type, unique_id, wants_result, dead_at
+# A dead letter already has its reply, which is not replaced. A requeued message has the reply of
+# its first life, which `replace_replies` replaces.
+REPLY_TO_REMOVED = f"""returning id, queue, handler, key, type, unique_id, wants_result, dead_at
 ), unanswered as (
     insert into django_mq_result (message_id, handler, error_class, error_text)
     select id, handler, '{UNANSWERED}', %(reason)s from removed where wants_result
@@ -40,7 +40,7 @@ with removed as (
            and case when m.dead_at is null then %(waiting)s else %(dead)s end
            and {IS_KEPT}
            for update skip locked))
-    {ANSWER_REMOVED}
+    {REPLY_TO_REMOVED}
 select {REMOVED_COLUMNS} from removed
 """
 
@@ -48,7 +48,7 @@ select {REMOVED_COLUMNS} from removed
 class Removed(NamedTuple):
     """A removed message, the line of its key, and its unique id.
 
-    `has_old_answer`: it was requeued, and its answer is that of its first life.
+    `has_old_reply`: it was requeued, and its reply is that of its first life.
     """
 
     id: int
@@ -57,12 +57,12 @@ class Removed(NamedTuple):
     key: str | None
     type: str
     unique_id: str | None
-    has_old_answer: bool = False
+    has_old_reply: bool = False
 
 
 # A separate statement, run only in the rare case that needs it: it needs more rights than an
 # insert.
-REPLACE_ANSWERS = f"""
+REPLACE_REPLIES = f"""
 update django_mq_result
    set value = null, error_class = '{UNANSWERED}', error_text = %(reason)s,
        created_at = statement_timestamp()
@@ -70,10 +70,10 @@ update django_mq_result
 """
 
 
-def replace_answers(cursor: Cursor, removed: Sequence[Removed], reason: str) -> None:
-    """Make `reason` the answer of the removed requests that had died and were requeued."""
-    if ids := [row.id for row in removed if row.has_old_answer]:
-        cursor.execute(REPLACE_ANSWERS, {"ids": ids, "reason": reason})
+def replace_replies(cursor: Cursor, removed: Sequence[Removed], reason: str) -> None:
+    """Make `reason` the reply to the removed requests that had died and were requeued."""
+    if ids := [row.id for row in removed if row.has_old_reply]:
+        cursor.execute(REPLACE_REPLIES, {"ids": ids, "reason": reason})
 
 
 def remove(
@@ -81,13 +81,13 @@ def remove(
 ) -> list[Removed]:
     """Delete messages in `ids` that wait (if `waiting`) or are dead (if `dead`); return them.
 
-    `reason` becomes the answer of every removed request.
+    `reason` becomes the reply to every removed request.
     """
     how: dict[str, Any] = {"waiting": waiting, "dead": dead, "reason": reason}
     kept = keep_removed(cursor, {"ids": list(ids)}, **how)
     cursor.execute(REMOVE, {"ids": list(ids), "kept": kept, **how})
     removed = [Removed(*row) for row in cursor.fetchall()]
-    replace_answers(cursor, removed, reason)
+    replace_replies(cursor, removed, reason)
     return removed
 
 

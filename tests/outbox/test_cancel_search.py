@@ -7,7 +7,7 @@ from django.db import connection, transaction
 
 from django_mq import Message, broadcast, broadcast_many, cancel
 from django_mq.models import QueuedMessage, UniqueKey
-from django_mq.store import cancel as store
+from django_mq.store import cancel as cancel_store
 from tests.pages_read import pages_read
 from tests.rows import add, insert_all
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "WINDOW", 3)
+    monkeypatch.setattr(cancel_store, "WINDOW", 3)
 
 
 @pytest.mark.usefixtures("small_windows")
@@ -46,7 +46,7 @@ def test_of_an_empty_table_nothing_is_cancelled() -> None:
 
 def test_one_statement_looks_at_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """With any number of messages, no statement exceeds the statement_timeout of a web request."""
-    monkeypatch.setattr(store, "WINDOW", 100)
+    monkeypatch.setattr(cancel_store, "WINDOW", 100)
     insert_all({"type": "a" if n % 50 == 0 else "b"} for n in range(2000))
     with connection.cursor() as cursor:
         cursor.execute("analyze django_mq_queuedmessage")

@@ -1,4 +1,4 @@
-"""Replies: values, errors, messages that end without an answer, and the address of a reply."""
+"""Replies: values, errors, messages that end unanswered, and the address of a reply."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_bad_result_of_finish_undoes_its_block() -> None:
         pending.result()
 
 
-# ---- messages without an answer
+# ---- unanswered messages
 
 
 def test_expired() -> None:
