@@ -49,7 +49,12 @@ class DuplicateMessage(BroadcastError):
 
 
 class TooManyHops(BroadcastError):
-    """A chain of handlers that broadcast is longer than `MAX_HOPS`."""
+    """A chain of handlers that broadcast is longer than `MAX_HOPS`.
+
+    If it ends the handler of message `message_id`, the last of the chain, that one is dead at once.
+    """
+
+    message_id: int | None = None
 
 
 class BroadcastBusy(BroadcastError):

@@ -199,16 +199,16 @@ class AsyncRunner(threading.Thread):
         self._starts.free(entries)
         self._settler.settle(ended, tasks)
         # Lists wait for the notice: more slots may be free then, and a list has more messages.
-        if next_ := self._local_queue.take_coroutines(lists=False):
+        if next_ := self._local_queue.coroutines.take(lists=False):
             self._starts.start(next_)
-        if self._local_queue.wants_poke():
+        if self._local_queue.coroutines.want_poke():
             self._notify_room()
 
     def _calls_settled(self, tasks: Sequence[Task]) -> None:
         """Note that the calls of `tasks` are settled. Called by the settler's thread."""
         came_free = self._slots.settle(fences(tasks))
         self._local_queue.coroutines_done(*[task.line for task in tasks])
-        if came_free or self._local_queue.wants_poke():
+        if came_free or self._local_queue.coroutines.want_poke():
             self._poke()
 
     def _give_up(self, ended: Sequence[Ended], tasks: Sequence[Task]) -> None:

@@ -16,6 +16,7 @@ from django_mq.executor.savepoint import LazySavepoint, TransactionEnded
 from django_mq.executor.scoreboard_entries import ExecutorEntries
 from django_mq.executor.session import Session
 from django_mq.executor.slice_state import (
+    MAX_SAVEPOINTS,
     Conflicts,
     NotLocked,
     RanDeliveries,
@@ -54,6 +55,7 @@ class Attempts:
         savepoint, wrapper = self.session.savepoint, self.session.wrapper
         hooks, wrappers = len(wrapper.run_on_commit), len(wrapper.execute_wrappers)
         result, error, seconds = None, None, 0.0
+        blocks = wrapper.savepoint_state
         self._record_start(tasks, state)
         self.session.link.in_handler = True
         try:
@@ -61,20 +63,15 @@ class Attempts:
                 locked |= self._announce(tasks, state)
             began = perf_counter()
             if savepoint.refused is None:
-                savepoint.arm()
-                function, delivery = tasks[0].handler.call, tasks[0].delivery
-                result, error = call(
-                    function,
-                    argument_of(tasks),
-                    delivery,
-                    alias=wrapper.alias,
-                    in_test=self.session.borrowed,
-                )
+                result, error = self._call(tasks)
             seconds = perf_counter() - began
+            # `clean_savepoints()` sets the count back to zero.
+            state.savepoints += max(0, wrapper.savepoint_state - blocks)
             if error is None:
                 # The hooks of a batch belong to all of its messages, which must be acked together.
                 binds = len(tasks) > 1 and not locked and hooks < len(wrapper.run_on_commit)
-                error = _keep_writes(savepoint, more=monotonic() < until, binds=binds)
+                more = monotonic() < until and state.savepoints + 1 < MAX_SAVEPOINTS
+                error = _keep_writes(savepoint, more=more, binds=binds)
             state.savepoints += savepoint.opened
             if error is not None:
                 savepoint.roll_back()
@@ -93,6 +90,17 @@ class Attempts:
             self._failed(tasks, error, seconds, state, part)
         else:
             self._succeeded(tasks, result, seconds, part, hooks)
+
+    def _call(self, tasks: list[Task]) -> tuple[Any, BaseException | None]:
+        """Call the handler behind its savepoint; return its result, or its error."""
+        self.session.savepoint.arm()
+        return call(
+            tasks[0].handler.call,
+            argument_of(tasks),
+            tasks[0].delivery,
+            alias=self.session.wrapper.alias,
+            in_test=self.session.borrowed,
+        )
 
     def _record_start(self, tasks: list[Task], state: SliceState) -> None:
         state.attempted, state.running = True, tasks

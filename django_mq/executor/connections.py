@@ -26,30 +26,45 @@ DATABASE_ERRORS = (psycopg.Error, DjangoError)
 
 #: Seconds to connect, unless the alias sets a `connect_timeout`.
 CONNECT_SECONDS = 10
+#: The advice for a backend that cannot connect for a reason of its own.
+WHICH_SERVICE = "Perhaps the service that has the password is away."
+#: Seconds of silence after which the kernel sends a packet, unless the alias says otherwise. The
+#: default of Linux is two hours, but load balancers and firewalls forget a silent connection after
+#: minutes, and then drop its packets without a word.
+KEEPALIVE_SECONDS = 30
 # By alias: the class of the error that was logged since the last connection was made.
 _logged: dict[str, type[Exception]] = {}
+
+
+class BackendFailed(psycopg.OperationalError):
+    """The backend cannot connect for a reason of its own, which is the cause.
+
+    Some backends fetch a password from another service, such as a vault. It may also be a bug.
+    """
 
 
 def plain_connection(alias: str, link: Link | None = None) -> BaseDatabaseWrapper:
     """Return a new connection to `alias` that is not from Django's pool and does not age.
 
-    `link` bounds its waits, including those while it connects.
+    `link` bounds its waits, including those while it connects. It raises OperationalError if the
+    backend cannot connect for a reason of its own.
     """
     original = connections[alias]
     wrapper = type(original)(_plain_settings(original), alias)
     if link is None:
+        _convert_failures(wrapper)
         return wrapper
     params_of, connect = wrapper.get_connection_params, wrapper.get_new_connection
 
     def current_params() -> dict[str, Any]:
         wrapper.settings_dict = _plain_settings(original)  # with a password changed since
-        with _outage_without_credentials(alias):
+        with _logging_failures(alias):
             return params_of()
 
     def connect_and_attach(params: dict[str, Any]) -> Any:
         if link.max_wait < CONNECT_SECONDS:
             params = {**params, "connect_timeout": max(1, round(link.max_wait))}
-        with _outage_without_credentials(alias):
+        with _logging_failures(alias):
             driver = connect(params)
         _logged.pop(alias, None)
         link.attach(driver)
@@ -64,29 +79,62 @@ def _plain_settings(original: BaseDatabaseWrapper) -> dict[str, Any]:
     settings: dict[str, Any] = copy.deepcopy(original.settings_dict)
     settings["OPTIONS"].pop("pool", None)
     settings["OPTIONS"].setdefault("connect_timeout", CONNECT_SECONDS)
+    if "service" not in settings["OPTIONS"]:  # its file may have them, and would be overruled
+        # Linux waits for the first before its first packet, for the second before each further one.
+        for name in ("keepalives_idle", "keepalives_interval"):
+            settings["OPTIONS"].setdefault(name, KEEPALIVE_SECONDS)
     settings.update(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=False)
     return settings
 
 
 @contextlib.contextmanager
-def _outage_without_credentials(alias: str) -> Iterator[None]:
-    """Raise an OperationalError if the backend cannot connect for a reason of its own.
-
-    Some backends fetch a password from another service, such as a vault. While that is away, the
-    worker waits as for a lost database: any other error would count as the message's. It may also
-    be a bug of the backend, so its traceback is logged: once per outage and class of error.
-    """
+def _backend_failures() -> Iterator[None]:
+    """Raise BackendFailed for an error that is not one of the database."""
     try:
         yield
     except (*DATABASE_ERRORS, ImproperlyConfigured):
         raise
     except Exception as error:
-        if _logged.get(alias) is not type(error):
+        raise BackendFailed(f"its backend cannot connect: {error_name(error)}") from error
+
+
+@contextlib.contextmanager
+def _logging_failures(alias: str) -> Iterator[None]:
+    """Raise BackendFailed, and log its cause: once per outage and class of error.
+
+    The worker waits as for a lost database: any other error would count as the message's.
+    """
+    try:
+        with _backend_failures():
+            yield
+    except BackendFailed as failed:
+        error = failed.__cause__
+        if isinstance(error, Exception) and _logged.get(alias) is not type(error):
             _logged[alias] = type(error)
             log_failure(
                 "connect_failed", error, "the backend of the alias %s cannot connect", alias
             )
-        raise psycopg.OperationalError(f"cannot connect: {error_name(error)}") from error
+        raise
+
+
+@contextlib.contextmanager
+def converting_failures(alias: str) -> Iterator[None]:
+    """Within the block, `connections[alias]` raises OperationalError if its backend fails."""
+    wrapper = connections[alias]
+    if "get_connection_params" in vars(wrapper):  # a plain connection
+        yield
+        return
+    _convert_failures(wrapper)
+    try:
+        yield
+    finally:
+        del wrapper.get_connection_params, wrapper.get_new_connection
+
+
+def _convert_failures(wrapper: BaseDatabaseWrapper) -> None:
+    params_of, connect = wrapper.get_connection_params, wrapper.get_new_connection
+    wrapper.get_connection_params = _backend_failures()(params_of)  # type: ignore[method-assign]
+    wrapper.get_new_connection = _backend_failures()(connect)  # type: ignore[method-assign]
 
 
 def driver_connection(alias: str, link: Link) -> psycopg.Connection[Any]:

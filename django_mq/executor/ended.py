@@ -87,6 +87,7 @@ def failure_end(
         max_attempts=delivery.max_attempts,
         policy=policy,
         random=random.random,
+        message_id=delivery.id,
     )
     settled = Settled.SNOOZED if isinstance(outcome, Snoozed) else Settled.FAILED
     return Ended(delivery, settled, seconds=seconds, outcome=outcome, error=error)

@@ -19,12 +19,11 @@ from django_mq.executor.running_tasks import RunningTasks
 from django_mq.executor.slice_cut import next_slice
 from django_mq.executor.tasks import Line, Slice, Task
 from django_mq.executor.unsettled import Unsettled
+from django_mq.executor.waiting_coroutines import WaitingCoroutines
 from django_mq.executor.waiting_tasks import WaitingTasks
 
 #: Seconds that a suspect waits for a moment when nothing else runs. After that nothing else starts.
 SUSPECT_WAIT_SECONDS = 10.0
-#: Seconds that a coroutine waits for a slot. After that, other processes may have a free one.
-SLOT_WAIT_SECONDS = 1.0
 #: Seconds without a new slice after which the waiting tasks are released.
 STUCK_AFTER = 1.0
 
@@ -34,7 +33,7 @@ class LocalQueue:
 
     A slice has up to `slice_size` messages, a batch handler gets up to `batch`. `poke` wakes the
     worker's loop, which claims, because few tasks wait (`notify_below()`) or an executor is free
-    again (`stuck()`); starts coroutines; releases tasks; or stops, because nothing is left. Tasks
+    again (`stuck()`); starts `coroutines`; releases tasks; or stops, because nothing is left. Tasks
     wait at most `max_linger` seconds for their list to fill. Coroutines take `slots` as they leave.
     """
 
@@ -67,6 +66,14 @@ class LocalQueue:
         self.paces = Paces()
         #: When a message of each lane last started.
         self.last_starts = LastStarts()
+        #: The coroutines among the tasks that wait.
+        self.coroutines = WaitingCoroutines(
+            self._waiting,
+            self.running,
+            slots=slots,
+            last_starts=self.last_starts,
+            lock=self._lock,
+        )
         #: Queues from which nothing may start.
         self.stopped_queues = self._waiting.stopped_queues
 
@@ -187,28 +194,6 @@ class LocalQueue:
                 )
             )
 
-    def take_coroutines(self, *, lists: bool = True) -> list[Task]:
-        """Return coroutines that are to start now, and have slots; of lists only with `lists`.
-
-        They count as running from now on. None starts beside a suspect; one of an async handler is
-        returned alone, while nothing else runs.
-        """
-        waiting, running = self._waiting, self.running
-        if not (waiting.ordering.coroutines or waiting.suspects):
-            return []
-        with self._lock:
-            if not running.count and waiting.next_suspect_is_async():
-                running.take(alone=True)
-                coroutines = waiting.take_suspect().tasks
-            else:
-                room = 0 if running.alone else self.slots.room()
-                if coroutines := waiting.ordering.take_coroutines(room, lists=lists):
-                    running.start_coroutines(len(coroutines))
-            if coroutines:
-                self.slots.take(len(coroutines))
-                self.last_starts.record(coroutines)
-            return coroutines
-
     def cancel_start(self, coroutines: list[Task]) -> None:
         """Note that these coroutines could not start; nothing behind them in their lines does."""
         for task in coroutines:
@@ -216,28 +201,6 @@ class LocalQueue:
                 self.halt_line(task.line)
         self.slots.give_back(len(coroutines))
         self.coroutines_done(*[task.line for task in coroutines])
-
-    def overdue_in(self) -> float:
-        """Return the seconds until coroutines have waited too long for a slot; may be infinite."""
-        with self._lock:
-            since = self._waiting.ordering.slot_wanted_since()
-        return max(0.0, since + SLOT_WAIT_SECONDS - monotonic())
-
-    def release_coroutines(self, *, overdue: bool) -> None:
-        """Mark for release those that wait for a slot; `overdue`: only if one waits too long."""
-        if not overdue or self.overdue_in() == 0.0:
-            with self._lock:
-                self._waiting.drop_coroutines()
-
-    def wants_poke(self) -> bool:
-        """Return whether coroutines that wait have free slots, or more are to be claimed."""
-        waiting = len(self._waiting.ordering.coroutines)
-        return (waiting > 0 and self.slots.room() > 0) or self.slots.to_claim(waiting) > 0
-
-    def coroutines(self) -> int:
-        """The number of coroutines that wait here: each will need a slot."""
-        with self._lock:
-            return self._waiting.count_coroutines()
 
     def done(self, slice_: Slice) -> None:
         """Note that the tasks of `slice_` have ended."""

@@ -53,6 +53,7 @@ class NonAtomic:
         lease = max(map(self.context.lease_of, {task.delivery.queue for task in tasks}))
         asked_at = lease_clock()
         try:
+            self.session.check_silent()
             started = self._start(fences, lease)
         except LOST as error:
             self.session.close()
@@ -62,6 +63,7 @@ class NonAtomic:
             self.context.outage.wait_quietly()  # perhaps nothing else waits, and the lock may last
             return False
         self.context.outage.record_answer()
+        self.session.record_activity()
         barred, ready = split_started(tasks, started, asked_at=asked_at)
         lost = [each for each in barred if each.settled is Settled.LOST]
         if lost:
@@ -102,6 +104,7 @@ class NonAtomic:
         handler = tasks[0].handler
         timeout = EntryTimeout(self.entries.of_call([task.delivery.fence for task in tasks]))
         call = leased_call(tasks, alias=self.session.alias, lease=lease, timeout=timeout)
+        self.session.savepoint.watch()
         if is_observed(message_started):
             for delivery in call.deliveries:
                 reports.started(delivery)
@@ -111,6 +114,7 @@ class NonAtomic:
         try:
             result, error = run_call(handler.call, call, alias=self.session.alias)
             seconds = perf_counter() - began
+            self.session.savepoint.disarm()  # the next uses are ours
             if self._left_transaction_open() and error is None:
                 error = HandlerBrokeTransaction(
                     "the handler left a transaction or a pipeline open; it was rolled back"
@@ -132,7 +136,8 @@ class NonAtomic:
         within = wrapper.in_atomic_block
         if driver is not None and not driver.closed and not within:
             if is_idle(driver) and not is_in_pipeline(driver):
-                self.session.reset()
+                if self.session.savepoint.opened:
+                    self.session.reset()
                 return False
             within = True
         drop_connection(wrapper)

@@ -13,6 +13,7 @@ from django_mq import signals
 from django_mq.conf import get_settings
 from django_mq.conf.error_logs import error_name, log_failure
 from django_mq.conf.local_time import local_text
+from django_mq.exceptions import TooManyHops
 from django_mq.executor import worker_totals
 from django_mq.executor.ended import ACKED, DONE, Ended, Settled
 from django_mq.executor.run_context import RunContext
@@ -80,7 +81,8 @@ def _say(ended: Ended) -> None:
         text = f"is dead: {reason} ({_loggable_failure(outcome.failure)})"
         _announce(signals.message_dead, ended, text, reason=outcome.reason)
     elif ended.settled is Settled.DEAD_UNSTARTED:
-        _announce(signals.message_dead, ended, f"is dead: {ended.reason}", reason=ended.reason)
+        text = f"is dead: {ended.reason}"
+        _announce(signals.message_dead, ended, text, reason=ended.reason, started=False)
     elif isinstance(outcome, Snoozed):
         _warn_of_wait(delivery, outcome)
     elif isinstance(outcome, Retried):
@@ -127,6 +129,8 @@ def _reason(outcome: DeadLettered, error: BaseException | None) -> str:
     """Return the reason as logged; the reason of a Reject is the handler's own text."""
     if outcome.reason == EXHAUSTED or _texts():
         return outcome.reason
+    if issubclass(type(error), TooManyHops):
+        return TooManyHops.__name__
     plain = loggable_text(error)
     return one_line(f"InvalidPayload: {plain}") if plain else "rejected"
 

@@ -42,6 +42,8 @@ logger = logging.getLogger("django_mq")
 
 #: Seconds after which a firewall may have dropped a silent connection.
 STALE_AFTER = 60.0
+#: Seconds for which such a connection may take to answer: a message waits meanwhile.
+PROBE_SECONDS = 5.0
 
 
 class Session:
@@ -233,11 +235,18 @@ class Session:
     def check_silent(self) -> None:
         """Let the server answer if the connection has been silent for long; call it when idle.
 
-        It may have been cut unnoticed: then this meets the error, and no handler does.
+        It may have been cut unnoticed: then this meets the error, and no handler does. A firewall
+        that forgot it drops packets instead, so the answer must come within PROBE_SECONDS.
         """
-        if not self.borrowed and monotonic() - self._active_at > STALE_AFTER:
-            simple_query(self.connect(), "select 1")
-            self.record_activity()
+        if self.borrowed or monotonic() - self._active_at <= STALE_AFTER:
+            return
+        driver, limit = self.connect(), self.link.seconds
+        self.link.seconds = PROBE_SECONDS
+        try:
+            simple_query(driver, "select 1")
+        finally:
+            self.link.seconds = limit
+        self.record_activity()
 
     def is_alive(self) -> bool:
         """Return whether the connection survived the last error; if so, the server answered."""

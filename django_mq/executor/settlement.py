@@ -21,7 +21,7 @@ from psycopg.errors import LockNotAvailable
 
 from django_mq.executor import history_rules, reports, settle_effects
 from django_mq.executor.calls import is_conflict
-from django_mq.executor.ended import ACKED, Ended, ends_or_lost
+from django_mq.executor.ended import ACKED, Ended, Settled, ends_or_lost
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.leased_delivery import leased_at
 from django_mq.executor.run_context import RunContext
@@ -99,8 +99,10 @@ class Settlement:
         """Settle `ended`; return them, marked LOST where the lease is no longer ours.
 
         Waits for a lost database. Returns an empty list if the drain ends meanwhile: the leases
-        lapse, and the attempts count.
+        lapse, and the attempts count. Sends nothing if `finish()` has settled all of them.
         """
+        if all(each.settled is Settled.FINISHED for each in ended):
+            return list(ended)
         return self._settle(ended, _Tries())
 
     def _settle(self, ended: Sequence[Ended], tries: _Tries) -> list[Ended]:

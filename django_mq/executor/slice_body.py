@@ -12,15 +12,11 @@ from django_mq.executor.ended import Ended, Settled
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.scoreboard_entries import ExecutorEntries
 from django_mq.executor.session import Session
-from django_mq.executor.slice_state import NotLocked, SliceState
+from django_mq.executor.slice_state import MAX_SAVEPOINTS, NotLocked, SliceState
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.executor.tasks import Task, has_expired, may_start_unlocked
 from django_mq.messages import fence_of, worker_of
 from django_mq.store.row_locks import LockResult
-
-#: PostgreSQL keeps 64 subtransactions of a transaction in shared memory; if there are more, the
-#: snapshots of all other backends overflow.
-MAX_SAVEPOINTS = 50
 
 #: Reads this of every task of a slice, at the speed of C.
 _ordered = attrgetter("delivery._row.ordered")
@@ -93,8 +89,7 @@ class SliceBody:
                 self._cannot_start(task, state)
             ):
                 continue
-            ends = index == last or state.savepoints + 1 >= MAX_SAVEPOINTS
-            self.attempts.run([task], state, locked=lock, until=0.0 if ends else until)
+            self.attempts.run([task], state, locked=lock, until=0.0 if index == last else until)
             state.stopped = state.stopped or (row.wants_result and not row.is_django_task)
 
     def _run_batch(self, state: SliceState) -> None:

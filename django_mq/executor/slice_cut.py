@@ -28,10 +28,9 @@ def next_slice(
     or its `max_batch`. While `idle` other threads wait, it leaves them their share of messages that
     take long.
     """
-    slice_ = Slice([ready.popleft()])
-    _occupy(slice_, ordering, slice_.tasks[0])
-    head = slice_.tasks[0]
-    first = head.handler
+    head = ready.popleft()
+    slice_, first = Slice([head]), head.handler
+    _occupy(slice_, ordering, head)
     limits = {first: max_in_call(head, batch) if first.batch else pace(first).limit}
     if not (first.atomic or first.batch) or limits[first] == 1:
         return slice_
@@ -48,9 +47,7 @@ def next_slice(
                 continue
             if task.delivery._row.suspect:
                 break
-        if not (handler is first if first.batch else handler.atomic and not handler.batch):
-            break
-        if first.batch and max_in_call(task, batch) < limits[first]:
+        if not _may_follow(first, task, batch=batch, limit=limits[first]):
             break
         if handler not in limits:
             limits[handler] = pace(handler).limit
@@ -61,6 +58,13 @@ def next_slice(
         slice_.tasks.append(ready.popleft())
         _occupy(slice_, ordering, task)
     return slice_
+
+
+def _may_follow(first: Handler, task: Task, *, batch: int, limit: int) -> bool:
+    """Return whether `task` may be in a slice that begins with `first`, which has up to `limit`."""
+    if first.batch:
+        return task.handler is first and max_in_call(task, batch) >= limit
+    return task.handler.atomic and not task.handler.batch
 
 
 def _occupy(slice_: Slice, ordering: Ordering, task: Task) -> None:

@@ -15,6 +15,9 @@ from django_mq.executor.tasks import Line, Task
 #: How often the connection may be lost after a delivery ran, before the delivery is charged.
 #: Without this limit, a handler that exceeds a limit of the server or a pooler would run for ever.
 MAX_LOSSES = 3
+#: PostgreSQL keeps 64 subtransactions of a transaction in shared memory; if there are more, the
+#: snapshots of all other backends overflow. The rest is for the blocks of the last handler.
+MAX_SAVEPOINTS = 50
 
 
 class SliceAborted(Exception):
@@ -68,7 +71,8 @@ class SliceState:
     `driver` is the connection when the slice began, and `settings` are those of its transaction.
     `begun`: BEGIN was sent. From then on, `xid` is the id of the transaction, `missing` has the ids
     of messages that it could not lock, and `expired` those of messages that have expired.
-    `savepoints` counts those that were opened. `committing`: only COMMIT is left.
+    `savepoints` counts those that were opened, also by `atomic()` in handlers. `committing`: only
+    COMMIT is left.
 
     `aborted`: a handler ended the transaction, that of the `culprit` unless a batch ran. Do not
     infer this from the slice's error: Django may replace it with a reconnect error. `halted_lines`

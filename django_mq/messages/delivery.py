@@ -178,9 +178,9 @@ class Delivery(Generic[Payload]):
     def fail(self, error: Exception | str) -> None:
         """Fail this message alone, as if its handler had raised `error`; text: `Exception(error)`.
 
-        The answers `fail()`, `retry()`, `snooze()` and `reject()` are for lists of deliveries
+        The verdicts `fail()`, `retry()`, `snooze()` and `reject()` are for lists of deliveries
         (`batch=True`) outside transactions. They take effect when the handler ends, however it
-        ends; the last answer wins. They raise TypeError in any other handler, and LeaseLost once
+        ends; the last verdict wins. They raise TypeError in any other handler, and LeaseLost once
         the call has ended.
         """
         raise self._unlisted("fail()")

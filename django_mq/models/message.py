@@ -18,7 +18,9 @@ from django_mq.policy.column_bounds import (
     NAME,
     NAME_OR_EMPTY,
 )
+from django_mq.policy.similar_names import similar
 from django_mq.states import MessageState, read_state, state_expression
+from django_mq.values import short_repr
 
 
 class MessageQuerySet(models.QuerySet["QueuedMessage"]):
@@ -29,7 +31,15 @@ class MessageQuerySet(models.QuerySet["QueuedMessage"]):
         return self.annotate(state=state_expression())  # type: ignore[no-redef]  # its own setter
 
     def in_state(self, *states: str) -> MessageQuerySet:
-        """Keep the messages that are in one of `states`."""
+        """Keep the messages that are in one of `states`; ValueError if there is no such state."""
+        for each in states:
+            if each not in MessageState:
+                near = similar(str(each), MessageState.values, most=1)
+                advice = f": did you mean {near[0]!r}?" if near else "."
+                raise ValueError(
+                    f"no state is named {short_repr(each)}{advice}"
+                    f" The states are {', '.join(MessageState.values)}"
+                )
         return self.with_state().filter(state__in=states)  # type: ignore[misc]
 
     def waiting(self) -> MessageQuerySet:
@@ -69,6 +79,9 @@ class QueuedMessage(StoredModel):
     leased_until = models.DateTimeField("leased until", null=True, blank=True)
     claimed_by = models.CharField(  # noqa: DJ001
         "claimed by", max_length=64, db_collation="C", null=True, blank=True
+    )
+    unstarted_claim = models.CharField(  # noqa: DJ001
+        "unstarted claim", max_length=64, db_collation="C", null=True, blank=True
     )
     attempts = models.IntegerField("attempts", db_default=0)
     max_attempts = models.IntegerField("max attempts", db_default=20)

@@ -115,9 +115,9 @@ def exponential(
         raise ValueError(f"cap ({maximum:g} s) must not be below base ({first:g} s)")
     growth = as_seconds(factor)
     if growth is None or growth < 1:
-        raise ValueError(f"factor must be a number of at least 1, not {factor!r}")
+        raise ValueError(f"factor must be a number of at least 1, not {short_repr(factor)}")
     if jitter not in ("equal", "full", "none"):
-        raise ValueError(f'jitter must be "equal", "full" or "none", not {jitter!r}')
+        raise ValueError(f'jitter must be "equal", "full" or "none", not {short_repr(jitter)}')
     return Exponential(first, growth, maximum, jitter)
 
 
@@ -171,13 +171,15 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         attempts = self.max_attempts
         if type(attempts) is not int or not 1 <= attempts <= MAX_ATTEMPTS:
-            raise ValueError(f"max_attempts must be 1 to {MAX_ATTEMPTS:,}, not {attempts!r}")
+            raise ValueError(
+                f"max_attempts must be 1 to {MAX_ATTEMPTS:,}, not {short_repr(attempts)}"
+            )
         if self.backoff in _FACTORIES:
             raise ValueError("backoff must be the function's result: call it, as in exponential()")
         if not isinstance(self.backoff, BackoffStrategy) and not callable(self.backoff):
             raise ValueError(
                 "backoff must be exponential(), fixed(), intervals() or a callable"
-                f" attempt -> seconds, not {self.backoff!r}"
+                f" attempt -> seconds, not {short_repr(self.backoff)}"
             )
 
     @classmethod
@@ -270,7 +272,7 @@ def _wait(value: object, what: str) -> float:
     seconds = as_seconds(value)
     if seconds is None or seconds > MAX_WAIT:
         raise ValueError(
-            f"{what} must be seconds or a timedelta, from zero to 366 days, not {value!r}"
+            f"{what} must be seconds or a timedelta, from zero to 366 days, not {short_repr(value)}"
         )
     return seconds
 

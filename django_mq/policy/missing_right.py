@@ -21,6 +21,14 @@ def is_missing_right(error: BaseException) -> bool:
     return any(map(_is_refused_by_acl, (error, error.__cause__)))
 
 
+def name_roles(error: BaseException, roles: str) -> None:
+    """Add a note with the `roles` that a login needs to `error`, if it lacks a right."""
+    if is_missing_right(error):
+        error.add_note(
+            f"The login needs the role {roles}: see 'Database roles' in the documentation"
+        )
+
+
 def _is_refused_by_acl(error: BaseException | None) -> bool:
     if getattr(error, "sqlstate", None) != _REFUSED:
         return False

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from django_mq.exceptions import Reject, Retry, Snooze, UnexpectedPayload
+from django_mq.exceptions import Reject, Retry, Snooze, TooManyHops, UnexpectedPayload
 from django_mq.policy.backoff import MAX_WAIT, BackoffFailed, Random, RetryPolicy
 from django_mq.policy.durations import precise_span
 from django_mq.policy.error_text import Failure, describe
@@ -108,13 +108,15 @@ def decide(
     max_attempts: int,
     policy: RetryPolicy,
     random: Random,
+    message_id: int | None = None,
 ) -> Outcome:
     """Return the outcome of a delivery whose handler raised `error`.
 
     `attempt` counts from 1; the attempt `max_attempts` is the last. `max_attempts` is the message's
     (a requeue raises it), so `policy` provides only the delay. `random` returns a number in [0, 1).
-    A wait is cut to 366 days, and raised to the floor of `policy`. This function never raises,
-    whatever `error` is.
+    A wait is cut to 366 days, and raised to the floor of `policy`. A TooManyHops is final if it
+    names `message_id`, and not the neighbour in a list whose chain is too long. This function never
+    raises, whatever `error` is.
 
     >>> decide(
     ...     KeyError(7), attempt=1, max_attempts=1, policy=RetryPolicy(), random=lambda: 0.5
@@ -131,6 +133,12 @@ def decide(
             return DeadLettered(one_line(error.reason) or "rejected", describe(error))
         if isinstance(error, UnexpectedPayload):
             return DeadLettered(one_line(f"InvalidPayload: {error}"), describe(error))
+        if (
+            isinstance(error, TooManyHops)
+            and message_id is not None
+            and error.message_id == message_id
+        ):
+            return DeadLettered(one_line(f"TooManyHops: {error}"), describe(error))
         if isinstance(error, Retry):
             asked = None if error.after is None else checked_when(error.after)
             backoff = error.backoff

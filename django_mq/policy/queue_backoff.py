@@ -7,8 +7,9 @@ of the queue is claimed after each wait: the probe.
 from __future__ import annotations
 
 from enum import IntEnum
+from math import ldexp
 
-from django_mq.exceptions import Reject, Retry, UnexpectedPayload
+from django_mq.exceptions import Reject, Retry, TooManyHops, UnexpectedPayload
 from django_mq.policy.backoff import Random
 from django_mq.policy.outcomes import AttemptEnded, DeadLettered, Outcome, Retried, Snoozed
 
@@ -27,8 +28,8 @@ def step_of(outcome: Outcome | None, error: BaseException | None) -> Step:
     `error` is the handler's error. DOWN if the message was rejected: the handler works, as after an
     ack. UP if it failed, or raised `Retry` or `Snooze` with `backoff=True`. STAY if the end says
     nothing about the services that the handler needs: `Retry` and `Snooze` without `backoff=True`,
-    a timeout, a lost worker, an unexpected payload, and a message that was held or expired
-    (`outcome` is None).
+    a timeout, a lost worker, an unexpected payload, a chain of more than MAX_HOPS, and a message
+    that was held or expired (`outcome` is None).
 
     >>> step_of(None, None).name
     'STAY'
@@ -40,7 +41,7 @@ def step_of(outcome: Outcome | None, error: BaseException | None) -> Step:
     kind = type(error)  # not isinstance(), which reads the error's own `__class__`
     if issubclass(kind, Reject):
         return Step.DOWN
-    if issubclass(kind, AttemptEnded | UnexpectedPayload):
+    if issubclass(kind, AttemptEnded | UnexpectedPayload | TooManyHops):
         return Step.STAY
     if issubclass(kind, Retry):  # on its last attempt; without its attributes it is an error
         return Step.UP if vars(error).get("backoff", True) else Step.STAY
@@ -56,7 +57,7 @@ def wait(level: int, *, multiplier: float, maximum: float) -> float:
     >>> [wait(level, multiplier=1.0, maximum=120.0) for level in (1, 2, 6, 7)]
     [2.0, 4.0, 64.0, 120.0]
     """
-    return min(multiplier * 2.0**level, maximum)
+    return min(ldexp(multiplier, level), maximum)  # 2.0 ** 1024 would overflow
 
 
 def top_level(*, multiplier: float, maximum: float) -> int:

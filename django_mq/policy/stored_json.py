@@ -18,8 +18,6 @@ _EXPANDED = re.compile(r'(?<![\w"\\.])-?(?:\d{17,}|0\.0000\d+)(?![\w".])')
 #: stays below eight.
 MAX_EXPANSION = 64
 _ZEROS = "0" * 20
-#: A string, with its escapes.
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 #: Both kinds of brackets become one; all other bytes are left out.
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _NON_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -71,16 +69,22 @@ def _min_written_bytes(text: str, enough: int) -> int:
 def _is_deeper(text: bytes, maximum: int) -> bool:
     """Return whether containers are nested deeper than `maximum`.
 
-    Each round removes the innermost containers, so there are as many rounds as levels. Brackets in
-    strings rarely matter, and are left out only if they do.
+    Each round removes the innermost containers, so there are as many rounds as levels.
     """
-    return _has_more_rounds(text, maximum) and _has_more_rounds(_STRING.sub(b"", text), maximum)
-
-
-def _has_more_rounds(text: bytes, maximum: int) -> bool:
-    left = text.translate(_ONE_KIND, _NON_BRACKETS)
+    left = _outside_strings(text).translate(_ONE_KIND, _NON_BRACKETS)
     for _ in range(maximum):
         if not left:
             return False
         left = left.replace(b"[]", b"")
     return bool(left)
+
+
+def _outside_strings(text: bytes) -> bytes:
+    """Return JSON without its strings, whose brackets would hide or add levels.
+
+    >>> _outside_strings(rb'{"a": ["\\\\", "]\\"", 7]}')
+    b'{: [, , 7]}'
+    """
+    if b"\\" in text:
+        text = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    return b"".join(text.split(b'"')[::2])

@@ -106,6 +106,15 @@ def array(values: Iterable[object]) -> str:
     return "{" + ",".join(map(str, values)) + "}"
 
 
+def names(values: Iterable[str]) -> str:
+    """Return names of queues or handlers as an array literal; one may be `null`.
+
+    >>> names(["null", "mail"])
+    '{"null","mail"}'
+    """
+    return array(f'"{value}"' for value in values)
+
+
 def texts(values: Sequence[str]) -> str:
     """Return texts of any content as an array literal.
 

@@ -68,7 +68,7 @@ select w.id,
        {cause_in("w.metadata")},
        w.type, w.handler, w.queue, null::timestamptz, (select count(*) from walked)
   from walked w
- where w.metadata ->> 'mq.correlation_id' = %(chain)s or w.id = %(id)s
+ where w.metadata ->> 'mq.correlation_id' = %(chain)s or w.id in (%(id)s, %(first)s)
  order by w.id
  limit %(limit)s
 """
@@ -77,7 +77,7 @@ select w.id,
 def stored(
     cursor: Cursor, *, chain: str, id: int, first: int, window: int, limit: int
 ) -> tuple[list[ChainRow], bool]:
-    """Return the messages of `chain`, and message `id`, among the `window` stored from `first` on.
+    """Return the messages of `chain`, `id` and `first`, among the `window` stored from `first` on.
 
     Also returns whether the window reached the end of the table.
     """

@@ -37,8 +37,16 @@ def take_turn(cursor: Cursor, *, every: float) -> dict[str, Any] | None:
     """
     cursor.execute(TAKE_TURN, {"every": every})
     row = cursor.fetchone()
-    resume = json.loads(row[0]) if row else None
-    return resume if row is None or isinstance(resume, dict) else {}
+    return None if row is None else _positions(row[0])
+
+
+def _positions(text: str) -> dict[str, Any]:
+    """Return the stored positions; none if another program has written something else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):  # too many digits, or too deep for this interpreter
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 RESUME_AT = f"""

@@ -16,8 +16,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow
-from django_mq.store import array
-from django_mq.store.claimed_row import COLUMN_COUNT, NEXT_ATTEMPT, claimed_columns
+from django_mq.store import array, names
+from django_mq.store.claimed_row import COLUMN_COUNT, NEXT_ATTEMPT, claimed_columns, unstarted_claim
 from django_mq.store.gates import is_open
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ with taken as materialized (
 )
 update django_mq_queuedmessage m
    set attempts = {NEXT_ATTEMPT}, claimed_by = taken.claimer,
+       unstarted_claim = {unstarted_claim("taken.claimer")},
        leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
   from taken
  where m.id = any(array[taken.id])
@@ -125,6 +126,7 @@ def claim(
     admitted: bool = False,
     more_claimers: Sequence[str] = (),
     excluded: Sequence[int] = (),
+    nonatomic: Sequence[str] = (),
 ) -> Claim:
     """Take up to `limit` due messages without a key from `lanes`, in order, for `lease` seconds.
 
@@ -134,7 +136,8 @@ def claim(
 
     The `more_claimers` share the taken rows: one statement makes several claims, since a
     transaction costs the same for a few hundred messages as for one. Rows whose ids are in
-    `excluded` are left out.
+    `excluded` are left out. `nonatomic` are the names of handlers that run only after
+    `leases.start()`: their rows record that they have not started (`unstarted_claim`).
     """
     claimers = (claimer, *more_claimers)
     cursor.execute(
@@ -148,6 +151,7 @@ def claim(
             "limit": limit,
             "bytes": max_bytes,
             "admitted": admitted,
+            "nonatomic": names(nonatomic),
         },
     )
     found = cursor.fetchall()
@@ -159,7 +163,7 @@ def claim(
 def lane_columns(lanes: Sequence[Lane]) -> dict[str, object]:
     """Return lanes as parameters: parallel array literals (see `fence_columns()`)."""
     return {
-        "queues": array(f'"{lane.queue}"' for lane in lanes),  # a queue may be named null
+        "queues": names(lane.queue for lane in lanes),
         "priorities": array(lane.priority for lane in lanes),
         "ats": array(lane.at for lane in lanes),
         "ids": array(lane.id for lane in lanes),

@@ -13,9 +13,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from django_mq.messages import ClaimedRow
-from django_mq.store import array, key_lines, texts
+from django_mq.store import array, key_lines, names, texts
 from django_mq.store.claim import EXCLUDED, Claim, Lane, excluding, lane_columns
-from django_mq.store.claimed_row import COLUMN_COUNT, NEXT_ATTEMPT, claimed_columns
+from django_mq.store.claimed_row import COLUMN_COUNT, NEXT_ATTEMPT, claimed_columns, unstarted_claim
 from django_mq.store.key_lines import NONE_LEASED, SEEN
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ with seen as materialized ({SEEN}), line as materialized (
      ) m
      limit %(limit)s
 ), taken as materialized (
-    select id, payload, taken_n
+    select id, payload, taken_n,
+           (%(claimers)s::text[])[(taken_n - 1) / %(per_claimer)s + 1] as claimer
       from (
         select locked.*, row_number() over in_order as taken_n,
                sum(octet_length(payload)) over in_order as total
@@ -189,7 +190,8 @@ with seen as materialized ({SEEN}), line as materialized (
 ), claimed as (
     update django_mq_queuedmessage m
        set attempts = {NEXT_ATTEMPT}, blocked_by = null,
-           claimed_by = (%(claimers)s::text[])[(taken.taken_n - 1) / %(per_claimer)s + 1],
+           claimed_by = taken.claimer,
+           unstarted_claim = {unstarted_claim("taken.claimer")},
            leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
       from taken
      where m.id = any(array[taken.id])
@@ -231,6 +233,7 @@ def claim(
     admitted: bool = False,
     more_claimers: Sequence[str] = (),
     excluded: Sequence[int] = (),
+    nonatomic: Sequence[str] = (),
     with_marks: bool = True,
 ) -> Claim:
     """Take up to `limit` due messages of `lanes`, with and without keys; see `claim.claim()`.
@@ -254,6 +257,7 @@ def claim(
         "bytes": max_bytes,
         "with_marks": with_marks,
         "excluded": array(excluded),
+        "nonatomic": names(nonatomic),
     }
     for lines in limit, window:
         locked = key_lines.lock(cursor, given, limit=lines, excluded=excluded)

@@ -7,9 +7,15 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow, Fence
-from django_mq.store import LOCK_SKIPPING, array, fence_columns, fenced
+from django_mq.store import LOCK_SKIPPING, array, fence_columns, fenced, names
 from django_mq.store.claim import EXCLUDED, LANE_START, excluding
-from django_mq.store.claimed_row import COLUMN_COUNT, NEXT_ATTEMPT, REFUNDED, claimed_columns
+from django_mq.store.claimed_row import (
+    COLUMN_COUNT,
+    NEXT_ATTEMPT,
+    REFUNDED,
+    claimed_columns,
+    unstarted_claim,
+)
 from django_mq.store.gates import is_open
 
 if TYPE_CHECKING:
@@ -35,13 +41,14 @@ _NOT_RUNNING = """not coalesce((
 
 # The claim that takes over a lapsed row records the attempt that vanished with its worker, and
 # dead-letters the message if that was its last. `suspect` is returned with its previous value: a
-# message that lapses a second time runs alone. Only the first message of a line (an order key, an
-# ordered queue) can have run; the others are released and refunded, even if the first failed or
-# died and the worker vanished before it released them. The head of a key is looked up once per
-# claim: while a session holds a snapshot, the lookup walks over all rows that the key had. The
-# lookups are written so that the planner does not scan the primary key up to the row. The scan goes
-# queue by queue, from the mark of each, and stops at the window. Without lines the window is the
-# limit: no more rows are scanned and locked than are changed, unless their payloads are too large.
+# message that lapses a second time runs alone. Messages that cannot have run are released and
+# refunded: those that their claim has not started, and in a line (an order key, an ordered queue)
+# all but the first, even if that failed or died and the worker vanished before it released them.
+# The head of a key is looked up once per claim: while a session holds a snapshot, the lookup walks
+# over all rows that the key had. The lookups are written so that the planner does not scan the
+# primary key up to the row. The scan goes queue by queue, from the mark of each, and stops at the
+# window. Without lines the window is the limit: no more rows are scanned and locked than are
+# changed, unless their payloads are too large.
 # PostgreSQL 15 fails on `nth <= limit`: it makes that the run condition of a window that it has
 # optimized away.
 CLAIM_LAPSED = f"""
@@ -85,6 +92,7 @@ with found as materialized (
 ), judged as (
     select m.*, m.attempts < m.max_attempts as again,
            case
+           when m.unstarted_claim = m.claimed_by then false
            when m.ordered then not exists (
                select from django_mq_queuedmessage e
                 where e.queue = m.queue and e.leased_until is not null and e.id + 0 < m.id)
@@ -124,6 +132,7 @@ with found as materialized (
            suspect = true,
            last_error = 'WorkerVanished: the lease lapsed',
            claimed_by = case when kept.again then %(claimer)s end,
+           unstarted_claim = {unstarted_claim("%(claimer)s::text")},
            leased_until = case when kept.again
                                then statement_timestamp() + make_interval(secs => %(lease)s) end,
            dead_at = case when not kept.again then statement_timestamp() end,
@@ -168,6 +177,7 @@ def claim_lapsed(
     admitted: bool = False,
     marks: Mapping[str, Mark] | None = None,
     excluded: Sequence[int] = (),
+    nonatomic: Sequence[str] = (),
 ) -> Lapsed:
     """Take over up to `limit` messages of `queues` whose lease lapsed.
 
@@ -180,8 +190,10 @@ def claim_lapsed(
     older than `lease`. Nothing is taken from a queue that is paused or backs off: its messages may
     be killing the workers. `admitted`: the caller holds the gate of the queue, which may then back
     off or be limited. Only the first message of a line is taken (with `skip_dead`, the first that
-    is not dead); the others are released. It examines `limit` rows, or `window` if that is more, so
-    that the other messages of a line are released with the first. Rows in `excluded` are left out.
+    is not dead); the others are released, and so are messages that their claim (`unstarted_claim`)
+    has not started. It examines `limit` rows, or `window` if that is more, so that the other
+    messages of a line are released with the first. Rows in `excluded` are left out. `nonatomic` is
+    as in `claim()`.
     """
     begin = [(marks or {}).get(queue, LANE_START) for queue in queues]
     cursor.execute(
@@ -198,6 +210,7 @@ def claim_lapsed(
             "bytes": max_bytes,
             "skip_dead": skip_dead,
             "admitted": admitted,
+            "nonatomic": names(nonatomic),
         },
     )
     found = cursor.fetchall()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django_mq.messages import ClaimedRow
+from django_mq.store.kept_results import OPTIONS
 
 #: The attempt that a claim begins. Other clients may have written the maximum that CHECK allows.
 NEXT_ATTEMPT = "least(m.attempts, 2147483645) + 1"
@@ -10,6 +11,19 @@ NEXT_ATTEMPT = "least(m.attempts, 2147483645) + 1"
 REFUNDED = "greatest(m.attempts - 1, 0)"
 #: The number of columns of a ClaimedRow; statements return any further columns after these.
 COLUMN_COUNT = len(ClaimedRow._fields)
+
+
+def unstarted_claim(claimer: str) -> str:
+    """Return the value that a claim of messages `m` sets the column to: `claimer`, or null.
+
+    It is the claimer if the handler cannot run before `leases.start()` clears the column: if the
+    parameter `nonatomic` names the handler, and the message is not that of a task which is atomic
+    for it alone. Each claim has another claimer, also in versions that do not know the column, so
+    an attempt has not started if the column equals `claimed_by`.
+    """
+    return f"""case when m.handler = any(%(nonatomic)s::text[])
+                     and m.metadata #> '{{{OPTIONS},atomic}}' is distinct from 'true'
+                    then {claimer} end"""
 
 
 def claimed_columns(*, payload: str = "m.payload::text", suspect: str = "m.suspect") -> str:

@@ -12,11 +12,14 @@ from django_mq.store.limits import Limits, begin
 from django_mq.store.queue_names import CHORES_ROW
 
 
-def _extend(lock: str, *, returning: str) -> str:
-    """Return the statement that extends leases; `lock` is the locking clause for their rows."""
+def _extend(lock: str, *, returning: str, starts: bool) -> str:
+    """Return the statement that extends leases; `lock` is the locking clause for their rows.
+
+    If it `starts` the handlers, their messages are no longer unstarted.
+    """
     return f"""
 update django_mq_queuedmessage
-   set leased_until = greatest(
+   set {"unstarted_claim = null, " if starts else ""}leased_until = greatest(
            leased_until, statement_timestamp() + make_interval(secs => %(lease)s))
  where id = any(array(
     select m.id
@@ -26,7 +29,7 @@ returning {returning}
 
 
 # SKIP LOCKED: a row needs no lease while its own slice has it locked.
-RENEW = _extend(LOCK_SKIPPING, returning="id")
+RENEW = _extend(LOCK_SKIPPING, returning="id", starts=False)
 
 
 def renew(cursor: Cursor, fences: Sequence[Fence], *, lease: float) -> set[int]:
@@ -43,7 +46,8 @@ _EXPIRED = "coalesce(expires_at <= statement_timestamp(), false)"
 # These messages run outside transactions, so mostly only a renewal locks them, briefly. But an
 # operator may do so for an hour, and the next messages must not wait for that.
 START, START_SKIPPING = (
-    _extend(lock, returning=f"id, {_EXPIRED}") for lock in ("for no key update", LOCK_SKIPPING)
+    _extend(lock, returning=f"id, {_EXPIRED}", starts=True)
+    for lock in ("for no key update", LOCK_SKIPPING)
 )
 
 

@@ -12,6 +12,7 @@ from django_mq.store import Cursor
 # has no snapshot between its statements. VACUUM ignores the snapshots of other VACUUMs, but not
 # those of ANALYZE or of VACUUM FULL (ComputeXidHorizons() of the server's procarray.c).
 # The xmin of a standby with hot_standby_feedback has no beginning, so such a standby is not found.
+# The server disregards the xmin of a lost slot, but still shows it.
 # A session's statement is not returned, since it may contain data. A login without
 # pg_read_all_stats cannot see when other logins' sessions began, so those are missing.
 HORIZON = """
@@ -33,7 +34,7 @@ select held.kind, held.name, held.login, held.application, held.state, held.sinc
     select 'replication slot', s.slot_name, '', coalesce(s.plugin, ''), 'inactive', null,
            age(s.xmin)
       from pg_replication_slots s
-     where s.xmin is not null and not s.active
+     where s.xmin is not null and not s.active and s.wal_status is distinct from 'lost'
   ) held
  where held.since <= clock_timestamp() - make_interval(secs => %(older_than)s)
     or held.kind = 'replication slot'

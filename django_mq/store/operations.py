@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from django_mq.policy.column_bounds import MAX_BIGINT
 from django_mq.store import Cursor
 
 _OPEN = "o.state in ('waiting', 'running')"
@@ -46,7 +47,7 @@ class OperationRow(NamedTuple):
 TAKE = f"""
 select o.id, o.action, o.filter::text, o.last_id, o.after_id, o.user_id
   from django_mq_operation o
- where {_KNOWN} and (%(id)s::bigint is null or o.id = %(id)s)
+ where {_KNOWN} and (cast(%(id)s as bigint) is null or o.id = %(id)s)
  order by o.id
  limit 1
    for update skip locked
@@ -86,10 +87,13 @@ class Progress(NamedTuple):
     skipped: int
 
 
-ADVANCE = """
+# The counts stop at the largest bigint: another program may have written any. After the smallest,
+# written into the statement, `::bigint` would bind more tightly than the sign.
+ADVANCE = f"""
 update django_mq_operation
-   set after_id = %(after)s::bigint,
-       done = done + %(done)s, skipped = skipped + %(skipped)s,
+   set after_id = cast(%(after)s as bigint),
+       done = least(done, {MAX_BIGINT} - %(done)s) + %(done)s,
+       skipped = least(skipped, {MAX_BIGINT} - %(skipped)s) + %(skipped)s,
        state = %(state)s::text, error = %(error)s,
        started_at = coalesce(started_at, statement_timestamp()),
        ended_at = case when %(state)s::text <> 'running' then statement_timestamp() end

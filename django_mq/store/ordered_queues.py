@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django_mq.messages import ClaimedRow
 from django_mq.policy.line_marks import FRONT, LineMarks, Snapshot
-from django_mq.store import array
+from django_mq.store import array, names
 from django_mq.store.claim import EXCLUDED, excluding
-from django_mq.store.claimed_row import NEXT_ATTEMPT, claimed_columns
+from django_mq.store.claimed_row import NEXT_ATTEMPT, claimed_columns, unstarted_claim
 from django_mq.store.gates import is_open
 
 if TYPE_CHECKING:
@@ -141,7 +141,8 @@ with head as materialized (
      where unbroken and (n = 1 or total <= %(bytes)s)
 )
 update django_mq_queuedmessage m
-   set attempts = {NEXT_ATTEMPT}, claimed_by = taken.claimer, blocked_by = null,
+   set attempts = {NEXT_ATTEMPT}, claimed_by = taken.claimer,
+       unstarted_claim = {unstarted_claim("taken.claimer")}, blocked_by = null,
        leased_until = statement_timestamp() + make_interval(secs => %(lease)s)
   from taken
  where m.id = any(array[taken.id])
@@ -169,6 +170,7 @@ def claim(
     admitted: bool = False,
     more_claimers: Sequence[str] = (),
     excluded: Sequence[int] = (),
+    nonatomic: Sequence[str] = (),
     marks: LineMarks = FRONT,
     from_front: bool = True,
 ) -> ClaimedLine:
@@ -198,6 +200,7 @@ def claim(
             "bytes": max_bytes,
             "skip_dead": skip_dead,
             "admitted": admitted,
+            "nonatomic": names(nonatomic),
             "first": begin.first,
             "lease_mark": begin.lease,
         },

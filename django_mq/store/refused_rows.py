@@ -124,6 +124,7 @@ TRY = f"""
 update django_mq_queuedmessage m
    set attempts = case when taken.over then m.attempts else {NEXT_ATTEMPT} end,
        claimed_by = case when taken.over then null else %(claimer)s end,
+       unstarted_claim = null,
        leased_until = case when taken.over then null
                            else statement_timestamp() + interval '30 s' end,
        blocked_by = null,

@@ -210,11 +210,12 @@ def waiting_commits(cursor: Cursor, *, older_than: float) -> tuple[int, datetime
     return count, since
 
 
-# A standby does not know how much WAL its upstream keeps.
+# A standby does not know how much WAL its upstream keeps. For a lost slot none is kept.
 IDLE_SLOTS = """
 select s.slot_name, pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint
   from pg_replication_slots s
- where not s.active and s.restart_lsn is not null and not pg_is_in_recovery()
+ where not s.active and s.restart_lsn is not null and s.wal_status is distinct from 'lost'
+   and not pg_is_in_recovery()
    and pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn) >= %(kept)s
  order by 2 desc
  limit %(limit)s

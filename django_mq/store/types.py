@@ -1,4 +1,4 @@
-"""The types of the newest and of held messages: no index has them, so a bounded number is read."""
+"""The types of the newest, held and waiting messages: no index has them, so few are read."""
 
 from __future__ import annotations
 
@@ -34,18 +34,16 @@ def newest(cursor: Cursor, *, limit: int, queues: Collection[str] | None) -> dic
     return dict(cursor.fetchall())
 
 
-# Held messages are claimed again and again, so they may be anywhere in the order of the claim:
-# among those due for longest, among those due last (behind a long backlog), or among those due
-# next. The limits bound the rows read per queue and priority, and in all. If few messages are due,
-# a row may be read twice.
-HELD = f"""
-with recursive {LANES}
-select examined.type, count(distinct examined.id), min(examined.id)
+# No index has the types of waiting messages, which may be anywhere in the order of the claim: among
+# those due for longest, among those due last (behind a long backlog), or among those due next. Held
+# messages are, too, since they are claimed again and again. The limits bound the rows read per
+# queue and priority, and in all. If few messages are due, a row may be read twice.
+_EXAMINED = f"""
   from (
-    select near.id, near.type, near.held_since
+    select near.*
       from lane
      cross join lateral (
-        (select m.id, m.type, m.held_since
+        (select m.id, m.queue, m.type, m.handler, m.schema_version, m.held_since
            from django_mq_queuedmessage m
           where m.queue = lane.queue and m.priority = lane.priority
             and {WAITS}
@@ -53,7 +51,7 @@ select examined.type, count(distinct examined.id), min(examined.id)
           order by m.processable_after
           limit %(limit)s)
         union all
-        (select m.id, m.type, m.held_since
+        (select m.id, m.queue, m.type, m.handler, m.schema_version, m.held_since
            from django_mq_queuedmessage m
           where m.queue = lane.queue and m.priority = lane.priority
             and {WAITS}
@@ -61,7 +59,7 @@ select examined.type, count(distinct examined.id), min(examined.id)
           order by m.processable_after desc
           limit %(limit)s)
         union all
-        (select m.id, m.type, m.held_since
+        (select m.id, m.queue, m.type, m.handler, m.schema_version, m.held_since
            from django_mq_queuedmessage m
           where m.queue = lane.queue and m.priority = lane.priority
             and {WAITS}
@@ -71,9 +69,24 @@ select examined.type, count(distinct examined.id), min(examined.id)
      ) near
      limit %(maximum)s
   ) examined
+"""
+HELD = f"""
+with recursive {LANES}
+select examined.type, count(distinct examined.id), min(examined.id)
+{_EXAMINED}
  where examined.held_since is not null
  group by examined.type
  order by 2 desc, 1
+"""
+KINDS = f"""
+with recursive {LANES}
+select examined.queue, examined.type, examined.handler, examined.schema_version,
+       count(distinct examined.id), min(examined.id)
+{_EXAMINED}
+ where examined.held_since is null
+ group by examined.queue, examined.type, examined.handler, examined.schema_version
+ order by 5 desc, 1, 2, 3, 4
+ limit %(kinds)s
 """
 
 
@@ -94,3 +107,29 @@ def held(
     """
     cursor.execute(HELD, {"queues": list(queues), "limit": limit, "maximum": maximum})
     return {type: HeldMessages(messages, first) for type, messages, first in cursor.fetchall()}
+
+
+class WaitingKind(NamedTuple):
+    """Messages of one type for one handler, empty if a worker routes them, that wait in a queue.
+
+    `messages` is the number that was read, `first_id` the lowest of their ids.
+    """
+
+    queue: str
+    type: str
+    handler: str
+    schema_version: int
+    messages: int
+    first_id: int
+
+
+def kinds(
+    cursor: Cursor, *, queues: Sequence[str], limit: int, maximum: int, kinds: int
+) -> list[WaitingKind]:
+    """Return the most frequent kinds of messages that wait and are not held, at most `kinds`.
+
+    It reads the same rows as `held()`. Call it after `prepare_to_read()`.
+    """
+    named = {"queues": list(queues), "limit": limit, "maximum": maximum, "kinds": kinds}
+    cursor.execute(KINDS, named)
+    return [WaitingKind._make(row) for row in cursor.fetchall()]

@@ -21,10 +21,10 @@ from django_mq.signals import announce_queue, queue_deep
 from django_mq.store import (
     Cursor,
     chores,
-    free_unique_ids,
     keys,
     message_changes,
     notify,
+    promotion,
     pruning,
     put_aside,
 )
@@ -172,7 +172,7 @@ def _promote(cursor: Cursor, ids: Sequence[UniqueId]) -> None:
     def promote_together(some: Sequence[UniqueId]) -> list[int]:
         # Another session may be taking one of them: the next walk finds the rest.
         with suppress(psycopg.errors.LockNotAvailable), within_transaction(cursor):
-            return free_unique_ids.promote_put_aside(cursor, some)
+            return promotion.promote_put_aside(cursor, some)
         return []
 
     def refused(id: UniqueId, error: Exception) -> None:

@@ -13,7 +13,7 @@ class ClaimResult(NamedTuple):
 
     `at_limit`: the queue has as many messages in flight as it may, and more may wait.
     `contended`: another session is claiming from the queue at this moment.
-    `size`: the characters of all payloads. `scanned`: it looked for messages.
+    `size`: the bytes of all payloads. `scanned`: it looked for messages.
     """
 
     claim: Claim

@@ -14,6 +14,7 @@ from time import perf_counter
 
 from django_mq.executor.statements import within_transaction
 from django_mq.executor.stopped_queues import StoppedQueues
+from django_mq.messages import ClaimedRow
 from django_mq.policy.line_marks import LineMarks
 from django_mq.store import (
     Cursor,
@@ -28,11 +29,13 @@ from django_mq.store.claim import NOTHING, Claim, Lane
 from django_mq.store.gates import Gate
 from django_mq.worker.claim_round import ClaimResult
 from django_mq.worker.queue_facts import QueueFacts
-from django_mq.worker.queue_options import ClaimArguments, ClaimOptions
+from django_mq.worker.queue_options import ClaimArguments, ClaimOptions, nonatomic_names
 from django_mq.worker.refused_rows import RefusedRows
 
 #: The maximum number of batches that one statement claims.
 MAX_BATCHES = 4
+#: The factor by which the limit of a statement grows at most from one claim to the next.
+GROWTH = 4
 #: The statement groups of queues without and with keys. Each other group is one queue, which is
 #: claimed alone.
 PLAIN, KEYED = "plain", "keyed"
@@ -65,9 +68,12 @@ class ClaimRouter:
         self.stopped_queues = stopped_queues
         self.facts = QueueFacts()
         self._probing = probing
-        # How many messages of the last claim's average size fit into `batch_bytes`.
-        self._rows_per_batch_bytes = 0
+        # How many messages a statement that begins with this queue may claim, so that their
+        # payloads probably fit into `batch_bytes`. For each queue: large messages of one must not
+        # slow the others down.
+        self._fitting: dict[tuple[ClaimOptions, str], int] = {}
         self.refused = RefusedRows()
+        self._nonatomic = nonatomic_names()
         #: The names of the claims in this round of the loop.
         self.of_round: list[str] = []
 
@@ -92,12 +98,9 @@ class ClaimRouter:
 
     def max_per_claim(self, queue: str, options: ClaimOptions) -> int:
         """Return the maximum number of messages of `queue` to claim with one statement."""
-        if self.facts.is_gated(queue, options):
-            return options.batch_size
-        # The statement reads all rows before `batch_bytes` cuts them, so claim no more than
-        # recently fitted.
-        fitting = min(MAX_BATCHES * options.batch_size, self._rows_per_batch_bytes)
-        return max(options.batch_size, fitting)
+        batches = 1 if self.facts.is_gated(queue, options) else MAX_BATCHES
+        fitting = self._fitting.get((options, queue), options.batch_size)
+        return min(batches * options.batch_size, fitting)
 
     def claim(
         self,
@@ -145,7 +148,7 @@ class ClaimRouter:
                 return self._claim_gated(cursor, queue, options, limit, from_marks, take)
             arguments = self.arguments(options, self.next_claimer(), limit)
             more = [self.next_claimer() for _ in range((limit - 1) // options.batch_size)]
-            return self._measured(options, take(arguments, more))
+            return self._measured(queue, options, take(arguments, more))
 
     def arguments(
         self, options: ClaimOptions, claimer: str, limit: int, *, admitted: bool = False
@@ -158,13 +161,22 @@ class ClaimRouter:
             "max_bytes": options.batch_bytes,
             "admitted": admitted,
             "excluded": self.refused.ids(),
+            "nonatomic": self._nonatomic,
         }
 
-    def _measured(self, options: ClaimOptions, taken: Claim) -> ClaimResult:
-        """Record from `taken` how large messages are."""
-        size = sum(map(len, map(attrgetter("payload"), taken.rows)))
+    def _measured(self, queue: str, options: ClaimOptions, taken: Claim) -> ClaimResult:
+        """Record from `taken` how many messages like these one statement should claim.
+
+        The statement reads and locks all rows up to its limit before `batch_bytes` cuts them: 100
+        payloads of 1 MB for the four that fit. After large messages the number grows step by step,
+        because more large ones may come behind a few small ones.
+        """
+        size = _payload_bytes(taken.rows)
         if size:
-            self._rows_per_batch_bytes = options.batch_bytes * len(taken.rows) // size
+            fitting = options.batch_bytes * len(taken.rows) // size
+            for each in {queue, *map(attrgetter("queue"), taken.rows)}:
+                before = self._fitting.get((options, each), options.batch_size)
+                self._fitting[options, each] = max(1, min(fitting, GROWTH * before))
         return ClaimResult(taken, size=size)
 
     def _claim_gated(
@@ -187,12 +199,13 @@ class ClaimRouter:
         limit = limit if gate.room is None else min(limit, gate.room)
         if gate.level == 0:
             taken = take(self.arguments(options, claimer, limit, admitted=True))
-            return self._measured(options, taken)._replace(at_limit=len(taken.rows) == gate.room)
+            claimed = self._measured(queue, options, taken)
+            return claimed._replace(at_limit=len(taken.rows) == gate.room)
         if not self.start_probe(cursor, queue, claimer, options):
             return NOT_SCANNED
         taken = take(self.arguments(options, claimer, 1, admitted=True))
         self.end_probe_claim(cursor, queue, claimer, found=bool(taken.rows))
-        return self._measured(options, taken)
+        return self._measured(queue, options, taken)
 
     def enter_gate(
         self, cursor: Cursor, queue: str, options: ClaimOptions, *, from_mark: bool = False
@@ -251,3 +264,10 @@ class ClaimRouter:
                 **arguments,
             )
         return claim.claim(cursor, lanes=lanes, more_claimers=more_claimers, **arguments)
+
+
+def _payload_bytes(rows: Sequence[ClaimedRow]) -> int:
+    payloads = [row.payload for row in rows]
+    if all(map(str.isascii, payloads)):
+        return sum(map(len, payloads))
+    return sum(len(payload.encode()) for payload in payloads)

@@ -181,7 +181,7 @@ class Dispatch:
 
     def start_coroutines(self) -> None:
         """Start the coroutines that have slots, and whose turn in their lines has come."""
-        if coroutines := self._local_queue.take_coroutines():
+        if coroutines := self._local_queue.coroutines.take():
             self._start(coroutines)
 
     @property

@@ -46,7 +46,9 @@ class Intake:
         if kind != "async":
             rooms.append(self._local_room(list_size))
         if kind != "sync":
-            room = self._local_queue.slots.to_claim(self._local_queue.coroutines(), ahead=ahead)
+            room = self._local_queue.slots.to_claim(
+                self._local_queue.coroutines.count(), ahead=ahead
+            )
             never = self._local_queue.exclusive() or self._runner.blocked()
             rooms.append(0 if never else room)
         if self._quota.remaining is not None:

@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -21,13 +20,14 @@ from django_mq.conf.error_logs import traced
 from django_mq.executor import worker_totals
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.executor.local_queue import LocalQueue
-from django_mq.executor.outage import RECONNECT_WAIT, reason_of
-from django_mq.executor.statements import Statements, skip_refused_rows
+from django_mq.executor.outage import reason_of
+from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import ConnectionStalled, Link
-from django_mq.messages import LONG_AGO, Delivery
 from django_mq.store import Cursor, figures, leases, queue_backoff
 from django_mq.store.limits import STATEMENT_SECONDS, Limits
 from django_mq.store.server_errors import LOST
+from django_mq.worker.lease_renewal import LeaseRenewal
+from django_mq.worker.step_times import KeeperStep, StepTimes
 
 logger = logging.getLogger("django_mq")
 
@@ -86,7 +86,6 @@ class LeaseKeeper(threading.Thread):
     ) -> None:
         super().__init__(name="mq-lease-keeper", daemon=True)
         self._worker = worker
-        self._local_queue = local_queue
         self._lease_of = lease_of
         #: Seconds between two renewals.
         self.renew_interval = shortest_lease / 3
@@ -107,6 +106,7 @@ class LeaseKeeper(threading.Thread):
         self._probes = probes
         seconds = min(STATEMENT_SECONDS, max(RENEWAL_STATEMENT_SECONDS, shortest_lease / 6))
         self._statements = Statements(alias, limits=Limits(seconds, seconds), link=link)
+        self._renewal = LeaseRenewal(self._statements, local_queue.unsettled, lease_of=lease_of)
         self._wake = threading.Event()
         self._ending = self._heartbeat_requested = False
         self._leaves = True
@@ -114,10 +114,6 @@ class LeaseKeeper(threading.Thread):
         # commands that arrived.
         self._unconfirmed = False
         self._received: list[int] = []
-        # Messages that the last renewal left out: mostly slices have locked their rows.
-        self._unrenewed: set[int] = set()
-        # Whether the database refused a row in the last renewal.
-        self._is_refused = False
         self._last_error: Exception | None = None
         self._error_recorded_at = self._beat_at = float("-inf")
 
@@ -147,46 +143,42 @@ class LeaseKeeper(threading.Thread):
             )
 
     def run(self) -> None:
-        due = {self._renew: 0.0, self._write_heartbeat: 0.0, self._write_figures: 0.0}
         every = {
-            self._renew: self.renew_interval,
-            self._write_heartbeat: self.beat_interval,
-            self._write_figures: HEARTBEAT_SECONDS,
+            KeeperStep.RENEWAL: self.renew_interval,
+            KeeperStep.HEARTBEAT: self.beat_interval,
+            KeeperStep.FIGURES: HEARTBEAT_SECONDS,
         }
-        wait = RECONNECT_WAIT
+        times = StepTimes(every, max_retry_wait=self._max_retry_wait)
         try:
             while not self._ending:
-                for step, at in due.items():
-                    if monotonic() < at:
-                        continue
-                    if self._succeeds(step):
-                        due[step] = monotonic() + every[step]
-                    else:
-                        retry_in = min(wait, self._max_retry_wait)
-                        due[step] = monotonic() + (
-                            HEARTBEAT_SECONDS if step == self._write_figures else retry_in
-                        )
-                        due[self._renew] = min(due[self._renew], due[step])
-                        if self.commits_hang:  # only a heartbeat shows that they no longer do
-                            soon = monotonic() + retry_in
-                            due[self._write_heartbeat] = min(due[self._write_heartbeat], soon)
-                        wait *= 2
-                        break  # start over with a renewal
-                else:
-                    wait = RECONNECT_WAIT
-                self._wake.wait(max(0.0, min(due.values()) - monotonic()))
+                self._take_due_steps(times)
+                self._wake.wait(times.seconds_left(monotonic()))
                 self._wake.clear()  # before reading the flags: a caller sets its flag, then this
                 if self._heartbeat_requested and not self._ending:
                     self._heartbeat_requested = False
                     # Every role that can log in may NOTIFY, and must not be able to keep this
                     # thread busy.
-                    soon = self._beat_at + MIN_HEARTBEAT_SECONDS
-                    due[self._write_heartbeat] = min(due[self._write_heartbeat], soon)
+                    times.pull_forward(KeeperStep.HEARTBEAT, self._beat_at + MIN_HEARTBEAT_SECONDS)
             self._succeeds(self._write_figures)
             if self._leaves:
                 self._succeeds(self._leave)
         finally:
             self._statements.close()
+
+    def _take_due_steps(self, times: StepTimes) -> None:
+        steps = {
+            KeeperStep.RENEWAL: self._renew,
+            KeeperStep.HEARTBEAT: self._write_heartbeat,
+            KeeperStep.FIGURES: self._write_figures,
+        }
+        for step, function in steps.items():
+            if not times.is_due(step, monotonic()):
+                continue
+            if not self._succeeds(function):
+                times.failed(step, monotonic(), commits_hang=self.commits_hang)
+                return  # start over with a renewal
+            times.succeeded(step, monotonic())
+        times.all_succeeded()
 
     def _succeeds(self, step: Callable[[], object]) -> bool:
         """Run `step`; return whether it succeeded. Its error is kept for `report()`."""
@@ -202,7 +194,7 @@ class LeaseKeeper(threading.Thread):
                 self.commits_hang = False
             self._record_error(error)
             return False
-        if not (self._is_refused or self.commits_hang):
+        if self._renewal.refusal is None and not self.commits_hang:
             self._last_error = None
         return True
 
@@ -212,24 +204,9 @@ class LeaseKeeper(threading.Thread):
             self._error_recorded_at, self._last_error = monotonic(), error
 
     def _renew(self) -> None:
-        refused: list[Exception] = []
-        unrenewed: set[int] = set()
-        by_lease: dict[float, list[Delivery]] = {}
-        for delivery in self._local_queue.unsettled.all():
-            by_lease.setdefault(self._lease_of(delivery.queue), []).append(delivery)
-        for lease, deliveries in sorted(by_lease.items()):
-            asked_at = lease_clock()
-            fences = [each.fence for each in deliveries]
-            renew = partial(leases.renew, self._statements.cursor(), lease=lease)
-            renewed = set(skip_refused_rows(renew, fences, lambda _, error: refused.append(error)))
-            unrenewed.update(each.id for each in deliveries if each.id not in renewed)
-            for each in deliveries:
-                if each.id in renewed and each._leased_at > LONG_AGO:  # else it is locked first
-                    each._leased_at = asked_at
-        self._unrenewed = unrenewed
-        self._is_refused = bool(refused)
-        if refused:
-            self._record_error(refused[0])
+        self._renewal.renew()
+        if self._renewal.refusal is not None:
+            self._record_error(self._renewal.refusal)
         for queue, claimer in self._probes():
             with self._impatient() as cursor:
                 queue_backoff.renew_probe(
@@ -247,7 +224,11 @@ class LeaseKeeper(threading.Thread):
                 leases.reopen_commands(cursor, worker=self._worker, received=self._received)
             self._unconfirmed = True
             reply = leases.record_heartbeat(
-                cursor, worker=self._worker, **columns, unrenewed=self._unrenewed, timings=timings
+                cursor,
+                worker=self._worker,
+                **columns,
+                unrenewed=self._renewal.unrenewed,
+                timings=timings,
             )
         self._unconfirmed = False
         self._received += [each.id for each in reply.commands]

@@ -25,6 +25,7 @@ class ClaimArguments(TypedDict):
     max_bytes: int
     admitted: bool
     excluded: Sequence[int]
+    nonatomic: Sequence[str]
 
 
 class ClaimOptions(NamedTuple):
@@ -112,3 +113,16 @@ def _kind(found: Iterable[Handler]) -> str:
     if kinds == {True}:
         return "async"
     return "both" if True in kinds else "sync"
+
+
+def nonatomic_names() -> list[str]:
+    """Return the names and aliases of the handlers that `leases.start()` always starts.
+
+    A coroutine may begin without that statement.
+    """
+    return [
+        name
+        for each in handlers.all_handlers()
+        if not (each.atomic or each.is_async)
+        for name in (each.name, *each.aliases)
+    ]

@@ -179,7 +179,7 @@ class Run:
             self.unstarted.start_or_release(cursor)
         if parts.lease_keeper.commits_hang:  # a claim would hang, too, and leave a connection
             return min(self.worker.settings.poll_interval, HANG_RECHECK_SECONDS)
-        return min(parts.fetcher.fetch(cursor), parts.local_queue.overdue_in())
+        return min(parts.fetcher.fetch(cursor), parts.local_queue.coroutines.overdue_in())
 
     def _suspend(self, cursor: Cursor) -> float:
         """Release everything that has not started: an operator told this worker to be quiet."""
@@ -223,25 +223,22 @@ class Run:
         lease_keeper.report()
 
     def _announce_started(self) -> None:
-        queues = self.worker.queues
-        named = "all queues" if "#" in queues else f"queues {', '.join(queues)}"
+        queues, threads = self.worker.queues, self.worker.threads
+        if self.worker.only_settles:
+            does = "it only settles the messages of processes that ended"
+        else:
+            named = "all queues" if "#" in queues else f"queues {', '.join(queues)}"
+            does = f"{named}, {threads} thread{'' if threads == 1 else 's'}"
         self._announced = True
-        announce_worker(
-            worker_started,
-            self.id,
-            f"worker {self.id} started: {named}, {self.worker.threads} thread(s),"
-            f" process {os.getpid()}",
-            queues=queues,
-        )
+        text = f"worker {self.id} started: {does}, process {os.getpid()}"
+        announce_worker(worker_started, self.id, text, queues=queues)
 
     def _announce_stopped(self) -> None:
         if not self._announced:
             return
-        done = self.shutdown.done
-        announce_worker(
-            worker_stopped,
-            self.id,
-            f"worker {self.id} stopped"
-            + ("" if done else f": {len(self.parts.scoreboard.running())} message(s) still ran"),
-            drained=done,
-        )
+        done, text = self.shutdown.done, f"worker {self.id} stopped"
+        if not done:  # some may be coroutines that have ended, because the drain cancelled them
+            left = len(self.parts.scoreboard.running())
+            unfinished = f"{left:,} message{'' if left == 1 else 's'} unfinished"
+            text += f": its drain ran out of time with {unfinished}"
+        announce_worker(worker_stopped, self.id, text, drained=done)

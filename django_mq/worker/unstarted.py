@@ -77,7 +77,7 @@ class Unstarted:
         if to_release := parts.local_queue.take_to_release():
             self._release(to_release)
         parts.dispatch.start_coroutines()
-        parts.local_queue.release_coroutines(overdue=True)  # the rest, in the next round
+        parts.local_queue.coroutines.release(overdue=True)  # the rest, in the next round
 
     def release_all(self, cursor: Cursor) -> None:
         """Release what has not started, and the ordered queues with nothing running here."""
@@ -111,7 +111,7 @@ class Unstarted:
     def take_back(self) -> list[Task]:
         """Remove and return the coroutines that have not begun, and those that wait behind them."""
         local_queue = self._parts.local_queue
-        local_queue.release_coroutines(overdue=False)
+        local_queue.coroutines.release(overdue=False)
         if handed := self._parts.runner.take_back():
             local_queue.cancel_start(handed)
         local_queue.slots.reset()

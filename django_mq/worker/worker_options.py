@@ -46,14 +46,7 @@ class WorkerOptions:
         number or a duration out of range; nothing connects yet."""
         settings = get_settings()
         self.settings = settings
-        if isinstance(queues, str):
-            queues = (queues,)
-        if not isinstance(queues, Iterable):
-            raise InvalidName(
-                "queues must be a list of names or patterns such as ['mail', 'shop.*'], not"
-                f" {short_repr(queues)}: leave it out for all queues"
-            )
-        self.queues = tuple(check_pattern(name, "queue") for name in queues) or ("#",)
+        self.queues = _checked_queues(queues) or ("#",)
         self.threads = _number("threads", threads, settings.threads, MAX_THREADS)
         self.batch_size = _number("batch_size", batch_size, None, MAX_BATCH_SIZE)
         #: How many messages one call may get, whatever the batch size of its queue.
@@ -71,6 +64,8 @@ class WorkerOptions:
         self.to_recover: list[tuple[DeadWorker, Callable[[], None]]] = []
         self.end_process: EndProcess | None = None
         self.declares = True
+        #: Whether the next run only settles what dead siblings held.
+        self.only_settles = False
         self.on_declared: Callable[[], None] = lambda: None
         self.orders = Orders()
         self.stopping = threading.Event()
@@ -102,6 +97,17 @@ def seconds_or(default: Default, what: str, value: float | timedelta | None) -> 
     if seconds is None:
         raise ValueError(f"{what} is {short_repr(value)}; it must be seconds or a timedelta")
     return seconds
+
+
+def _checked_queues(queues: Sequence[str] | str) -> tuple[str, ...]:
+    if isinstance(queues, str):
+        queues = (queues,)
+    if not isinstance(queues, Iterable):
+        raise InvalidName(
+            "queues must be a list of names or patterns such as ['mail', 'shop.*'], not"
+            f" {short_repr(queues)}: leave it out for all queues"
+        )
+    return tuple(check_pattern(name, "queue") for name in queues)
 
 
 def _number(

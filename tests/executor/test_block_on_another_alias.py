@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-
 import pytest
-from django.db import connections, transaction
+from django.db import transaction
 
 from django_mq import NotInTransaction, broadcast, handler
 from django_mq.testing import deliver
+from tests.other_alias import _other_alias  # noqa: F401  (fixture)
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
@@ -17,15 +15,6 @@ SAYS = (
     r"^broadcast\(\) writes to the database {to!r}, but the open atomic\(\) block is on {open!r}\."
     r" To commit the message with your data, pass using={open!r}"
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _two_aliases(django_db_setup: None) -> Iterator[None]:
-    connections.settings["other"] = copy.deepcopy(connections["default"].settings_dict)
-    yield
-    connections["other"].close()
-    del connections.settings["other"]
-    del connections["other"]
 
 
 def test_both_aliases_are_named() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -41,6 +41,7 @@ from tests.worker.conftest import (
     attempts_of,
     effect,
     effects,
+    ids,
     mostly_fresh,
     waiting,
 )
@@ -51,8 +52,19 @@ pytestmark = pytest.mark.django_db(transaction=True)
 BROKE = "django_mq.exceptions.HandlerBrokeTransaction"
 
 
-def ids(messages: list[QueuedMessage]) -> set[int]:
-    return {message.pk for message in messages}
+def run_between_good_ones(bench: Bench, bad: Callable[[Delivery], None]) -> Sequence[QueuedMessage]:
+    """Run three messages, in the second of which `bad` is called; only its effect is undone."""
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(60)))
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+        if delivery.payload == "bad":
+            bad(delivery)
+
+    messages = [add(handler="h", payload=p, after=-60 + n) for n, p in enumerate(["a", "bad", "b"])]
+    bench.run_all(bench.claim())
+    assert effects() == {messages[0].pk, messages[2].pk}
+    return messages
 
 
 @pytest.mark.parametrize(
@@ -232,16 +244,11 @@ def test_the_culprit_is_charged_when_its_connection_is_lost_as_well(
 def test_an_error_within_a_stream_is_the_handlers_failure(bench: Bench) -> None:
     """The traceback keeps the stream, which keeps the driver's lock."""
 
-    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(60)))
-    def h(delivery: Delivery) -> None:
-        effect(delivery)
-        if delivery.payload == "bad":
-            for _ in connection.connection.cursor().stream("select generate_series(1, 3)"):
-                raise LookupError
+    def leave_a_stream(delivery: Delivery) -> None:
+        for _ in connection.connection.cursor().stream("select generate_series(1, 3)"):
+            raise LookupError
 
-    messages = [add(handler="h", payload=p, after=-60 + n) for n, p in enumerate(["a", "bad", "b"])]
-    bench.run_all(bench.claim())
-    assert effects() == {messages[0].pk, messages[2].pk}
+    messages = run_between_good_ones(bench, leave_a_stream)
     assert attempts_of(messages[1]) == ["LookupError"]
 
 
@@ -249,16 +256,11 @@ def test_a_transaction_block_of_the_driver_that_is_left_open_is_charged(bench: B
     """The driver refuses the COMMIT each time, and the ROLLBACK, too."""
     blocks = []
 
-    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(60)))
-    def h(delivery: Delivery) -> None:
-        effect(delivery)
-        if delivery.payload == "bad":
-            blocks.append(connection.connection.transaction())
-            blocks[-1].__enter__()
+    def leave_a_block_open(delivery: Delivery) -> None:
+        blocks.append(connection.connection.transaction())
+        blocks[-1].__enter__()
 
-    messages = [add(handler="h", payload=p, after=-60 + n) for n, p in enumerate(["a", "bad", "b"])]
-    bench.run_all(bench.claim())
-    assert effects() == {messages[0].pk, messages[2].pk}
+    messages = run_between_good_ones(bench, leave_a_block_open)
     assert attempts_of(messages[1]) == ["django.db.utils.ProgrammingError"]
     assert len(blocks) < 10
 
@@ -318,15 +320,7 @@ def test_a_deferred_violation_is_blamed_on_the_right_message(
 ) -> None:
     """COMMIT checks a Django foreign key, and would undo the whole slice."""
 
-    @handler("#", queue="mail", name="h")
-    def h(delivery: Delivery) -> None:
-        effect(delivery)
-        if delivery.payload == "bad":
-            family(delivery)
-
-    messages = [add(handler="h", payload=p, after=-60 + n) for n, p in enumerate(["a", "bad", "b"])]
-    bench.run_all(bench.claim())
-    assert effects() == {messages[0].pk, messages[2].pk}
+    messages = run_between_good_ones(bench, family)
     assert waiting() == {messages[1].pk}
     assert attempts_of(messages[1]) == ["django.db.utils.IntegrityError"]
     assert bench.runs == [[m.pk for m in messages]]  # found without running any handler twice
@@ -400,15 +394,7 @@ def test_a_violation_that_only_commit_finds_is_blamed_on_the_right_message(
         lambda cursor: b"release savepoint django_mq_delivery",
     )
 
-    @handler("#", queue="mail", name="h")
-    def h(delivery: Delivery) -> None:
-        effect(delivery)
-        if delivery.payload == "bad":
-            family(delivery)
-
-    messages = [add(handler="h", payload=p, after=-60 + n) for n, p in enumerate(["a", "bad", "b"])]
-    bench.run_all(bench.claim())
-    assert effects() == {messages[0].pk, messages[2].pk}
+    messages = run_between_good_ones(bench, family)
     assert attempts_of(messages[1]) == ["django.db.utils.IntegrityError"]
     assert FailedAttempt.objects.count() == 1
     assert stored(messages[1]).attempts == 1

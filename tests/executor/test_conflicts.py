@@ -19,7 +19,7 @@ from django.utils import timezone
 from django_mq import Reject, Retry, Snooze, handler
 from django_mq.executor import slice_state
 from django_mq.messages import Delivery
-from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.models import FailedAttempt
 from testproject.shop.models import Product
 from tests.database import second_connection, until_blocked
 from tests.rows import add, stored
@@ -29,21 +29,14 @@ from tests.worker.conftest import (
     attempts_of,
     effect,
     effects,
+    ids,
+    locked_first,
     mostly_fresh,
     waiting,
 )
 from tests.worker.proxy import Proxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-#: The benches whose messages are not locked before they start, and those whose messages are.
-fresh = pytest.mark.parametrize("make_bench", ["fresh"], indirect=True)
-locked_first = pytest.mark.parametrize("make_bench", ["locked-first"], indirect=True)
-
-
-def ids(messages: list[QueuedMessage]) -> set[int]:
-    return {message.pk for message in messages}
-
 
 # ---- victims of others
 

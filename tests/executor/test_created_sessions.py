@@ -15,7 +15,7 @@ from django_mq.messages import Delivery
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.store import session_facts
 from django_mq.worker import Worker
-from tests.executor.test_other_aliases import _two_aliases  # noqa: F401  (fixture)
+from tests.other_alias import _other_alias  # noqa: F401  (fixture)
 from tests.rows import add
 from tests.slow import mostly_slow
 

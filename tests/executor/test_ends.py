@@ -24,10 +24,6 @@ from tests.worker.conftest import (
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def ids(messages: list[QueuedMessage]) -> set[int]:
-    return {message.pk for message in messages}
-
-
 def test_expired_messages_do_not_start(bench: Bench, said: Said) -> None:
     ran: list[str] = []
 

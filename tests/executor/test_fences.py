@@ -17,7 +17,7 @@ from django.db import (
 from django_mq import handler
 from django_mq.executor import simple_protocol, slice_body, slice_limits
 from django_mq.messages import LONG_AGO, Delivery
-from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.models import FailedAttempt
 from django_mq.store.limits import Limits
 from tests.database import second_connection, until_blocked
 from tests.rows import add, stored
@@ -28,19 +28,14 @@ from tests.worker.conftest import (
     attempts_of,
     effect,
     effects,
+    fresh,
+    ids,
+    locked_first,
     mostly_fresh,
     waiting,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-#: The benches whose messages are not locked before they start, and those whose messages are.
-fresh = pytest.mark.parametrize("make_bench", ["fresh"], indirect=True)
-locked_first = pytest.mark.parametrize("make_bench", ["locked-first"], indirect=True)
-
-
-def ids(messages: list[QueuedMessage]) -> set[int]:
-    return {message.pk for message in messages}
 
 
 def take_over(id: int) -> None:

@@ -73,14 +73,14 @@ def test_every_slice_counts_for_each_of_its_lanes(local_queue: LocalQueue) -> No
 @pytest.mark.parametrize("name", ["h", "coroutine"])
 def test_a_suspect_that_runs_alone_counts(local_queue: LocalQueue, name: str) -> None:
     local_queue.put([task("mail", name=name, suspect=True)])
-    assert local_queue.take_coroutines() if name == "coroutine" else local_queue.take()
+    assert local_queue.coroutines.take() if name == "coroutine" else local_queue.take()
     assert local_queue.last_starts.at(("mail", 0)) == 1
 
 
 def test_coroutines_count_when_they_get_a_slot(local_queue: LocalQueue) -> None:
     local_queue.slots.take(99)
     local_queue.put([task("mail", name="coroutine"), task("post", name="coroutine")])
-    assert len(local_queue.take_coroutines()) == 1
+    assert len(local_queue.coroutines.take()) == 1
     at = local_queue.last_starts.at
     assert [at(("mail", 0)), at(("post", 0))] == [1, NEVER]
 

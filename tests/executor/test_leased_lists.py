@@ -75,8 +75,8 @@ def test_a_list_is_no_longer_than_the_batch_of_its_queue(
 
 
 @BOTH
-def test_answers_and_errors(start: Start, is_async: bool) -> None:
-    """KAF-5: messages without an answer fail with the call, and run singly after that."""
+def test_verdicts_and_errors(start: Start, is_async: bool) -> None:
+    """KAF-5: messages without a verdict fail with the call, and run singly after that."""
     lists: list[list[int]] = []
 
     def h(deliveries: list[Delivery]) -> None:
@@ -96,7 +96,7 @@ def test_answers_and_errors(start: Start, is_async: bool) -> None:
     assert [attempts_of(each) for each in messages[1:]] == [["ValueError"]] * 3
 
 
-def test_a_timeout_charges_those_without_an_answer(start: Start) -> None:
+def test_a_timeout_charges_those_without_a_verdict(start: Start) -> None:
     @handler("#", queue="mail", name="h", batch=True, timeout=0.2, retry=LATER)
     async def h(deliveries: list[Delivery]) -> None:
         deliveries[1].snooze(60, reason="the bank is closed")

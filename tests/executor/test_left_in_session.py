@@ -12,6 +12,7 @@ from psycopg.rows import dict_row
 
 from django_mq import RetryPolicy, fixed, handler
 from django_mq.messages import Delivery
+from django_mq.signals import message_started
 from testproject.shop.models import Product
 from tests.database import second_connection
 from tests.executor.nonatomic.conftest import NonAtomicBench, nonatomic  # noqa: F401  (a fixture)
@@ -100,6 +101,31 @@ def test_a_handler_outside_a_transaction_leaves_its_session_clean(
         nonatomic.go()
     assert len({each[0] for each in seen}) == 1
     assert [each[1:] for each in seen] == [NOTHING] * 2
+
+
+def test_a_receiver_leaves_the_session_clean_for_the_next_handler(
+    nonatomic: NonAtomicBench,  # noqa: F811
+) -> None:
+    """Even if the handler between them does not use its connection."""
+    seen: list[Any] = []
+
+    @handler("#", queue="mail", name="h", atomic=False)
+    def h(delivery: Any) -> None:
+        if delivery.payload == "looks":
+            seen.append(run(SEEN))
+
+    def receive(delivery: Delivery, **given: Any) -> None:
+        if delivery.payload == "leaves":
+            run(LEAVE["lock"])
+
+    message_started.connect(receive)
+    try:
+        for payload in ("connects", "leaves", "looks"):
+            add(handler="h", payload=payload)
+            nonatomic.go()
+    finally:
+        message_started.disconnect(receive)
+    assert [each[1:] for each in seen] == [NOTHING]
 
 
 def test_a_session_lock_is_held_until_the_commit(

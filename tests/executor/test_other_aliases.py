@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.signals import message_acked, message_started
 from django_mq.worker import Worker
 from testproject.shop.models import Product
+from tests.other_alias import _other_alias  # noqa: F401  (fixture)
 from tests.rows import add
 from tests.slow import mostly_slow
 from tests.worker.conftest import registry  # noqa: F401  (fixture)
@@ -30,16 +30,6 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "othe
 
 
 KEPT = ("closed between", "kept")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _two_aliases(django_db_setup: None) -> Iterator[None]:
-    """The project has a second alias of the same database."""
-    connections.settings["other"] = copy.deepcopy(connections["default"].settings_dict)
-    yield
-    connections["other"].close()
-    del connections.settings["other"]
-    del connections["other"]
 
 
 @pytest.fixture(params=KEPT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,6 +28,7 @@ from tests.executor.other_threads import (
     turn_autocommit_off,
     ways,
 )
+from tests.other_alias import _other_alias  # noqa: F401  (fixture)
 from tests.slow import mostly_slow, slow
 from tests.waiting import until
 from tests.worker.conftest import PATIENCE, Running, Said, attempts_of, effect, effects
@@ -36,16 +36,6 @@ from tests.worker.conftest import PATIENCE, Running, Said, attempts_of, effect, 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 Start = Callable[..., Running]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _two_aliases(django_db_setup: None) -> Iterator[None]:
-    """The project has a second alias of the same database."""
-    connections.settings["other"] = copy.deepcopy(connections["default"].settings_dict)
-    yield
-    connections["other"].close()
-    del connections.settings["other"]
-    del connections["other"]
 
 
 @pytest.fixture

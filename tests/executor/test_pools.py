@@ -12,7 +12,7 @@ from django_mq.models import FailedAttempt
 from django_mq.worker import Worker
 from tests.database import second_connection
 from tests.executor.other_threads import own_pid
-from tests.executor.test_other_aliases import _two_aliases  # noqa: F401  (fixture)
+from tests.other_alias import _other_alias  # noqa: F401  (fixture)
 from tests.rows import add
 from tests.worker.conftest import PATIENCE
 

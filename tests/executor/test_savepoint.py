@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 import psycopg
@@ -13,7 +14,7 @@ from django.db import (
 )
 
 from django_mq import RetryPolicy, fixed, handler
-from django_mq.executor import slice_body
+from django_mq.executor import attempts, slice_body
 from django_mq.messages import Delivery
 from django_mq.store import settle
 from testproject.shop.models import Product
@@ -138,12 +139,65 @@ def test_a_handler_after_a_writer_finds_its_savepoint_open(
     assert opened == [True, True, False, False]  # the failure's end opens none, nor the last
 
 
+def limit_savepoints(monkeypatch: pytest.MonkeyPatch, maximum: int) -> None:
+    for module in (slice_body, attempts):
+        monkeypatch.setattr(module, "MAX_SAVEPOINTS", maximum)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_atomic_blocks_of_handlers_count_as_savepoints_of_their_slice(
+    bench: Bench, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL caches 64 subtransactions, whoever opens them."""
+    limit_savepoints(monkeypatch, 8)
+    transactions: list[int] = []
+
+    @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(600)))
+    def h(delivery: Delivery) -> None:
+        for part in "ab":
+            with transaction.atomic():
+                Product.objects.create(name=f"{part} {delivery.id}", price=1)
+        with connection.cursor() as cursor:
+            cursor.execute("select pg_current_xact_id()::text::bigint")
+            transactions.append(cursor.fetchone()[0])
+        if fails:
+            raise ValueError
+
+    for n in range(7):
+        add(handler="h", after=-60 + n)
+    rows = bench.claim()
+    while rows:
+        rows = bench.run(rows).left
+    assert [len(list(group)) for _, group in groupby(transactions)] == [3, 3, 1]
+
+
+def test_a_handler_that_resets_the_count_of_blocks_lengthens_no_slice(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_savepoints(monkeypatch, 4)
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        effect(delivery)
+        if delivery.payload == "resets":
+            transaction.clean_savepoints()
+            return
+        for _ in range(2):
+            with transaction.atomic():
+                pass
+
+    for n in range(6):
+        add(handler="h", after=-60 + n, payload="resets" if n % 2 else "opens")
+    rows = bench.claim()
+    assert len(bench.run(rows).left) == 4
+
+
 @pytest.mark.parametrize("last", ["writes", "reads nothing", "fails"])
 def test_a_settle_is_not_in_a_savepoint(
     bench: Bench, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows locked by a transaction and removed by its subtransaction cost a multixact per slice."""
-    monkeypatch.setattr(slice_body, "MAX_SAVEPOINTS", 4)
+    limit_savepoints(monkeypatch, 4)
 
     @handler("#", queue="mail", name="h", retry=RetryPolicy(backoff=fixed(600)))
     def h(delivery: Delivery) -> None:

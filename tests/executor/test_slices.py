@@ -30,15 +30,12 @@ from tests.worker.conftest import (
     attempts_of,
     effect,
     effects,
+    ids,
     mostly_fresh,
     waiting,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def ids(messages: list[QueuedMessage]) -> set[int]:
-    return {message.pk for message in messages}
 
 
 def test_writes_broadcasts_and_acks_commit_together(bench: Bench) -> None:

@@ -166,8 +166,8 @@ PATCHES = {
         "leases are not renewed, and no heartbeat stands in for one",
         (
             Code(
-                "django_mq.worker.lease_keeper",
-                "LeaseKeeper._renew",
+                "django_mq.worker.lease_renewal",
+                "LeaseRenewal.renew",
                 "skip_refused_rows(",
                 "(lambda *a, **k: set())(",
             ),
@@ -204,6 +204,18 @@ PATCHES = {
         ),
         ("writes",),
         ("deaf",),
+    ),
+    "charged-unstarted": Patch(
+        "the loss of a host charges messages that had not started",
+        (Text("django_mq.store.claim_lapsed", "m.unstarted_claim = m.claimed_by", "false"),),
+        ("calls",),
+        ("tree-after",),
+    ),
+    "unrecorded-start": Patch(
+        "the start of a handler outside transactions is not recorded",
+        (Text("django_mq.store.leases", "unstarted_claim = null, ", ""),),
+        ("calls",),
+        ("tree-after",),
     ),
     "counted-after": Patch(
         "an attempt counts when it ended: one that kills its process never does",

@@ -28,10 +28,13 @@ def play(stage: Any, scenario: str, kind: str, at: int, patch: str) -> dict[str,
             if how.strict:
                 checks += [WITHOUT_FAULT] * chosen.once + [IN_ORDER] * chosen.fifo
             beside = chosen.beside and not how.strict
+            spare, begun = max(how.spare, int(beside)), how.begun
+            if chosen.recorded:  # as about the loss of a process, there is a report
+                spare, begun = 0, max(spare, begun)
             broken = stage.check(
                 *checks,
-                spare=max(how.spare, int(beside)),
-                begun=how.begun,
+                spare=spare,
+                begun=begun,
                 in_call=chosen.in_call,
             )
         except Exception as error:

@@ -251,6 +251,28 @@ def test_bad_arguments_raise_with_a_hint(make: Callable[[], object], text: str) 
         make()
 
 
+@pytest.mark.parametrize("value", [10**5000, "x" * 10_000], ids=["5,000 digits", "long"])
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda value: RetryPolicy(max_attempts=value), "max_attempts must be 1 to"),
+        (lambda value: RetryPolicy(backoff=value), "backoff must be exponential"),
+        (lambda value: exponential(base=value), "base must be seconds"),
+        (lambda value: exponential(factor=value), "factor must be a number"),
+        (lambda value: exponential(jitter=value), "jitter must be"),
+        (fixed, "seconds must be seconds"),
+        (intervals, "an interval must be"),
+    ],
+)
+def test_a_bad_argument_is_named_in_a_short_text(
+    make: Callable[[object], object], text: str, value: object
+) -> None:
+    """Python refuses to print an integer of more than 4,300 digits."""
+    with pytest.raises(ValueError, match=text) as caught:
+        make(value)
+    assert len(str(caught.value)) < 300
+
+
 def _raise(error: BaseException) -> float:
     raise error
 

@@ -76,6 +76,13 @@ def test_waits_double_up_to_their_maximum_where_the_level_stops(
     assert jittered_waits(**given, jitter=0.0, random=lambda: 0.9) == waits
 
 
+def test_the_smallest_multiplier_that_a_setting_takes() -> None:
+    """Workers of all queues ended as they started."""
+    waits = jittered_waits(multiplier=5e-324, maximum=120.0, jitter=0.0, random=lambda: 0.5)
+    assert waits[0] == 1e-323
+    assert waits[-2] < waits[-1] == 120.0
+
+
 @pytest.mark.parametrize(("drawn", "share"), [(0.0, 0.9), (0.5, 1.0), (0.999999, 1.1)])
 def test_waits_are_jittered_by_a_share(drawn: float, share: float) -> None:
     """NSQ-6 as changed: with jitter, even for the longest wait."""

@@ -92,6 +92,7 @@ def line_params(*lines: tuple[str, str, str, int], **more: Any) -> dict[str, Any
         lease=30.0,
         bytes=1 << 20,
         with_marks=True,
+        nonatomic="{}",
         **more,
     )
 

@@ -41,9 +41,16 @@ def test_turns_are_taken_once_in_a_while(cursor: Cursor, other: psycopg.Connecti
         assert chores.take_turn(cursor, every=60.0) is None
 
 
-def test_malformed_position_is_ignored(cursor: Cursor) -> None:
-    """Guarantee 24: the walks start from the beginning."""
-    QueueState.objects.create(queue=":", chores_resume=[1])
+@pytest.mark.parametrize(
+    "positions",
+    ["[1]", '{"stranded": %s}' % ("1" * 5000), "[" * 5000 + "]" * 5000],
+    ids=["a list", "5,000 digits", "5,000 deep"],
+)
+def test_malformed_positions_are_ignored(cursor: Cursor, positions: str) -> None:
+    """Guarantee 24: the walks start from the beginning, whatever Python cannot decode."""
+    cursor.execute(
+        "insert into django_mq_queuestate (queue, chores_resume) values (':', %s)", [positions]
+    )
     assert chores.take_turn(cursor, every=60.0) == {}
 
 

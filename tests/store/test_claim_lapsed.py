@@ -135,7 +135,7 @@ def test_the_first_of_a_line_is_not_looked_for_along_the_primary_key(cursor: Cur
     )
     cursor.execute("analyze django_mq_queuedmessage")
     params = {"queues": ["line"], "ats": [float("-inf")], "ids": [0], "limit": 100, "window": 100}
-    params.update(claimer="me:1", lease=30.0)
+    params.update(claimer="me:1", lease=30.0, nonatomic="{}")
     cursor.execute(ONE_PLAN)
     text = plan(cursor, CLAIM_LAPSED, **params, bytes=4 << 20, skip_dead=False, admitted=False)
     assert "using mq_lease on django_mq_queuedmessage e\n" in text

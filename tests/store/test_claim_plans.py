@@ -94,6 +94,7 @@ def test_the_plan_of_a_claim_names_its_index(crowd: Cursor, explain: Callable[..
         limit=100,
         bytes=1 << 20,
         admitted=False,
+        nonatomic="{}",
     )
     assert "Index Scan using mq_claim" in text or "Bitmap Index Scan on mq_claim" in text
     assert "Seq Scan on django_mq_queuedmessage" not in text
@@ -110,7 +111,7 @@ def test_the_plan_for_lapsed_rows_names_its_index(
         "limit": 100,
         "window": 100,
     }
-    params.update(claimer="me:1", lease=30.0)
+    params.update(claimer="me:1", lease=30.0, nonatomic="{}")
     text = explain(crowd, CLAIM_LAPSED, **params, bytes=4 << 20, skip_dead=False, admitted=False)
     assert "mq_lease" in text
     assert "Seq Scan on django_mq_queuedmessage" not in text

@@ -8,14 +8,21 @@ from collections.abc import Iterable
 import pytest
 
 from django_mq.models import HandledMessage, QueuedMessage
-from django_mq.store import change_waiting, free_unique_ids, history, insert, replay, routing
+from django_mq.store import (
+    change_waiting,
+    history,
+    insert,
+    promotion,
+    replay,
+    routing,
+)
 from django_mq.store import unique_ids as unique
 from django_mq.store.claimed_row import claimed_columns
 
 #: Columns that a broadcast leaves at their defaults: they follow the message's way through a queue.
 OF_ITS_WAY = {
     *("id", "created_at", "leased_until", "claimed_by", "attempts", "blocked_by", "held_since"),
-    *("suspect", "last_error", "dead_at", "dead_reason"),
+    *("suspect", "last_error", "dead_at", "dead_reason", "unstarted_claim"),
 }
 #: Columns that only messages with a unique id have.
 OF_UNIQUE_IDS = {"unique_id", "unique_for"}
@@ -46,7 +53,7 @@ def read(columns: str, table: str) -> set[str]:
         ("insert.OPTIONAL", inserted(insert.INSERT_VALUES.format(NAMES, "")), OF_UNIQUE_IDS),
         ("insert.COPY", inserted(insert.COPY.format(NAMES)), OF_UNIQUE_IDS),
         ("unique_ids.ADD", inserted(unique.ADD), ()),
-        ("free_unique_ids.PROMOTE_PUT_ASIDE", inserted(free_unique_ids.PROMOTE_PUT_ASIDE), ()),
+        ("promotion.PROMOTE_PUT_ASIDE", inserted(promotion.PROMOTE_PUT_ASIDE), ()),
         # Only one copy can have a unique id, or the result of a request: the row itself.
         ("routing.SPLIT", inserted(routing.SPLIT), {*OF_UNIQUE_IDS, "wants_result"}),
         # A duplicate has these in common with the message that waits.

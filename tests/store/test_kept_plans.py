@@ -28,6 +28,7 @@ from django_mq.store import (
     leases,
     ordered_queues,
     poll,
+    promotion,
     pruning,
     recover,
     settle,
@@ -121,7 +122,7 @@ CALLS: dict[str, Call] = {
         cursor, [EndedMessage(id, UniqueId("mine", "h", "a", str(id)), success=True) for id in ids]
     ),
     "free_put_aside": lambda cursor, ids: aside.free_put_aside(cursor, limit=MINE),
-    "promote_put_aside": lambda cursor, ids: free_unique_ids.promote_put_aside(
+    "promote_put_aside": lambda cursor, ids: promotion.promote_put_aside(
         cursor, [UniqueId("slow", "h", "a", str(n)) for n in range(MINE)]
     ),
     "replace": lambda cursor, ids: change_waiting.replace(cursor, contents(cursor)),

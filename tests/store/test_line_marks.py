@@ -235,6 +235,7 @@ def test_a_held_snapshot_makes_claims_of_a_line_no_slower(line: Line) -> None:
         "bytes": 1 << 20,
         "skip_dead": False,
         "admitted": False,
+        "nonatomic": "{}",
     }
     last = insert_all({"queue": "line", "ordered": True} for _ in range(2000))[-1]
     with held_snapshot():

@@ -240,6 +240,7 @@ def test_the_plan_of_a_claim_names_its_index(owner: Cursor) -> None:
         bytes=1 << 20,
         skip_dead=False,
         admitted=False,
+        nonatomic="{}",
         first=1,
         lease_mark=0.0,
     )

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from django_mq.models import QueueState
-from django_mq.store import queue_backoff as store
+from django_mq.store import queue_backoff
 from django_mq.store.queue_backoff import LevelChange
 from tests.database import second_connection
 from tests.rows import add, decide, stored
@@ -32,15 +32,15 @@ def now(cursor: Cursor) -> datetime:
 
 def fail(cursor: Cursor, claimed_at: datetime | None = None) -> LevelChange | None:
     at = claimed_at or now(cursor)
-    return store.raise_level(cursor, queue="mail", claimed_at=at, wait=WAITS[0])
+    return queue_backoff.raise_level(cursor, queue="mail", claimed_at=at, wait=WAITS[0])
 
 
 def end(cursor: Cursor, step: int, claimer: str = "worker:1") -> LevelChange | None:
-    return store.end_probe(cursor, queue="mail", claimer=claimer, step=step, waits=WAITS)
+    return queue_backoff.end_probe(cursor, queue="mail", claimer=claimer, step=step, waits=WAITS)
 
 
 def start(cursor: Cursor, claimer: str = "worker:1") -> bool:
-    return store.start_probe(cursor, queue="mail", claimer=claimer, lease=30.0)
+    return queue_backoff.start_probe(cursor, queue="mail", claimer=claimer, lease=30.0)
 
 
 def probing(level: int, **given: Any) -> QueueState:
@@ -213,9 +213,9 @@ class TestProbes:
 
     def test_probe_that_found_no_message_is_cancelled(self, cursor: Cursor) -> None:
         before = probing(2)
-        store.cancel_probe(cursor, queue="mail", claimer="other:1")
+        queue_backoff.cancel_probe(cursor, queue="mail", claimer="other:1")
         assert stored(before).probe_by == "worker:1"
-        store.cancel_probe(cursor, queue="mail", claimer="worker:1")
+        queue_backoff.cancel_probe(cursor, queue="mail", claimer="worker:1")
         assert start(cursor, "other:1")
         assert QueueState.objects.get().backoff_level == 2
 
@@ -224,7 +224,7 @@ class TestProbes:
         state = probing(2, probe_until=now(cursor) + timedelta(seconds=5))
 
         def renew(lease: float, claimer: str = "worker:1") -> float:
-            store.renew_probe(cursor, queue="mail", claimer=claimer, lease=lease)
+            queue_backoff.renew_probe(cursor, queue="mail", claimer=claimer, lease=lease)
             return left(cursor, stored(state).probe_until)
 
         assert renew(60.0) < 6
@@ -242,9 +242,9 @@ class TestProbes:
         claimers = ("dead:1", "dead:22", "deadly:1", "dead_:1", "dead", "x:dead:1")
         for queue, claimer in zip("abcdef", claimers, strict=True):
             decide(queue, backoff_level=1, backoff=-1, probe_by=claimer)
-        assert store.drop_probes_of(cursor, worker="dead", excluded=["dead:22"]) == {"a"}
-        assert store.drop_probes_of(cursor, worker="dead") == {"b"}
-        assert store.drop_probes_of(cursor, worker="dead") == set()
+        assert queue_backoff.drop_probes_of(cursor, worker="dead", excluded=["dead:22"]) == {"a"}
+        assert queue_backoff.drop_probes_of(cursor, worker="dead") == {"b"}
+        assert queue_backoff.drop_probes_of(cursor, worker="dead") == set()
         assert QueueState.objects.filter(probe_by=None).count() == 2
         assert set(QueueState.objects.values_list("backoff_level", flat=True)) == {1}
 
@@ -255,9 +255,11 @@ class TestProbes:
         fail,
         lambda cursor: end(cursor, -1),
         start,
-        lambda cursor: store.cancel_probe(cursor, queue="mail", claimer="worker:1"),
-        lambda cursor: store.renew_probe(cursor, queue="mail", claimer="worker:1", lease=9.0),
-        lambda cursor: store.drop_probes_of(cursor, worker="worker"),
+        lambda cursor: queue_backoff.cancel_probe(cursor, queue="mail", claimer="worker:1"),
+        lambda cursor: queue_backoff.renew_probe(
+            cursor, queue="mail", claimer="worker:1", lease=9.0
+        ),
+        lambda cursor: queue_backoff.drop_probes_of(cursor, worker="worker"),
     ],
     ids=["fail", "end", "start", "cancel", "renew", "drop"],
 )
@@ -280,7 +282,7 @@ def test_locked_row_is_not_waited_for(
 def test_standings(cursor: Cursor) -> None:
     state = probing(2)
     decide("other")
-    found = store.backoff_states(cursor, ["mail", "nowhere"])
+    found = queue_backoff.backoff_states(cursor, ["mail", "nowhere"])
     assert found == {"mail": (2, state.backoff_changed_at, "worker:1")}
 
 
@@ -296,7 +298,7 @@ def test_standings(cursor: Cursor) -> None:
 def test_an_operator_ends_it(cursor: Cursor, given: dict[str, Any], ended: int | None) -> None:
     claimed_at = now(cursor)
     decide(probe_by="worker:1", paused=-1, **given)
-    moved = store.end_backoff(cursor, queue="mail")
+    moved = queue_backoff.end_backoff(cursor, queue="mail")
     assert moved == (None if ended is None else LevelChange(ended, 0, None))
     if ended is not None:
         state = QueueState.objects.get()
@@ -309,8 +311,8 @@ def test_an_operator_ends_it(cursor: Cursor, given: dict[str, Any], ended: int |
 def test_one_level_for_all_connections(cursor: Cursor) -> None:
     """NSQ-1: zero at first, whichever connection signals."""
     claimed_at = now(cursor)
-    assert store.backoff_states(cursor, ["mail"]) == {}
+    assert queue_backoff.backoff_states(cursor, ["mail"]) == {}
     for _ in range(3):
         with second_connection() as worker:
             fail(worker.cursor(), claimed_at)
-    assert store.backoff_states(cursor, ["mail"])["mail"].level == 1
+    assert queue_backoff.backoff_states(cursor, ["mail"])["mail"].level == 1

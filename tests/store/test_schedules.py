@@ -12,7 +12,7 @@ from django.db import IntegrityError, connection, transaction
 
 from django_mq.executor.statements import ONE_PLAN
 from django_mq.models import Schedule
-from django_mq.store import schedules as store
+from django_mq.store import schedules
 from tests.store.plans import generic_plan, plan, touched_pages
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -24,8 +24,8 @@ select 's' || n, 'shop.ping', '1 hour', statement_timestamp() + n * interval '1 
 """
 NOW = {
     "until": None,
-    "after_at": store.FIRST[0],
-    "after_name": store.FIRST[1],
+    "after_at": schedules.FIRST[0],
+    "after_name": schedules.FIRST[1],
     "cron": True,
     "own": None,
     "limit": 50,
@@ -34,8 +34,8 @@ NOW = {
 
 def _pages(cursor: psycopg.Cursor[Any]) -> tuple[int, int]:
     """Return the numbers of pages that the look and the turn touch."""
-    look = touched_pages(cursor, store.NEXT_DUE, {"cron": True})
-    return look, touched_pages(cursor, store.TAKE_DUE, NOW)
+    look = touched_pages(cursor, schedules.NEXT_DUE, {"cron": True})
+    return look, touched_pages(cursor, schedules.TAKE_DUE, NOW)
 
 
 def test_the_look_of_an_idle_worker_and_a_turn_do_not_grow(cursor: psycopg.Cursor[Any]) -> None:
@@ -53,27 +53,27 @@ def test_next_due_skips_disabled_schedules(cursor: psycopg.Cursor[Any]) -> None:
     cursor.execute(MANY, (1, 5000))
     cursor.execute("update django_mq_schedule set next_at = null, enabled = false")
     cursor.execute("vacuum analyze django_mq_schedule")
-    assert touched_pages(cursor, store.NEXT_DUE, {"cron": True}) <= 2
-    assert store.next_due(cursor) is None
+    assert touched_pages(cursor, schedules.NEXT_DUE, {"cron": True}) <= 2
+    assert schedules.next_due(cursor) is None
 
 
 def test_plans_of_an_empty_table_use_the_index(cursor: psycopg.Cursor[Any]) -> None:
     cursor.execute("set enable_seqscan = off; set enable_bitmapscan = off")
     for found in (
-        plan(cursor, store.NEXT_DUE, cron=True),
-        generic_plan(cursor, store.TAKE_DUE, **NOW),
+        plan(cursor, schedules.NEXT_DUE, cron=True),
+        generic_plan(cursor, schedules.TAKE_DUE, **NOW),
     ):
         assert re.search("Index (Only )?Scan using mq_schedule_next", found), found
 
 
 def test_next_due_is_the_earliest(cursor: psycopg.Cursor[Any]) -> None:
-    assert store.next_due(cursor) is None
+    assert schedules.next_due(cursor) is None
     cursor.execute(MANY, (100, 110))
-    found = store.next_due(cursor)
+    found = schedules.next_due(cursor)
     assert found is not None
     assert 90 < found <= 100
     cursor.execute("update django_mq_schedule set next_at = '2026-01-01' where name = 's105'")
-    found = store.next_due(cursor)
+    found = schedules.next_due(cursor)
     assert found is not None
     assert found < 0
 
@@ -82,13 +82,13 @@ def test_taken_in_order_from_a_position(cursor: psycopg.Cursor[Any]) -> None:
     cursor.execute(MANY, (1, 6))
     cursor.execute("update django_mq_schedule set next_at = '2026-01-01'")
     cursor.execute("update django_mq_schedule set next_at = '2025-01-01' where name = 's3'")
-    first = store.take_due(cursor, limit=3)
+    first = schedules.take_due(cursor, limit=3)
     assert [each.name for each in first] == ["s3", "s1", "s2"]
     assert first[0].due_at == datetime(2025, 1, 1, tzinfo=UTC)
-    rest = store.take_due(cursor, limit=9, after=(first[-1].due_at, first[-1].name))
+    rest = schedules.take_due(cursor, limit=9, after=(first[-1].due_at, first[-1].name))
     assert [each.name for each in rest] == ["s4", "s5", "s6"]
     until = datetime(2025, 6, 1, tzinfo=UTC)
-    assert [each.name for each in store.take_due(cursor, limit=9, until=until)] == ["s3"]
+    assert [each.name for each in schedules.take_due(cursor, limit=9, until=until)] == ["s3"]
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ import psycopg
 import pytest
 from django.db import connection
 
-from django_mq.store import vacuum as store
+from django_mq.store import vacuum
 from tests.roles import acting_as, make_role
 
-BOTH = set(store.VACUUM)
+BOTH = set(vacuum.VACUUM)
 
 
 def tables() -> set[str]:
     """Return the tables that this login may vacuum, by its own answer."""
     with connection.cursor() as cursor:
-        return {table for table, each in store.versions(cursor).items() if each.may_vacuum}
+        return {table for table, each in vacuum.versions(cursor).items() if each.may_vacuum}
 
 
 def server_says() -> set[str]:

@@ -71,10 +71,24 @@ def waiting() -> set[int]:
         return {id for (id,) in other.execute("select id from django_mq_queuedmessage").fetchall()}
 
 
+def ids(messages: Sequence[QueuedMessage]) -> set[int]:
+    return {message.pk for message in messages}
+
+
 def attempts_of(message: QueuedMessage) -> list[str]:
     """Return the error classes of the failed attempts of a message."""
     found = FailedAttempt.objects.filter(message_id=message.pk).order_by("attempt")
     return [each.error_class for each in found]
+
+
+class Told:
+    """A callback that counts its calls."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
 
 
 class Said:
@@ -238,6 +252,9 @@ class Bench:
 
 #: Messages are locked at the first use of the connection by a handler, or before it starts.
 BENCHES = ("fresh", "locked-first")
+#: The benches whose messages are not locked before they start, and those whose messages are.
+fresh = pytest.mark.parametrize("make_bench", ["fresh"], indirect=True)
+locked_first = pytest.mark.parametrize("make_bench", ["locked-first"], indirect=True)
 #: Marks tests of which a plain run needs only one bench.
 mostly_fresh = pytest.mark.parametrize(
     "make_bench", ["fresh", *slow("locked-first")], indirect=True

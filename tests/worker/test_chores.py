@@ -151,6 +151,18 @@ def test_put_aside_messages_are_promoted_in_pieces(
     assert not UniqueKey.objects.filter(put_aside__isnull=False).exists()
 
 
+def test_the_log_names_no_attempt_of_a_message_that_expired(
+    cursor: Cursor, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = add(type="a", handler="h", expires=-1)
+    turn(cursor)
+    [record] = [each for each in caplog.records if each.event == "message_dead"]  # type: ignore[attr-defined]
+    assert record.getMessage() == (
+        f"message {message.pk} (a, queue mail, handler h) is dead: expired"
+    )
+    assert record.attempt is None  # type: ignore[attr-defined]
+
+
 def test_all_that_expired_dies_in_pieces(
     cursor: Cursor, monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:

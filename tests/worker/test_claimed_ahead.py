@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from django_mq import handler
-from django_mq.executor import async_slots, local_queue
+from django_mq.executor import async_slots, waiting_coroutines
 from django_mq.executor.settlement import Settlement
 from django_mq.models import QueuedMessage
 from django_mq.worker.dispatch import Dispatch
@@ -133,7 +133,7 @@ def test_lapsed_message_is_taken_over_before_the_backlog(
 ) -> None:
     """Even if more messages wait for slots than will be free soon."""
     # A message that is released unstarted goes by its due time, which is the last one here.
-    monkeypatch.setattr(local_queue, "SLOT_WAIT_SECONDS", 600.0)
+    monkeypatch.setattr(waiting_coroutines, "SLOT_WAIT_SECONDS", 600.0)
     many = [message.pk for message in add_many(1_000, handler="h")]
     gated.open(many[0])
     start(async_slots=2)
@@ -161,7 +161,7 @@ def test_a_settle_that_frees_room_wakes_the_worker(
         return settle(self, *arguments, **options)
 
     monkeypatch.setattr(Settlement, "settle", slow)
-    monkeypatch.setattr(local_queue, "SLOT_WAIT_SECONDS", 600.0)
+    monkeypatch.setattr(waiting_coroutines, "SLOT_WAIT_SECONDS", 600.0)
     gated.open_all()
     add_many(40, handler="h")
     start(async_slots=2)

@@ -13,6 +13,8 @@ from django_mq.executor.watchdog import ConnectionStalled
 from django_mq.messages import Delivery
 from django_mq.models import WorkerHeartbeat
 from django_mq.store import leases
+from django_mq.worker import lease_keeper
+from django_mq.worker.lease_keeper import LeaseKeeper
 from tests.database import second_connection
 from tests.rows import add
 from tests.waiting import until
@@ -84,6 +86,28 @@ def test_commits_hang_until_a_heartbeat_is_stored(
         assert keeper.beats == beats
     until(lambda: not keeper.commits_hang)
     assert keeper.beats > beats
+    assert running.stop()
+
+
+def test_a_stall_of_the_figures_asks_for_a_heartbeat(
+    start: Start, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until one is stored, commits count as hanging, and the worker claims nothing."""
+    settings.DJANGO_MQ = {"LEASE": 3600}
+    monkeypatch.setattr(lease_keeper, "HEARTBEAT_SECONDS", 1200.0)
+    real = LeaseKeeper._write_figures
+    stalled: list[LeaseKeeper] = []
+
+    def stall_once(keeper: LeaseKeeper) -> None:
+        if stalled:
+            return real(keeper)
+        stalled.append(keeper)
+        raise ConnectionStalled("connection stalled: the server did not answer")
+
+    monkeypatch.setattr(LeaseKeeper, "_write_figures", stall_once)
+    running = start()
+    until(lambda: stalled and stalled[0].beats > 1, "a second heartbeat")
+    until(lambda: not stalled[0].commits_hang)
     assert running.stop()
 
 

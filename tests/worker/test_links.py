@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -13,7 +15,9 @@ import pytest
 from django.db import connection, connections
 
 from django_mq import handler
+from django_mq.executor import session
 from django_mq.executor import watchdog as watchdog_module
+from django_mq.executor.connections import driver_connection, plain_connection
 from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
 from django_mq.executor.watchdog import TICK, Link
 from django_mq.messages import Delivery
@@ -95,6 +99,54 @@ def test_only_a_wait_is_ended(through: Proxy) -> None:
             driver.execute("select 1")
             link.tick()
         assert not driver.closed
+
+
+def test_the_probe_of_a_silent_connection_has_a_short_limit(
+    through: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that comes after a quiet time must not wait for as long as a statement may take."""
+    monkeypatch.setattr(session, "STALE_AFTER", -1.0)
+    monkeypatch.setattr(session, "PROBE_SECONDS", 3 * TICK)
+    link = Link()
+    of_executor = session.Session(plain_connection("default", link), link=link)
+    of_executor.connect()
+    through.freeze()
+    began = monotonic()
+    with ticking(link), pytest.raises(psycopg.OperationalError, match="stalled"):
+        of_executor.check_silent()
+    assert monotonic() - began < link.seconds / 2
+    assert link.seconds == Link().seconds
+    of_executor.close()
+    of_executor.check_silent()  # on a new connection
+    of_executor.close()
+
+
+@pytest.mark.parametrize(("options", "kept"), [({}, ("30", "30")), ({"idle": 7}, ("7", "30"))])
+def test_an_idle_connection_is_kept_alive(
+    through: Proxy, options: dict[str, int], kept: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a load balancer or firewall forgets it after some minutes."""
+    settings = connections["default"].settings_dict
+    own = {f"keepalives_{name}": value for name, value in options.items()}
+    monkeypatch.setitem(settings, "OPTIONS", {**settings["OPTIONS"], **own})
+    with closing(driver_connection("default", Link())) as driver:
+        params = driver.info.get_parameters()
+    assert (params["keepalives_idle"], params["keepalives_interval"]) == kept
+
+
+def test_the_keepalives_of_a_service_file_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = connections["default"].settings_dict
+    params = connections["default"].get_connection_params()
+    names = ("host", "port", "dbname", "user", "password")
+    lines = [f"{name}={params[name]}" for name in names if params.get(name)]
+    file = tmp_path / "services"
+    file.write_text("\n".join(["[shop]", *lines, "keepalives_idle=7", ""]))
+    monkeypatch.setenv("PGSERVICEFILE", str(file))
+    monkeypatch.setitem(settings, "OPTIONS", {**settings["OPTIONS"], "service": "shop"})
+    with closing(driver_connection("default", Link())) as driver:
+        assert driver.info.get_parameters()["keepalives_idle"] == "7"
 
 
 def connected(proxy: Proxy) -> psycopg.Connection[Any]:

@@ -274,6 +274,20 @@ def test_expired_message_is_dead_and_not_held(said: Said) -> None:
     assert said.ids("message_dead") == [each.pk for each in messages]
 
 
+@pytest.mark.parametrize("state", [{"expires": -1, "attempts": 3}, {"held": -100_000}])
+def test_the_log_names_no_attempt_of_a_message_that_did_not_start(
+    caplog: pytest.LogCaptureFixture, state: dict[str, Any]
+) -> None:
+    message = add(type="a", **state)
+    assert sort() == []
+    [record] = [each for each in caplog.records if each.event == "message_dead"]  # type: ignore[attr-defined]
+    start = (
+        f"message {message.pk} (a, queue mail, handler none) is dead: {stored(message).dead_reason}"
+    )
+    assert record.getMessage() == start
+    assert record.attempt is None  # type: ignore[attr-defined]
+
+
 def test_waits_double(said: Said) -> None:
     message = add(type="a")
     assert sort() == []

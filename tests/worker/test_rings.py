@@ -48,23 +48,29 @@ def test_drain_rings_for_released_messages(start: Start, said: Said, settings: A
         assert heard + len(bell.heard()) == 2  # for its releases, and after the last handler
 
 
+def lost_message() -> QueuedMessage:
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None: ...
+
+    return add(handler="h", leased=600, claimed_by="dead:4", attempts=1, max_attempts=5)
+
+
+def recover(running: Running, message: QueuedMessage) -> None:
+    done = threading.Event()
+    lost = [Fence(message.pk, 1, "dead:4")]
+    running.worker.recover(DeadWorker(worker="dead", reason="was killed", lost=lost), done.set)
+    assert done.wait(PATIENCE)
+
+
 def test_the_recovery_of_a_dead_sibling_rings(start: Start, said: Said, settings: Any) -> None:
     """The recovering process may have no room."""
     settings.DJANGO_MQ = {"POLL_INTERVAL": 600, "LEASE": 1800}
 
-    @handler("#", queue="mail", name="h")
-    def h(delivery: Delivery) -> None: ...
-
-    lost = add(handler="h", leased=600, claimed_by="dead:4", attempts=1, max_attempts=5)
+    lost = lost_message()
     running = start()
     said.wait("worker_started")
-    done = threading.Event()
     with listening() as bell:
-        fence = Fence(lost.pk, 1, "dead:4")
-        running.worker.recover(
-            DeadWorker(worker="dead", reason="was killed", lost=[fence]), done.set
-        )
-        assert done.wait(PATIENCE)
+        recover(running, lost)
         assert bell.heard() != []
     assert running.stop()
 
@@ -123,18 +129,10 @@ def test_where_workers_poll_the_end_of_a_message_rings_for_nothing(
 def test_where_workers_poll_a_recovery_rings_for_nothing(
     start: Start, said: Said, polling: None
 ) -> None:
-    @handler("#", queue="mail", name="h")
-    def h(delivery: Delivery) -> None: ...
-
-    lost = add(handler="h", leased=600, claimed_by="dead:4", attempts=1, max_attempts=5)
+    lost = lost_message()
     running = start()
     said.wait("worker_started")
-    done = threading.Event()
     with listening() as bell:
-        fence = Fence(lost.pk, 1, "dead:4")
-        running.worker.recover(
-            DeadWorker(worker="dead", reason="was killed", lost=[fence]), done.set
-        )
-        assert done.wait(PATIENCE)
+        recover(running, lost)
         assert running.stop()
         assert bell.heard() == []

@@ -17,7 +17,7 @@ from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link
 from django_mq.messages import Delivery
 from django_mq.models import QueuedMessage, Schedule
-from django_mq.store import schedules as store
+from django_mq.store import schedules
 from django_mq.store.limits import Limits
 from django_mq.worker import Worker, scheduler
 from django_mq.worker.scheduler import Scheduler
@@ -406,7 +406,7 @@ def test_an_idle_fleet_without_schedules_asks_one_question_per_poll(
         asked = 0
 
         def execute(self, statement: str, params: Any = None) -> None:
-            assert (statement, params) == (store.NEXT_DUE, {"cron": True})
+            assert (statement, params) == (schedules.NEXT_DUE, {"cron": True})
             self.asked += 1
 
         def fetchone(self) -> None:

@@ -13,6 +13,7 @@ from django_mq.executor.async_slots import Slots
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.tasks import Slice, Task
 from django_mq.messages import ClaimedRow, Delivery
+from tests.worker.conftest import Told
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
 
@@ -50,14 +51,6 @@ def _handlers() -> None:
     handler("coroutine", name="coroutine")(coroutine)
 
 
-class Told:
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self) -> None:
-        self.count += 1
-
-
 @pytest.fixture
 def told() -> Told:
     return Told()
@@ -85,13 +78,13 @@ def start(local_queue: LocalQueue) -> Slice:
 def dispatch(local_queue: LocalQueue, tasks: Iterable[Task]) -> list[Task]:
     """Put tasks, and return the coroutines that are to start, as the worker does."""
     local_queue.put(tasks)
-    return local_queue.take_coroutines()
+    return local_queue.coroutines.take()
 
 
 def dispatch_first(local_queue: LocalQueue, tasks: Iterable[Task]) -> list[Task]:
     """The same for tasks that go before all others."""
     local_queue.put_first(tasks)
-    return local_queue.take_coroutines()
+    return local_queue.coroutines.take()
 
 
 def ids(tasks: list[Task]) -> list[int]:

@@ -171,7 +171,7 @@ def test_released_tasks_free_their_lines(local_queue: LocalQueue) -> None:
     local_queue.coroutines_done(("c",))
     assert sorted(ids(local_queue.take_waiting())) == [2, 4, 5, 7, 8]
     assert local_queue.waiting() == 0
-    assert local_queue.take_coroutines() == []
+    assert local_queue.coroutines.take() == []
     local_queue.done(first)
     local_queue.done(second)
     dispatch(

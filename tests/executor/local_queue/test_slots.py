@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from django_mq import handler
-from django_mq.executor import local_queue as local_queue_module
+from django_mq.executor import waiting_coroutines
 from django_mq.executor.async_slots import Slots
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.tasks import Task
@@ -58,33 +58,33 @@ def test_they_start_in_order_as_slots_become_free(with_slots: Build) -> None:
     local_queue = with_slots(2)
     tasks = coroutines(1, 2, 3, 4, 5)
     assert ids(dispatch(local_queue, tasks)) == [1, 2]
-    assert local_queue.take_coroutines() == []
-    assert local_queue.coroutines() == 3
+    assert local_queue.coroutines.take() == []
+    assert local_queue.coroutines.count() == 3
     end(local_queue, tasks[1])
-    assert ids(local_queue.take_coroutines()) == [3]
+    assert ids(local_queue.coroutines.take()) == [3]
     assert ids(dispatch(local_queue, coroutines(6))) == []
     for each in tasks[0], tasks[2]:
         end(local_queue, each)
         settle(local_queue, each)
-    assert ids(local_queue.take_coroutines()) == [4, 5]
-    assert local_queue.coroutines() == 1
+    assert ids(local_queue.coroutines.take()) == [4, 5]
+    assert local_queue.coroutines.count() == 1
 
 
 def test_the_worker_is_wanted_when_few_wait(with_slots: Build) -> None:
     local_queue = with_slots(4)
     tasks = coroutines(*range(5))
     dispatch(local_queue, tasks)
-    assert not local_queue.wants_poke()  # nothing is known of how long calls take
+    assert not local_queue.coroutines.want_poke()  # nothing is known of how long calls take
     end(local_queue, tasks[0])
-    local_queue.take_coroutines()
-    assert not local_queue.wants_poke()
+    local_queue.coroutines.take()
+    assert not local_queue.coroutines.want_poke()
     run_all(local_queue.slots, 10, 0.001)
-    assert local_queue.wants_poke()
+    assert local_queue.coroutines.want_poke()
     dispatch(local_queue, coroutines(5, 6))
-    assert not local_queue.wants_poke()
+    assert not local_queue.coroutines.want_poke()
     end(local_queue, tasks[1])
-    local_queue.take_coroutines()
-    assert local_queue.wants_poke()  # half of the two are left
+    local_queue.coroutines.take()
+    assert local_queue.coroutines.want_poke()  # half of the two are left
 
 
 def test_one_that_was_taken_over_takes_the_next_slot(with_slots: Build) -> None:
@@ -98,7 +98,7 @@ def test_one_that_was_taken_over_takes_the_next_slot(with_slots: Build) -> None:
         [ended] = running
         end(local_queue, ended)
         settle(local_queue, ended)
-        running = local_queue.take_coroutines()
+        running = local_queue.coroutines.take()
         order += ids(running)
     assert order == [8, 9, 2]
 
@@ -110,10 +110,10 @@ def test_nothing_takes_the_slot_of_a_failed_message_before_its_queue_may_back_of
     [failed, *_] = tasks = coroutines(1, 2, 3)
     dispatch(local_queue, tasks)
     end(local_queue, failed, failed=True)
-    assert local_queue.take_coroutines() == []
+    assert local_queue.coroutines.take() == []
     local_queue.stop_queue("mail")  # as the record of the failure does, before the slot is freed
     settle(local_queue, failed)
-    assert local_queue.take_coroutines() == []
+    assert local_queue.coroutines.take() == []
     assert ids(local_queue.take_to_release()) == [2, 3]
 
 
@@ -129,11 +129,11 @@ def test_a_list_waits_for_the_worker_so_that_more_slots_may_be_free(with_slots: 
     dispatch(local_queue, [*coroutines(3), task(4, "listed"), task(5, "listed"), *coroutines(6)])
     end(local_queue, first[0])
     end(local_queue, first[1])
-    assert ids(local_queue.take_coroutines(lists=False)) == [3]
-    assert local_queue.take_coroutines(lists=False) == []
-    assert local_queue.slots.to_claim(local_queue.coroutines()) == 0
-    assert local_queue.wants_poke()
-    assert ids(local_queue.take_coroutines()) == [4]
+    assert ids(local_queue.coroutines.take(lists=False)) == [3]
+    assert local_queue.coroutines.take(lists=False) == []
+    assert local_queue.slots.to_claim(local_queue.coroutines.count()) == 0
+    assert local_queue.coroutines.want_poke()
+    assert ids(local_queue.coroutines.take()) == [4]
 
 
 def test_they_are_released_when_they_wait_too_long(
@@ -145,17 +145,17 @@ def test_they_are_released_when_they_wait_too_long(
     dispatch(local_queue, first)
     end(local_queue, first[0])
     dispatch(local_queue, [*coroutines(3, 4), *coroutines(5, 6, line="a"), task(7)])
-    assert local_queue.coroutines() == 3
-    local_queue.release_coroutines(overdue=True)
+    assert local_queue.coroutines.count() == 3
+    local_queue.coroutines.release(overdue=True)
     assert local_queue.take_to_release() == []
-    monkeypatch.setattr(local_queue_module, "SLOT_WAIT_SECONDS", -1.0)
-    local_queue.release_coroutines(overdue=True)
+    monkeypatch.setattr(waiting_coroutines, "SLOT_WAIT_SECONDS", -1.0)
+    local_queue.coroutines.release(overdue=True)
     assert sorted(ids(local_queue.take_to_release())) == [4, 5, 6]
-    assert local_queue.coroutines() == 0
+    assert local_queue.coroutines.count() == 0
     assert ids(start(local_queue).tasks) == [7]
     assert ids(dispatch(local_queue, coroutines(8, line="a"))) == []  # its line is free, no slot is
     end(local_queue, first[1])
-    assert ids(local_queue.take_coroutines()) == [8]
+    assert ids(local_queue.coroutines.take()) == [8]
 
 
 def test_taken_over_coroutines_do_not_postpone_the_release_of_others(
@@ -166,11 +166,11 @@ def test_taken_over_coroutines_do_not_postpone_the_release_of_others(
     before = local_queue._waiting.ordering.slot_wanted_since()
     dispatch_first(local_queue, coroutines(3))
     assert local_queue._waiting.ordering.slot_wanted_since() == before
-    assert 0.0 < local_queue.overdue_in() <= local_queue_module.SLOT_WAIT_SECONDS
-    monkeypatch.setattr(local_queue_module, "SLOT_WAIT_SECONDS", -1.0)
-    assert local_queue.overdue_in() == 0.0
-    local_queue.release_coroutines(overdue=True)
-    assert local_queue.overdue_in() == float("inf")
+    assert 0.0 < local_queue.coroutines.overdue_in() <= waiting_coroutines.SLOT_WAIT_SECONDS
+    monkeypatch.setattr(waiting_coroutines, "SLOT_WAIT_SECONDS", -1.0)
+    assert local_queue.coroutines.overdue_in() == 0.0
+    local_queue.coroutines.release(overdue=True)
+    assert local_queue.coroutines.overdue_in() == float("inf")
 
 
 def test_an_executor_that_puts_tasks_back_starts_none_of_them(with_slots: Build) -> None:
@@ -183,7 +183,7 @@ def test_an_executor_that_puts_tasks_back_starts_none_of_them(with_slots: Build)
     local_queue.put([task(8)])
     local_queue.put_first([task(9)])
     assert local_queue.slots.room() == 1
-    assert ids(local_queue.take_coroutines()) == [2]
+    assert ids(local_queue.coroutines.take()) == [2]
 
 
 def test_a_suspect_does_not_hold_them_back(
@@ -194,8 +194,8 @@ def test_a_suspect_does_not_hold_them_back(
     dispatch(local_queue, [task(1, suspect=True)])
     suspect = start(local_queue)
     assert dispatch(local_queue, coroutines(2)) == []
-    monkeypatch.setattr(local_queue_module, "SLOT_WAIT_SECONDS", -1.0)
-    local_queue.release_coroutines(overdue=True)
+    monkeypatch.setattr(waiting_coroutines, "SLOT_WAIT_SECONDS", -1.0)
+    local_queue.coroutines.release(overdue=True)
     assert ids(local_queue.take_to_release()) == [2]
     local_queue.done(suspect)
 
@@ -215,7 +215,7 @@ def test_the_end_of_a_worker_takes_them_back(with_slots: Build) -> None:
     local_queue = with_slots(1)
     dispatch(local_queue, coroutines(1, 2, 3))
     assert ids(local_queue.close()) == [2, 3]
-    assert local_queue.take_coroutines() == []
+    assert local_queue.coroutines.take() == []
 
 
 def test_two_threads_never_start_more_than_there_are_slots(with_slots: Build) -> None:
@@ -243,7 +243,7 @@ def test_two_threads_never_start_more_than_there_are_slots(with_slots: Build) ->
             end(local_queue, each)
             settle(local_queue, each)
             ended += 1
-            begin(local_queue.take_coroutines())
+            begin(local_queue.coroutines.take())
     claiming.join()
     assert sorted(ids(started)) == list(range(300))
 

@@ -80,7 +80,7 @@ def test_later_tasks_of_its_line_are_released_too(
     add(local_queue, [later])
     assert sorted(ids(local_queue.take_to_release())) == ids(earlier)
     local_queue.slots.give_back(200)
-    started = local_queue.take_coroutines()
+    started = local_queue.coroutines.take()
     while len(started) < 2:
         started += start(local_queue).tasks  # of a handler that has not run yet, one at a time
     assert all(each in started for each in (later, *elsewhere))
@@ -96,9 +96,9 @@ def test_earlier_tasks_of_its_line_start_before_the_later_claim(
     dispatch(local_queue, [later])
     assert ids(local_queue.take_to_release()) == [2]
     local_queue.slots.give_back(100)
-    assert local_queue.take_coroutines() == [first]
+    assert local_queue.coroutines.take() == [first]
     local_queue.coroutines_done(first.line)
-    assert local_queue.take_coroutines() == [later]
+    assert local_queue.coroutines.take() == [later]
 
 
 @ADDERS

@@ -75,13 +75,13 @@ def test_no_coroutine_starts_beside_a_suspect(local_queue: LocalQueue, told: Tol
     first, second = task(2, "coroutine"), task(3, "coroutine", line="a")
     assert dispatch(local_queue, [first]) == []
     assert dispatch_first(local_queue, [second]) == []
-    assert local_queue.take_coroutines() == []
-    assert local_queue.coroutines() == 2
+    assert local_queue.coroutines.take() == []
+    assert local_queue.coroutines.count() == 2
     before = told.count
     local_queue.done(suspect)
     assert told.count > before
-    assert local_queue.take_coroutines() == [second, first]
-    assert local_queue.coroutines() == 0
+    assert local_queue.coroutines.take() == [second, first]
+    assert local_queue.coroutines.count() == 0
 
 
 def test_a_suspect_that_waited_long_stops_the_others(
@@ -173,14 +173,14 @@ def test_the_loop_takes_a_suspect_of_an_async_handler(local_queue: LocalQueue, t
     thread.join(0.05)
     assert got == []
     local_queue.slots.end([suspect.delivery.fence], failed=False, seconds=1.0)
-    assert local_queue.take_coroutines() == []
+    assert local_queue.coroutines.take() == []
     local_queue.unsettled.add([call.delivery])
     before = told.count
     local_queue.coroutines_done(None)
     assert told.count > before
     thread.join(SOON)
     assert got == [2]
-    assert local_queue.take_coroutines() == [coroutine]
+    assert local_queue.coroutines.take() == [coroutine]
     assert not local_queue.exclusive()
 
 
@@ -199,12 +199,12 @@ def test_loop_is_poked_when_a_suspect_may_start(
     thread = threading.Thread(target=lambda: got.extend(take(local_queue)), daemon=True)
     thread.start()
     thread.join(0.05)
-    assert local_queue.take_coroutines() == []
+    assert local_queue.coroutines.take() == []
     before = told.count
     local_queue.done(running)
     until(lambda: told.count > before)
     assert got == []
-    assert local_queue.take_coroutines() == [suspect]
+    assert local_queue.coroutines.take() == [suspect]
     local_queue.put([task(3, line=line)])
     thread.join(0.05)
     assert got == []
@@ -222,7 +222,7 @@ def test_a_suspect_of_an_async_handler_that_could_not_start(local_queue: LocalQu
     )
     local_queue.put([suspect, behind])
     local_queue._waiting.clear_front()
-    assert local_queue.take_coroutines() == [suspect]
+    assert local_queue.coroutines.take() == [suspect]
     local_queue.cancel_start([suspect])
     assert local_queue.take_to_release() == [behind]
     assert dispatch(local_queue, [other]) == [other]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from django_mq.executor.tasks import Task
 from django_mq.store import claim_keyed
 from django_mq.store.claim import Lane
 from tests.database import second_connection
+from tests.executor.test_lazy_transaction import Sent
+from tests.rows import add
 from tests.worker.conftest import Bench, ShortOutage, run_context
 
 
@@ -41,6 +44,19 @@ class NonAtomicBench(Bench):
             entries=ExecutorEntries(self.scoreboard, 0, 200),
             settlement=Settlement(self.session, context),
         )
+
+    def traced(self, path: Path) -> tuple[Sent, Task]:
+        """Run one of two messages, so that the connection is not new; trace what follows.
+
+        Returns the trace and the other message.
+        """
+        for _ in range(2):
+            add(handler="h")
+        first, second = self.claim()
+        self.nonatomic.run([first])
+        sent = Sent(self, path / "trace")
+        sent.start()
+        return sent, second
 
     def claim_with_keys(self) -> list[Task]:
         """Claim the due messages, several of a key, in the order of their ids."""

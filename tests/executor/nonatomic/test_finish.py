@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -44,6 +45,22 @@ def test_finish_commits_its_writes_and_the_ack_together(
     nonatomic.go()
     assert said.ids("message_acked") == [message.pk]
     assert FailedAttempt.objects.count() == 0
+
+
+def test_nothing_is_settled_after_finish(nonatomic: NonAtomicBench, tmp_path: Path) -> None:
+    """Its block has settled the message; only the session that it used is reset."""
+
+    @on()
+    def h(delivery: Any) -> None:
+        with delivery.finish():
+            effect(delivery)
+
+    sent, second = nonatomic.traced(tmp_path)
+    nonatomic.nonatomic.run([second])
+    *_, commit, reset = sent.queries()
+    assert "COMMIT" in commit
+    assert "reset all" in reset
+    assert nonatomic.settled[1:] == [second.delivery.id]
 
 
 def test_finish_writes_all_effects_of_an_ack(

@@ -1,4 +1,4 @@
-"""Lists of deliveries outside a transaction: each is settled by its own answer."""
+"""Lists of deliveries outside a transaction: each is settled by its own verdict."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_list_is_acked_at_once_outside_any_transaction(
     assert (said.count("message_started"), said.count("message_acked")) == (4, 4)
 
 
-def test_each_is_settled_by_its_own_answer(nonatomic: NonAtomicBench) -> None:
+def test_each_is_settled_by_its_own_verdict(nonatomic: NonAtomicBench) -> None:
     @batch()
     def h(deliveries: list[Delivery]) -> None:
         deliveries[1].fail(ConnectionError("away"))
@@ -83,7 +83,7 @@ def test_fail_accepts_a_text_as_reason(nonatomic: NonAtomicBench) -> None:
     assert attempts_of(messages[0]) == ["Exception"]
 
 
-def test_the_last_answer_wins(nonatomic: NonAtomicBench) -> None:
+def test_the_last_verdict_wins(nonatomic: NonAtomicBench) -> None:
     @batch()
     def h(deliveries: list[Delivery]) -> None:
         deliveries[0].reject("first")
@@ -106,7 +106,7 @@ def test_the_last_answer_wins(nonatomic: NonAtomicBench) -> None:
     ],
     ids=repr,
 )
-def test_an_error_ends_those_without_an_answer(
+def test_an_error_ends_those_without_a_verdict(
     nonatomic: NonAtomicBench, error: BaseException, left: dict[int, int]
 ) -> None:
     @batch()
@@ -198,8 +198,8 @@ def test_extend_moves_all(nonatomic: NonAtomicBench) -> None:
     assert all(moved > 900 for _, moved in deadlines)
 
 
-def test_the_scoreboard_charges_those_without_an_answer(nonatomic: NonAtomicBench) -> None:
-    """One message stays: otherwise a call that kills its process after its last answer would
+def test_the_scoreboard_charges_those_without_a_verdict(nonatomic: NonAtomicBench) -> None:
+    """One message stays: otherwise a call that kills its process after its last verdict would
     repeat for ever.
     """
     seen: list[list[Entry]] = []
@@ -240,20 +240,20 @@ def test_misuse_is_refused_where_it_happens(nonatomic: NonAtomicBench) -> None:
         kept[0].retry()
 
 
-def test_answers_need_a_list(nonatomic: NonAtomicBench) -> None:
+def test_verdicts_need_a_list(nonatomic: NonAtomicBench) -> None:
     refused: list[str] = []
 
     @on()
     def h(delivery: Delivery) -> None:
-        answers: list[Callable[[], None]] = [
+        verdicts: list[Callable[[], None]] = [
             delivery.retry,
             delivery.reject,
             lambda: delivery.snooze(1),
             lambda: delivery.fail(ValueError()),
         ]
-        for answer in answers:
+        for give in verdicts:
             with pytest.raises(TypeError, match="batch=True and atomic=False") as caught:
-                answer()
+                give()
             refused.append(str(caught.value))
 
     add(handler="h")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 
 from django_mq import Reject, Retry, RetryPolicy, Snooze, fixed
+from django_mq.executor import session
 from django_mq.models import FailedAttempt
 from tests.database import second_connection
 from tests.executor.nonatomic.conftest import NonAtomicBench, on, take_over
@@ -32,6 +34,40 @@ def test_runs_outside_any_transaction_and_is_acked(nonatomic: NonAtomicBench, sa
     assert nonatomic.settled == [message.pk]
     assert nonatomic.back == [False]
     assert [name for name, _, _ in said.all] == ["message_started", "message_acked"]
+
+
+def test_a_call_that_uses_nothing_takes_two_round_trips(
+    nonatomic: NonAtomicBench, tmp_path: Path
+) -> None:
+    """There is nothing to reset in its session. The start also finds out that a link was cut."""
+
+    @on()
+    def h(delivery: Any) -> None: ...
+
+    sent, second = nonatomic.traced(tmp_path)
+    nonatomic.nonatomic.run([second])
+    start, ack = sent.queries()
+    assert "update django_mq_queuedmessage" in start
+    assert "delete from django_mq_queuedmessage" in ack
+
+
+@pytest.mark.parametrize(("silent_for", "probes"), [(-1.0, 1), (60.0, 0)])
+def test_a_silent_connection_is_probed_before_the_start(
+    nonatomic: NonAtomicBench,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    silent_for: float,
+    probes: int,
+) -> None:
+    """The limit of a probe is shorter than that of a start."""
+
+    @on()
+    def h(delivery: Any) -> None: ...
+
+    sent, second = nonatomic.traced(tmp_path)
+    monkeypatch.setattr(session, "STALE_AFTER", silent_for)
+    nonatomic.nonatomic.run([second])
+    assert ['"select 1"' in query for query in sent.queries()] == [True] * probes + [False, False]
 
 
 def test_failure_keeps_the_writes_of_the_handler(nonatomic: NonAtomicBench) -> None:

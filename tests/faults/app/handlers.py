@@ -109,8 +109,8 @@ def idle_batch(deliveries: list[Any]) -> None:
 
 
 @handler("faults.list", queue=CALLS, batch=True, atomic=False, retry=OFTEN)
-def answered_one_by_one(deliveries: list[Any]) -> None:
-    """Not atomic: each has its own effect, or is answered as failed."""
+def one_verdict_each(deliveries: list[Any]) -> None:
+    """Not atomic: each has its own effect, or the verdict that it failed."""
     with traced(*deliveries) as ended:
         for delivery in deliveries:
             try:
@@ -122,7 +122,7 @@ def answered_one_by_one(deliveries: list[Any]) -> None:
 
 
 @handler("faults.alist", queue=CALLS, batch=True, retry=OFTEN)
-async def aanswered_one_by_one(deliveries: list[Any]) -> None:
+async def aone_verdict_each(deliveries: list[Any]) -> None:
     with traced(*deliveries) as ended:
         for delivery in deliveries:
             try:

@@ -33,20 +33,20 @@ def _write(event: str, delivery: Any) -> None:
 def traced(*deliveries: Any) -> Iterator[Callable[[Any], None]]:
     """Trace the start and the end of the handler inside.
 
-    The block gets a function that traces the end of a message answered as failed: should the
-    process die after that, the message runs again on the same attempt.
+    The block gets a function that traces the end of a message whose verdict is that it failed:
+    should the process die after that, the message runs again on the same attempt.
     """
     for delivery in deliveries:
         _write("start", delivery)
     running = list(deliveries)
 
-    def answered(delivery: Any) -> None:
+    def ended(delivery: Any) -> None:
         running.remove(delivery)
         _write("raise", delivery)
 
     event = "raise"
     try:
-        yield answered
+        yield ended
         event = "return"
     finally:
         for delivery in running:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from django_mq.models import QueuedMessage
 from django_mq.worker import lanes as lanes_module
-from django_mq.worker.claims import MAX_BATCHES
+from django_mq.worker.claims import GROWTH, MAX_BATCHES
 from django_mq.worker.queue_options import ClaimOptions
 from tests.rows import add
 from tests.worker.fetcher.conftest import Rig
@@ -209,3 +211,42 @@ def test_a_queue_without_room_keeps_its_turn(rig: Rig) -> None:
         rig.rooms["sync"] = 1
         rig.fetcher.fetch(rig.cursor)
     assert "".join(row.queue for row in rig.taken) == "bd"
+
+
+def test_claim_behind_large_messages_reads_no_more_than_fit(rig: Rig) -> None:
+    """It reads and locks all rows up to its limit; small ones show how many batches may fit."""
+    rig.make()
+    options = rig.options["mail"] = ClaimOptions("sync", 30.0, 10, batch_bytes=10_000)
+    claims = rig.fetcher._due._claims
+    for n in range(10 + 4):
+        add(after=-100 + n)
+    rig.fetcher.fetch(rig.cursor)
+    assert claims.max_per_claim("mail", options) == 10 * MAX_BATCHES
+    for n in range(8):
+        add(after=-50 + n, payload="x" * 3_000)
+    counts = []
+    for _ in range(3):
+        before = len(rig.taken)
+        rig.fetcher.fetch(rig.cursor)
+        counts.append((len(rig.taken) - before, claims.max_per_claim("mail", options)))
+    assert counts == [(7, 7), (3, 3), (2, 3)]
+    for n in range(30):
+        add(after=-20 + n / 10)
+    rig.fetcher.fetch(rig.cursor)
+    assert claims.max_per_claim("mail", options) == 3 * GROWTH  # large ones may come again
+
+
+def test_queue_with_large_messages_does_not_slow_down_the_others(rig: Rig) -> None:
+    rig.make()
+    for queue in ("big", "small"):
+        rig.options[queue] = ClaimOptions("sync", 30.0, 10, batch_bytes=10_000)
+    for n in range(100):
+        add("small", after=-100 + n / 100)
+        add("big", after=-100 + n / 100, payload="é" * 1_500)  # two bytes each
+    counts = []
+    for _ in range(6):
+        before = len(rig.taken)
+        rig.fetcher.fetch(rig.cursor)
+        counts.append(Counter(row.queue for row in rig.taken[before:]))
+    assert [each["big"] for each in counts if each["big"]] == [3] * 3
+    assert [each["small"] for each in counts if each["small"]] == [10] + [10 * MAX_BATCHES] * 2

@@ -16,7 +16,7 @@ from django_mq.executor.ended import Ended, Settled, failure_end
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.models import QueueState
 from django_mq.policy.backoff import RetryPolicy
-from django_mq.store import queue_backoff as store
+from django_mq.store import queue_backoff
 from django_mq.worker.queue_backoff import BackoffLevels
 from tests.database import second_connection
 
@@ -131,11 +131,11 @@ class Fleet:
     @property
     def allowance(self) -> str:
         """The number of the queue's messages that the fleet may have in flight: all, one, none."""
-        stand = store.backoff_states(self.cursor, ["mail"]).get("mail")
+        stand = queue_backoff.backoff_states(self.cursor, ["mail"]).get("mail")
         if stand is None or stand.level == 0:
             return "all"
-        may = store.start_probe(self.cursor, queue="mail", claimer="ask:1", lease=30.0)
-        store.cancel_probe(self.cursor, queue="mail", claimer="ask:1")
+        may = queue_backoff.start_probe(self.cursor, queue="mail", claimer="ask:1", lease=30.0)
+        queue_backoff.cancel_probe(self.cursor, queue="mail", claimer="ask:1")
         return "one" if may else "none"
 
     def wait(self) -> None:
@@ -149,9 +149,9 @@ class Fleet:
         """One worker gets the probe, the others none; return the level after it ended."""
         delivery = self.claim(worker=worker)
         claimer = delivery._row.claimed_by
-        assert store.start_probe(self.cursor, queue="mail", claimer=claimer, lease=30.0)
+        assert queue_backoff.start_probe(self.cursor, queue="mail", claimer=claimer, lease=30.0)
         for other in range(len(self.workers)):
-            assert not store.start_probe(
+            assert not queue_backoff.start_probe(
                 self.cursor, queue="mail", claimer=f"w{other}:0", lease=30.0
             )
         self.workers[worker].probe_started("mail", claimer)

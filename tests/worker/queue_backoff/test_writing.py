@@ -17,11 +17,12 @@ from django_mq.executor.statements import Statements
 from django_mq.executor.watchdog import Link
 from django_mq.models import QueueState
 from django_mq.policy.backoff import RetryPolicy
-from django_mq.store import queue_backoff as store
+from django_mq.store import queue_backoff
 from django_mq.worker.lease_keeper import LeaseKeeper
 from django_mq.worker.recovery import DeadWorker, Recovery
 from tests.database import second_connection
 from tests.rows import add, decide, stored
+from tests.worker.conftest import Told
 from tests.worker.queue_backoff.conftest import Cursor, Fleet, now
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -79,7 +80,7 @@ def test_the_failure_of_the_latest_claim_counts_whichever_ended_first(
     if during == "before a write":
         fleet.end(earlier, KeyError("host"))
     else:
-        monkeypatch.setattr(store, "raise_level", lose)
+        monkeypatch.setattr(queue_backoff, "raise_level", lose)
         with pytest.raises(psycopg.OperationalError):
             fleet.write()
     assert fleet.workers[0]._failed == {"mail": later._row.claimed_at}
@@ -94,7 +95,7 @@ def test_the_end_of_a_probe_is_kept_too(fleet: Fleet, heard: list[tuple[str, int
         lost.close()
         delivery = fleet.claim()
         claimer = delivery._row.claimed_by
-        store.start_probe(fleet.cursor, queue="mail", claimer=claimer, lease=30.0)
+        queue_backoff.start_probe(fleet.cursor, queue="mail", claimer=claimer, lease=30.0)
         fleet.workers[0].probe_started("mail", claimer)
         fleet.end(delivery, None)
         with pytest.raises(psycopg.OperationalError):
@@ -113,20 +114,12 @@ def test_probe_that_found_no_message_is_cancelled(fleet: Fleet) -> None:
     fleet.end(fleet.claim(), KeyError("host"))
     fleet.write()
     fleet.wait()
-    store.start_probe(fleet.cursor, queue="mail", claimer="w0:9", lease=30.0)
+    queue_backoff.start_probe(fleet.cursor, queue="mail", claimer="w0:9", lease=30.0)
     fleet.workers[0].probe_started("mail", "w0:9")
     assert fleet.allowance == "none"
     fleet.workers[0].cancel_probe(fleet.cursor, "mail", "w0:9")
     assert fleet.workers[0].probes() == []
     assert fleet.allowance == "one"
-
-
-class Told:
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self) -> None:
-        self.count += 1
 
 
 @pytest.fixture
@@ -179,7 +172,7 @@ def test_a_dying_worker_does_not_keep_its_probe(freed: Told, cursor: Cursor) -> 
         "mail": None,
         "other": "alive:1",
     }
-    assert store.start_probe(cursor, queue="mail", claimer="alive:2", lease=30.0)
+    assert queue_backoff.start_probe(cursor, queue="mail", claimer="alive:2", lease=30.0)
     recovery.settle(DeadWorker("dead", "killed"))
     assert freed.count == 1
     recovery._statements.close()
