@@ -22,6 +22,29 @@ NEXT_SECONDS = 0.02
 _away = partial(away_after, LOST, repr)
 
 
+class Properties(pika.BasicProperties):  # type: ignore[misc]  # pika has no types
+    """The properties of a message; `flaw` says why they could not be read.
+
+    A header may have a time beyond Python's years, or tables nested too deeply for Python. An error
+    while the client decodes it would end the connection, and the message would come again for ever.
+    The client has no option for such a class, so this is the one of all its connections in the
+    process.
+    """
+
+    flaw = ""
+
+    def decode(self, encoded: bytes, offset: int = 0) -> pika.BasicProperties:
+        """Read the properties from a frame, as far as that is possible."""
+        try:
+            return super().decode(encoded, offset)
+        except Exception as error:
+            self.flaw = f"its properties cannot be decoded: {type(error).__name__}"
+            return self
+
+
+pika.spec.props[pika.BasicProperties.INDEX] = Properties  # the client decodes with this class
+
+
 class AmqpSource(Source):
     """Gets messages from one queue."""
 
@@ -71,6 +94,7 @@ def _incoming(tag: int, properties: Any, body: bytes) -> Incoming:
         # Texts that are not UTF-8 are bytes.
         None if properties.message_id is None else _text(properties.message_id),
         token=tag,
+        flaw=getattr(properties, "flaw", ""),
     )
 
 

@@ -203,7 +203,11 @@ class Consumer:
     def _broadcast(
         self, good: Sequence[tuple[Incoming, Message]]
     ) -> tuple[int, list[tuple[Incoming, Undecodable]]]:
-        """Do it in one statement if no message is refused, else one by one."""
+        """Do it in one statement if no message is refused, else one half after the other.
+
+        PostgreSQL keeps only 64 savepoints of a transaction in shared memory, and one for each
+        message would be more.
+        """
         try:
             with transaction.atomic(using=self.alias):
                 receipts = broadcast_many([message for _, message in good], using=self.alias)
@@ -212,9 +216,10 @@ class Consumer:
         except REFUSED as error:
             if len(good) == 1:
                 return 0, [(good[0][0], Undecodable(type(error).__name__, str(error)))]
-            each_alone = [self._broadcast([each]) for each in good]
-            refused = [found for _, several in each_alone for found in several]
-            return sum(duplicates for duplicates, _ in each_alone), refused
+            half = len(good) // 2
+            first, first_refused = self._broadcast(good[:half])
+            second, second_refused = self._broadcast(good[half:])
+            return first + second, first_refused + second_refused
         return sum(not receipt for receipt in receipts), []
 
     def _bury(self, raw: Incoming, refused: Undecodable) -> None:

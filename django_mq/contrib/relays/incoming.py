@@ -220,6 +220,8 @@ def _asked(function: Any, found: Incoming, what: str) -> str:
         raise Undecodable(reason, f"{reason}: {error}") from error
     if not isinstance(answer, str):
         raise Undecodable(f"the inbox's {what!r} returned {type(answer).__name__}, not text")
+    if not answer:
+        raise Undecodable(f"the inbox's {what!r} returned an empty text")
     return answer
 
 

@@ -29,6 +29,10 @@ class BrokerAway(Exception):
     """The broker cannot be reached, or takes no messages now; this says nothing about a message."""
 
 
+class NotTaken(BrokerAway):
+    """The server got a message and did not take it, as if it were away; the message may be why."""
+
+
 @contextmanager
 def away_after(
     errors: type[Exception] | tuple[type[Exception], ...], text: Callable[[Exception], str] = str

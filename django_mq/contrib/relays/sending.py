@@ -1,9 +1,11 @@
-"""The handler of a relay: a batch of messages goes to a broker, and each is acked by its answer."""
+"""The handler of a relay: a batch goes to a broker, whose answers end the messages."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
+from time import monotonic
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -11,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_mq.conf import get_settings
 from django_mq.conf.relays import Destination
 from django_mq.contrib.relays.envelope import Outgoing, outgoing
-from django_mq.contrib.relays.links import KINDS, BrokerAway, BrokerLink, LinkPool
+from django_mq.contrib.relays.links import KINDS, BrokerAway, BrokerLink, LinkPool, NotTaken
 from django_mq.messages import Delivery
 from django_mq.policy.plain_text import one_line
 
@@ -19,8 +21,11 @@ logger = logging.getLogger("django_mq")
 
 #: Metadata of a message that came in through an inbox.
 INBOX = "mq.inbox"
-#: Seconds until a message is tried again whose broker was away.
-AWAY_SECONDS = 5.0
+#: Seconds until a message is tried again whose broker was away. One that the broker got and did not
+#: take waits longer: if it is the reason, the others go first.
+AWAY_SECONDS, NOT_TAKEN_SECONDS = 5.0, 10.0
+#: Seconds for which a broker that took a message counts as one that is there.
+THERE_SECONDS = 60.0
 
 
 class Relay:
@@ -31,6 +36,7 @@ class Relay:
         self._inbox = inbox
         self._links: LinkPool | None = None
         self._away = False
+        self._taken_at = -inf
 
     @property
     def links(self) -> LinkPool:
@@ -43,7 +49,7 @@ class Relay:
         return self._links
 
     def send(self, deliveries: list[Delivery]) -> None:
-        """Publish the messages, and answer those that the broker has not confirmed."""
+        """Publish the messages; give a verdict on those that the broker has not confirmed."""
         links = self.links
         source = source_of(links.destination)
         waiting: dict[str, tuple[Outgoing, Delivery]] = {}
@@ -58,13 +64,13 @@ class Relay:
             try:
                 link, used = links.take()
             except BrokerAway as away:
-                return self._snooze(waiting.values(), away)
+                return self._wait_for_broker(waiting.values(), away)
             try:
                 self._publish(link, waiting, failed, together=kind.keeps_order)
             except BrokerAway as away:
                 link.close()
                 if not (used and kind.stays_open):
-                    return self._snooze(waiting.values(), away)
+                    return self._wait_for_broker(waiting.values(), away)
                 continue  # the broker may have restarted since: try a new connection
             except BaseException:
                 link.close()
@@ -85,11 +91,17 @@ class Relay:
             sent = [each for each in wave if each.key not in failed]
             away: BrokerAway | None = None
             for message, error in link.send(sent) if sent else ():
-                if isinstance(error, BrokerAway):
+                delivery = waiting[message.id][1]
+                if isinstance(error, BrokerAway) and not self._fails_again(delivery, error):
                     away = error
+                    if isinstance(error, NotTaken):
+                        del waiting[message.id]
+                        _snooze(delivery, error, NOT_TAKEN_SECONDS)
                     continue
-                delivery = waiting.pop(message.id)[1]
-                if error is not None:
+                del waiting[message.id]
+                if error is None:
+                    self._taken_at = monotonic()
+                else:
                     delivery.fail(error)
                     failed.update([] if message.key is None else [message.key])
             if away is not None:
@@ -98,16 +110,26 @@ class Relay:
             delivery.snooze(0)
         waiting.clear()
 
-    def _snooze(self, unanswered: Iterable[tuple[Outgoing, Delivery]], away: BrokerAway) -> None:
-        why = one_line(str(away))
+    def _fails_again(self, delivery: Delivery, error: BrokerAway) -> bool:
+        """Return whether the message is why: it failed before, and the broker takes others.
+
+        After a failed attempt a message comes alone, so no later one of its batch can tell.
+        """
+        if not isinstance(error, NotTaken) or delivery.attempt == 1:
+            return False
+        return monotonic() - self._taken_at < THERE_SECONDS
+
+    def _wait_for_broker(
+        self, unanswered: Iterable[tuple[Outgoing, Delivery]], away: BrokerAway
+    ) -> None:
         for _, delivery in unanswered:
-            delivery.snooze(AWAY_SECONDS, backoff=True, reason=f"the broker is away: {why}")
+            _snooze(delivery, away, AWAY_SECONDS)
         if not self._away:
             self._away = True
             logger.warning(
                 "relay to %s: the broker is away, its messages wait: %s",
                 self.to,
-                why,
+                one_line(str(away)),
                 extra={"event": "relay_away", "relay": self.to},
             )
 
@@ -119,6 +141,11 @@ class Relay:
                 self.to,
                 extra={"event": "relay_back", "relay": self.to},
             )
+
+
+def _snooze(delivery: Delivery, away: BrokerAway, seconds: float) -> None:
+    reason = f"the broker is away: {one_line(str(away))}"
+    delivery.snooze(seconds, backoff=True, reason=reason)
 
 
 def waves(batch: Sequence[Outgoing], *, together: bool) -> Iterator[list[Outgoing]]:

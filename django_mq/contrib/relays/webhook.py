@@ -15,21 +15,24 @@ from http import HTTPStatus
 from http.client import HTTPException
 from time import time
 from typing import Any
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
 from django_mq.conf.relays import WebhookDestination
 from django_mq.contrib.relays.envelope import Outgoing, percent_encoded
-from django_mq.contrib.relays.links import BrokerAway
+from django_mq.contrib.relays.links import BrokerAway, NotTaken
 from django_mq.contrib.relays.timed_http import TimedHTTPHandler, TimedHTTPSHandler
 from django_mq.exceptions import Snooze
 
-#: A server that answers with one of these takes no messages now.
+#: The answers of a gateway whose server is away, or fails on this message.
 AWAY = {
     HTTPStatus.BAD_GATEWAY,
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
 }
+#: The server counts as away after MAX_IN_A_ROW messages in a row that it did not take. After
+#: MAX_NOT_TAKEN in a batch, the rest waits, too: each may have lasted for the whole timeout.
+MAX_IN_A_ROW, MAX_NOT_TAKEN = 2, 5
 #: Seconds that a `Retry-After` may ask for, at least and at most.
 MIN_RETRY_AFTER, MAX_RETRY_AFTER = 1.0, 24 * 3600.0
 
@@ -56,17 +59,33 @@ class WebhookLink:
         self._threads = ThreadPoolExecutor(destination.concurrency, "django_mq-webhook")
 
     def send(self, batch: Sequence[Outgoing]) -> Iterator[tuple[Outgoing, Exception | None]]:
+        """Post the messages; yield each with its error, None if the server accepted it.
+
+        A message on which the server fails would keep all others back if that counted as an outage.
+        It is an error of the message if the server took a later one of the batch.
+        """
         away: list[BrokerAway] = []
+        in_a_row = 0
 
         def post(message: Outgoing) -> Exception | None:
-            if away:  # the others would wait for their timeouts in turn
-                return away[0]
+            nonlocal in_a_row
+            if in_a_row >= MAX_IN_A_ROW or len(away) >= MAX_NOT_TAKEN:
+                return BrokerAway(str(away[-1]))  # the others would wait for their timeouts in turn
             answer = self._post(message)
             if isinstance(answer, BrokerAway):
                 away.append(answer)
+                in_a_row += 1 if isinstance(answer, NotTaken) else MAX_IN_A_ROW
+            else:
+                in_a_row = 0
             return answer
 
-        yield from zip(batch, self._threads.map(post, batch), strict=True)
+        answers = list(self._threads.map(post, batch))
+        last_taken = max((n for n, error in enumerate(answers) if error is None), default=-1)
+        for n, (message, error) in enumerate(zip(batch, answers, strict=True)):
+            if isinstance(error, NotTaken) and n < last_taken:
+                yield message, WebhookRefused(f"{error}; the server took later messages")
+            else:
+                yield message, error
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -81,8 +100,11 @@ class WebhookLink:
         except HTTPError as error:
             with error:
                 return _answer(error)
-        except (OSError, HTTPException) as error:  # URLError and timeouts are OSErrors
-            return BrokerAway(f"{type(error).__name__}: {error}")
+        except URLError as error:
+            sent = isinstance(error.reason, BrokenPipeError | ConnectionResetError)
+            return (NotTaken if sent else BrokerAway)(f"{type(error).__name__}: {error}")
+        except (OSError, HTTPException) as error:  # timeouts are OSErrors
+            return NotTaken(f"{type(error).__name__}: {error}")
         except Exception as error:  # of this message alone
             return error
         return None
@@ -126,11 +148,12 @@ def key_of(secret: str) -> bytes:
 
 
 def _answer(error: HTTPError) -> Exception:
-    """Return the error of a message that the server refused; BrokerAway if it refuses all."""
+    """Return the error of a message that the server refused; BrokerAway if it may refuse all."""
     if error.code == HTTPStatus.TOO_MANY_REQUESTS or error.code in AWAY:
         after = retry_after(error.headers, now=time())
         if after is None:
-            return BrokerAway(f"it answered {error.code}")
+            busy = error.code == HTTPStatus.TOO_MANY_REQUESTS
+            return (BrokerAway if busy else NotTaken)(f"it answered {error.code}")
         wait = min(max(after, MIN_RETRY_AFTER), MAX_RETRY_AFTER)
         return Snooze(wait, backoff=True, reason=f"the server answered {error.code}")
     return WebhookRefused(f"the server answered {error.code} {error.reason}")

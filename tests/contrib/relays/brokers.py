@@ -395,10 +395,16 @@ class HttpServer(Broker):
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
                 status = broker.status.get(self.headers.get("webhook-id", ""), 204)
-                if status < 300:
+                if status < 0:  # it does not read the body, and resets the connection
+                    self.close_connection = True
+                    return
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if 0 < status < 300:
                     broker.requests.append((self.path, dict(self.headers), body))
+                if not status:  # it fails
+                    self.close_connection = True
+                    return
                 self.send_response(status)
                 for name, value in broker.answer_headers.items():
                     self.send_header(name, value)

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from tests.contrib.relays.conftest import deliver
 from tests.contrib.relays.test_kinds import send
 from tests.database import second_connection
 from tests.rows import the_message
+from tests.slow import slow
 from tests.waiting import until
 from tests.worker.conftest import proxied
 from tests.worker.conftest import proxy as proxy
@@ -165,7 +167,7 @@ def test_amqp_has_no_id_of_its_own(broker: Broker, place: str, consume: Consume)
     [
         ({"id": lambda raw: raw.payload["id"]}, "KeyError"),
         ({"id": lambda raw: 5}, "returned int, not text"),
-        ({"id": lambda raw: ""}, "no message_id"),
+        ({"id": lambda raw: ""}, "the inbox's 'id' returned an empty text"),
         ({"type": lambda raw: "two words"}, "InvalidName"),
         ({"type": lambda raw: None}, "returned NoneType, not text"),
     ],
@@ -533,6 +535,38 @@ def test_amqp_odd_properties_and_a_deleted_queue_stop_nothing(
     with pytest.raises(BrokerAway, match="the queue was deleted"):
         source.receive(1, 5)
     source.close()
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param(1_900_000_000_000, id="in ms"),
+        *slow(pytest.param(2**64 - 1, id="largest")),
+    ],
+)
+@pytest.mark.parametrize("broker", [RabbitServer.kind], indirect=True, scope="module")
+def test_amqp_a_message_whose_headers_cannot_be_read_is_a_dead_letter(
+    broker: RabbitServer, place: str, consume: Consume, moment: int
+) -> None:
+    """The client raised an error, so the message came again for ever and none behind it came."""
+    import pika
+
+    year_2030 = datetime(2030, 1, 1, tzinfo=UTC)
+    seconds = int(year_2030.timestamp()).to_bytes(8, "big")
+
+    class Properties(pika.BasicProperties):
+        def encode(self) -> Any:
+            return [part.replace(seconds, moment.to_bytes(8, "big")) for part in super().encode()]
+
+    with broker._channel() as channel:
+        channel.basic_publish("", place, b"bad", Properties(headers={"sent": year_2030}))
+        channel.basic_publish("", place, b"{}", pika.BasicProperties(message_id="2"))
+    assert consume() == 2
+    dead = QueuedMessage.objects.get(dead_at__isnull=False)
+    assert dead.dead_reason.startswith("cannot be broadcast: its properties cannot be decoded")
+    assert base64.b64decode(dead.payload["raw"]) == b"bad"
+    assert QueuedMessage.objects.get(dead_at=None).unique_id == "crm:2"
+    assert consume() == 0
 
 
 def test_a_consumer_is_live_while_it_waits_for_its_broker(

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connections, transaction
+from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 
 from django_mq import queues
+from django_mq.conf import get_settings
 from django_mq.contrib.relays import relay
-from django_mq.contrib.relays.incoming import Undecodable
+from django_mq.contrib.relays.consumer import Consumer
+from django_mq.contrib.relays.incoming import Incoming, Undecodable
 from django_mq.contrib.relays.testing import receive
 from django_mq.models import QueuedMessage, UniqueKey
 from django_mq.testing import drain
@@ -105,11 +107,35 @@ def test_a_callable_has_the_id_of_the_broker(inbox: Any) -> None:
     assert the_message().unique_id == "crm:m1"
 
 
+def test_an_empty_id_of_a_callable_is_refused_as_its_own(inbox: Any) -> None:
+    """Not for want of a message_id, which the message may have."""
+    inbox(id=lambda message: message.headers.get("order", ""))
+    with pytest.raises(Undecodable, match=r"^the inbox's 'id' returned an empty text$"):
+        receive("crm", id="5")
+    inbox()
+    with pytest.raises(Undecodable, match=r"^it has no message_id: set the inbox's 'id' to 'hash'"):
+        receive("crm", id=None)
+
+
 def test_a_relay_passes_on_versions_that_no_handler_here_understands() -> None:
     relay("#", to="events")
     add("relay.events", type="a.b", handler="relay.events", schema_version=7)
     with pytest.raises(Exception, match="DJANGO_MQ"):  # it is tried: settings have no `events`
         drain("relay.events")
+
+
+def test_refused_message_between_good_ones_costs_few_savepoints(settings: Any) -> None:
+    """PostgreSQL caches 64 for each transaction: one per message would be more."""
+    settings.DJANGO_MQ = {"INBOXES": {"crm": INBOX}, "MAX_PAYLOAD_BYTES": 100}
+    bodies = [b'{"n": %d}' % n for n in range(100)]
+    bodies[41] = b'"%s"' % (b"x" * 200)
+    before = connection.savepoint_state
+    Consumer("crm", get_settings().inboxes["crm"]).store(
+        [Incoming(body, {}, "application/json", f"m{n}") for n, body in enumerate(bodies)]
+    )
+    assert connection.savepoint_state - before <= 64
+    assert QueuedMessage.objects.filter(dead_at=None).count() == 99
+    assert "PayloadTooLarge" in QueuedMessage.objects.dead().get().dead_reason
 
 
 class TestDeadLetters:
@@ -121,10 +147,6 @@ class TestDeadLetters:
             self.consume(body)
 
     def consume(self, body: bytes) -> None:
-        from django_mq.conf import get_settings
-        from django_mq.contrib.relays.consumer import Consumer
-        from django_mq.contrib.relays.incoming import Incoming
-
         raw = Incoming(body, {"tenant": "ä"}, "application/json", None, key="k")
         Consumer("crm", get_settings().inboxes["crm"]).store([raw])
 

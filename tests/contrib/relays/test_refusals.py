@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models.functions import Now
 
 from django_mq.models import FailedAttempt, QueuedMessage
 from tests.contrib.relays.brokers import HttpServer, NatsServer, RabbitServer, RedisServer
@@ -264,6 +265,51 @@ def test_webhook_a_busy_server_costs_no_attempt(
     assert waits >= timedelta(seconds={"600": 600, "0": 1, None: 5}[after])
     assert message.last_error.startswith("Snooze: ")
     assert str(status) in message.last_error
+
+
+@only(HttpServer)
+@pytest.mark.parametrize("status", [502, 0])
+def test_webhook_a_message_on_which_the_server_fails_does_not_hold_up_others(
+    broker: HttpServer, place: str, relayed: Declare, status: int
+) -> None:
+    """A gateway answers 502, or the connection is closed: each time, for this message alone."""
+    relayed(options={"concurrency": 1})
+    bad, *good = send(place, *range(6))
+    broker.status = {bad: status}
+    deliver()
+    assert [each.native_id for each in broker.received(place, 5)] == good
+    [[failed, text]] = failures().items()
+    assert str(failed) == bad
+    assert "the server took later messages" in text
+    QueuedMessage.objects.update(processable_after=Now())
+    deliver()  # alone: a message that failed comes in no batch
+    assert the_message().attempts == 2
+
+
+@only(HttpServer)
+def test_webhook_an_upload_that_the_server_breaks_off_does_not_hold_up_others(
+    broker: HttpServer, place: str, relayed: Declare
+) -> None:
+    relayed(options={"concurrency": 1})
+    [bad] = send(place, "x" * 900_000)
+    good = send(place, *range(5))
+    broker.status = {bad: -1}
+    deliver()
+    assert [each.native_id for each in broker.received(place, 5)] == good
+    assert list(failures()) == [int(bad)]
+
+
+@only(HttpServer)
+def test_webhook_messages_behind_several_bad_ones_are_sent_first_next_time(
+    broker: HttpServer, place: str, relayed: Declare
+) -> None:
+    relayed(options={"concurrency": 1})
+    ids = send(place, *range(6))
+    broker.status = dict.fromkeys(ids[:3], 502)
+    deliver()
+    assert failures() == {}
+    waits = dict(QueuedMessage.objects.values_list("pk", "processable_after"))
+    assert max(map(waits.get, map(int, ids[2:]))) < min(map(waits.get, map(int, ids[:2])))
 
 
 @only(HttpServer)
