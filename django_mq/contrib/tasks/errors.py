@@ -28,7 +28,7 @@ class TaskInterrupted(Snooze, KeyboardInterrupt):
         super().__init__(0, reason="the task raised KeyboardInterrupt")
 
 
-#: By the reason (up to a colon) with which a message without an answer ended.
+#: By the reason (up to a colon) with which an unanswered message ended.
 _UNANSWERED: dict[str, type[Exception]] = {
     "cancelled": TaskCancelled,
     "discarded": TaskDiscarded,

@@ -91,11 +91,13 @@ def check_options(task: Task[..., Any], retry: RetryPolicy) -> None:
     policy_of(task, retry)
     atomic, timeout = option(task, "atomic"), option(task, "timeout")
     if atomic is not None and type(atomic) is not bool:
-        raise ValueError(f"atomic= must be True or False, not {atomic!r}")
+        raise ValueError(f"atomic= must be True or False, not {short_repr(atomic)}")
     if atomic and iscoroutinefunction(task.func):
         raise ValueError("a coroutine cannot be atomic: Django has no async transactions")
     if timeout is not None and not as_seconds(timeout):
-        raise ValueError(f"timeout= must be seconds above zero or a timedelta, not {timeout!r}")
+        raise ValueError(
+            f"timeout= must be seconds above zero or a timedelta, not {short_repr(timeout)}"
+        )
     _check_times(task)
     key = option(task, "key")
     if key is not None and not callable(key):
@@ -148,7 +150,9 @@ def _check_unique(task: Task[..., Any]) -> None:
             " result to return"
         )
     if way is not None and way not in DUPLICATE_OPTIONS:
-        raise ValueError(f"on_duplicate must be one of {', '.join(DUPLICATE_OPTIONS)}, not {way!r}")
+        raise ValueError(
+            f"on_duplicate must be one of {', '.join(DUPLICATE_OPTIONS)}, not {short_repr(way)}"
+        )
     if unique_id is not None:
         stored = "any" if callable(unique_id) else unique_id
         message = Message("task", unique_id=stored, unique_for=option(task, "unique_for"))

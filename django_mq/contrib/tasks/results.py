@@ -27,12 +27,16 @@ from django_mq.exceptions import UnreadablePayload
 from django_mq.executor.connections import closed_if_opened
 from django_mq.messages import Delivery, worker_of
 from django_mq.outbox.send import queue_connection
+from django_mq.policy.backoff import MAX_ATTEMPTS
+from django_mq.policy.column_bounds import FIRST_TIME, LAST_TIME
 from django_mq.store import kept_results
 from django_mq.store.kept_results import StoredTask
 from django_mq.store.results import UNANSWERED
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
+
+_FIRST, _LAST = FIRST_TIME.timestamp(), LAST_TIME.timestamp()
 
 
 @dataclass(slots=True)
@@ -233,17 +237,31 @@ def _connection(delivery: Delivery) -> BaseDatabaseWrapper:
 
 
 def _attempts_of(text: str, count: int | None) -> TaskAttempts:
-    """Read the last `count` attempts, or all; an attempt without a record has no worker."""
+    """Read the last `count` attempts, or all; an attempt without a record has no worker.
+
+    Another program may have written the records, and a count that no list can have.
+    """
     attempts = TaskAttempts()
-    records = [each for each in _read(text) if isinstance(each, dict)]
+    found = _read(text)
+    records = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
     if count is not None:
-        attempts.worker_ids += [""] * (count - len(records))
+        attempts.worker_ids += [""] * (min(count, MAX_ATTEMPTS) - len(records))
         records = records[max(len(records) - count, 0) :]
     for each in records:
-        attempts.add(str(each.get("worker", "")), each.get("started"))
-        if error_class := each.get("error_class"):
-            attempts.errors.append(errors.failed(error_class, each.get("traceback", "")))
+        worker, error_class, traceback = (
+            value if isinstance(value := each.get(name), str) else ""
+            for name in ("worker", "error_class", "traceback")
+        )
+        attempts.add(worker, _time_in(each.get("started")))
+        if error_class:
+            attempts.errors.append(errors.failed(error_class, traceback))
     return attempts
+
+
+def _time_in(value: object) -> float | None:
+    """Return seconds since 1970, if `value` is a time that a column could have."""
+    is_time = isinstance(value, int | float) and _FIRST <= value <= _LAST
+    return float(value) if is_time else None  # type: ignore[arg-type]  # mypy does not see it
 
 
 def _read(text: str) -> Any:

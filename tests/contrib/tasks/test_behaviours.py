@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import SynchronousOnlyOperation
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.test import TestCase, TransactionTestCase, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -29,6 +28,7 @@ from testproject.shop.models import Product
 from tests.contrib.tasks import jobs
 from tests.contrib.tasks.conftest import BACKEND, TASKS
 from tests.database import second_connection
+from tests.other_alias import _other_alias  # noqa: F401  (fixture)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -262,15 +262,6 @@ def test_an_argument_that_is_not_json_is_named(
 
 
 # ---- another database
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _other_alias(django_db_setup: None) -> Iterator[None]:
-    connections.settings["other"] = copy.deepcopy(connections["default"].settings_dict)
-    yield
-    connections["other"].close()
-    del connections.settings["other"]
-    del connections["other"]
 
 
 class OtherDatabaseTest(TransactionTestCase):

@@ -20,6 +20,7 @@ from django_mq.contrib.tasks import TaskCancelled, TaskDiscarded, TaskExpired, r
 from django_mq.contrib.tasks.compat import TaskResultDoesNotExist, TaskResultStatus, task_finished
 from django_mq.contrib.tasks.options import StoredOptions, stored_options
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState, Result
+from django_mq.policy.backoff import MAX_ATTEMPTS
 from django_mq.policy.outcomes import WorkerLost
 from django_mq.testing import drain, due
 from django_mq.worker import Worker, chores
@@ -272,6 +273,42 @@ def test_looking_for_earlier_attempts_leaves_no_connection_open() -> None:
     thread.start()
     thread.join()
     assert open_ones == [None]
+
+
+# ---- rows that another program has written
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("attempts", None),
+        ("attempts", "[" + "1" * 5000 + "]"),
+        ("attempts", '[7, {"worker": 7, "started": "x", "error_class": 5}]'),
+        ("attempts", '[{"started": 1e300, "error_class": "ValueError", "traceback": []}]'),
+        ("attempts", '[{"started": -1e18}]'),
+        ("metadata", None),
+        ("enqueued_at", None),
+        ("priority", None),
+    ],
+)
+def test_a_result_is_read_with_defaults(column: str, value: str | None) -> None:
+    """Guarantee 24."""
+    result = jobs.note.enqueue("read")
+    drain()
+    with connection.cursor() as cursor:
+        cursor.execute(f"update django_mq_result set {column} = %s", [value])
+    found = jobs.note.get_result(result.id)
+    assert (found.status, found.args) == (SUCCESSFUL, ["read"])
+    assert all(isinstance(each, str) for each in found.worker_ids)
+    assert all(isinstance(each.traceback, str) for each in found.errors)
+
+
+def test_more_attempts_than_any_policy_has_need_no_list_of_that_length() -> None:
+    """A message with the most attempts that its column takes needed 17 GB, on each attempt."""
+    result = jobs.note.enqueue()
+    QueuedMessage.objects.update(attempts=2**31 - 2)
+    result.refresh()
+    assert (result.status, result.attempts) == (READY, MAX_ATTEMPTS)
 
 
 # ---- retention

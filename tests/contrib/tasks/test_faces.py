@@ -116,6 +116,18 @@ def test_the_routes_of_a_type_list_no_tasks_but_the_one_it_names() -> None:
     assert {row["handler"]: row["gets_it"] for row in found} == {NOTE: True, "books": False}
 
 
+def test_the_routes_of_a_task_that_is_not_registered() -> None:
+    """It has no route: nothing splits it, and no other queue may suit."""
+    [line] = said("mq_routes", f"tasks.{NOTE}s").strip().splitlines()
+    assert line == (
+        f"No task registered here has the type tasks.{NOTE}s (did you mean tasks.{NOTE}? tasks are"
+        " looked for in tasks.py of each installed app and in OPTIONS['modules']): workers hold its"
+        " messages until their code has the task."
+    )
+    [line] = said("mq_routes", "tasks.x").strip().splitlines()
+    assert line.startswith("No task registered here has the type tasks.x (tasks are looked for in")
+
+
 def test_a_worker_lists_a_task_once_with_all_its_queues() -> None:
     def line(*patterns: str) -> list[str]:
         table = served(patterns, get_settings())

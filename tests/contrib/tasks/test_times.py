@@ -54,7 +54,10 @@ def test_start_of_a_task_is_read_from_the_heartbeat() -> None:
     assert result.last_attempted_at == result.started_at
 
 
-@pytest.mark.parametrize("ran", [{}, {"1": 5}, {"id": 0}, {"id": "5"}, {"id": -5}, {"id": None}])
+@pytest.mark.parametrize(
+    "ran",
+    [{}, {"1": 5}, {"id": 0}, {"id": "5"}, {"id": -5}, {"id": -1e300}, {"id": None}],
+)
 def test_until_then_it_is_when_it_was_claimed(ran: Any) -> None:
     result = jobs.note.enqueue()
     if "id" in ran:
