@@ -241,18 +241,26 @@ class ReadOnlyAdmin(QueueScopeMixin, OwnPagesAdmin):
         return super().history_view(*args, **kwargs)
 
     def give_up(self, request: HttpRequest, error: TookTooLong) -> HttpResponse:
-        """Report that the database took too long, and redirect to the list without filters."""
-        text = (
-            f"{LOCKED} Nothing was changed. If a session has locked a table, mq_doctor names it."
-            if error.is_locked_out
-            else "The query took too long and was cancelled; nothing was changed. Filter by queue"
-            " first, or search for an exact id."
-        )
+        """Report why the query failed, and redirect to the list without filters."""
+        if error.is_locked_out:
+            text = (
+                f"{LOCKED} Nothing was changed. mq_doctor names a session that has locked a table."
+            )
+        elif error.is_conflict:
+            text = (
+                "The server cancelled the query; nothing was changed. It may be a standby that"
+                " cancels queries to replay changes. Try again in a moment."
+            )
+        else:
+            text = (
+                "The query took too long and was cancelled; nothing was changed. Filter by queue"
+                " first, or search for an exact id."
+            )
         self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(self.url(self.model, "changelist"))
 
     def show_busy(self, request: HttpRequest, *, is_read_only: bool = False) -> HttpResponse:
-        """Report with status 503 that the database took too long for the page, or is read only."""
+        """Report with status 503 that the database gave no answer to the page, or is read only."""
         title = "The database is read-only" if is_read_only else "The database is busy"
         posted = request.method == "POST"
         page = self.show_page(request, "busy", title, posted=posted, is_read_only=is_read_only)

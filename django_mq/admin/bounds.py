@@ -17,7 +17,7 @@ from django.db.backends.utils import CursorWrapper
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from psycopg.errors import LockNotAvailable, QueryCanceled
+from psycopg.errors import LockNotAvailable, QueryCanceled, SerializationFailure
 
 from django_mq.queues import transactions
 from django_mq.store import limits
@@ -41,12 +41,17 @@ LOCKED = "Another session holds a lock. Try again in a moment."
 
 
 class TookTooLong(OperationalError):
-    """A statement, or a wait for a lock, exceeded its time limit."""
+    """A statement, or a wait for a lock, exceeded its time limit, or was in a conflict."""
 
     @property
     def is_locked_out(self) -> bool:
         """Whether it was a wait for a lock."""
         return isinstance(self.__cause__ and self.__cause__.__cause__, LockNotAvailable)
+
+    @property
+    def is_conflict(self) -> bool:
+        """Whether the server cancelled the statement, as a standby does to replay changes."""
+        return isinstance(self.__cause__ and self.__cause__.__cause__, SerializationFailure)
 
 
 def _limits() -> limits.Limits:
@@ -59,7 +64,7 @@ def reporting_timeouts() -> Iterator[None]:
     try:
         yield
     except OperationalError as error:
-        if isinstance(error.__cause__, QueryCanceled | LockNotAvailable):
+        if isinstance(error.__cause__, QueryCanceled | LockNotAvailable | SerializationFailure):
             raise TookTooLong(*error.args) from error
         raise
 

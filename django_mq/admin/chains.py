@@ -73,6 +73,7 @@ class ChainsAdmin(ReadOnlyAdmin):
         return {
             "id": link.id,
             "indent": range(min(link.depth, MAX_INDENT)),  # one item per level
+            "level": link.depth,
             "type": breakable(link.type),
             "handler": breakable(link.handler),
             "queue": link.queue,

@@ -41,6 +41,9 @@ def _decoded(decode: Callable[[], T]) -> T:
 class CheckedForm(forms.Form):
     """A form for one call of the package, whose error is shown at its field."""
 
+    #: The class of labels that the stock admin marks so.
+    required_css_class = "required"
+
     #: The field for each class of error; the first class that fits counts.
     error_fields: ClassVar[dict[type[MQError], str]] = {}
 

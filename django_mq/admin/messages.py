@@ -6,6 +6,8 @@ In the order in which Python looks up a method:
 - `BroadcastingAdmin` (`broadcasting.py`): the form that broadcasts a message
 - `SuggestingAdmin` (`suggesting.py`): the paths that the search box suggests
 - `StateCountsAdmin` (`state_counts.py`): the counts above the list
+- `MessageColumnsAdmin` (`message_columns.py`): the columns of the list
+- `AbsentMessagesAdmin` (`absent_messages.py`): what became of a message that is not stored
 - `MessagePageAdmin` (`message_page.py`): the page of one message, from the next seven
 - `MessageFieldsAdmin` (`fields.py`): its columns in words
 - `HeadsAdmin` (`heads.py`): links to the other messages of its line
@@ -26,15 +28,12 @@ from collections.abc import Iterable
 from typing import Any, cast
 from urllib.parse import urlencode
 
-from django.contrib import admin
-from django.contrib import messages as notices
-from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
+from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.db import connections
 from django.db.models import Q, QuerySet, Subquery
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.html import format_html
+from django.http import HttpRequest, HttpResponse
 
-from django_mq import queues
+from django_mq.admin.absent_messages import AbsentMessagesAdmin
 from django_mq.admin.bounds import MAX_COUNT
 from django_mq.admin.broadcasting import BroadcastingAdmin
 from django_mq.admin.days import FROM, TO, Period, above, chosen, within
@@ -53,32 +52,32 @@ from django_mq.admin.filter_boxes import (
 from django_mq.admin.filter_moments import CreatedFilter, DeadFilter, DueFilter
 from django_mq.admin.filters import StateFilter
 from django_mq.admin.json_paths import read_path
+from django_mq.admin.message_columns import MAX_BEHIND, MessageColumnsAdmin
 from django_mq.admin.message_page import MessagePageAdmin
 from django_mq.admin.state_counts import StateCountsAdmin
 from django_mq.admin.suggesting import SuggestingAdmin
-from django_mq.admin.texts import badge, breakable, excerpt, link, notes_below, number, titled, when
+from django_mq.admin.texts import number
 from django_mq.admin.windows import AFTER_PARAMETER, TableAdmin
 from django_mq.conf.local_time import local
 from django_mq.models import (
-    FailedAttempt,
-    HandledMessage,
     MessageQuerySet,
     QueuedMessage,
     QueueState,
 )
-from django_mq.policy.column_bounds import MAX_NAME, id_of
-from django_mq.queues.dead_letters import OWN_REASONS
-from django_mq.queues.reasons import GONE
-from django_mq.queues.stalled import line_positions, shown_count
-from django_mq.states import MessageState
+from django_mq.policy.column_bounds import MAX_NAME
+from django_mq.queues.stalled import line_positions
 from django_mq.store import find_messages
-
-#: Counts of messages behind one in the list stop here.
-MAX_BEHIND = 100
 
 
 class QueuedMessageAdmin(
-    ExportAdmin, BroadcastingAdmin, SuggestingAdmin, StateCountsAdmin, MessagePageAdmin, TableAdmin
+    ExportAdmin,
+    BroadcastingAdmin,
+    SuggestingAdmin,
+    StateCountsAdmin,
+    MessageColumnsAdmin,
+    AbsentMessagesAdmin,
+    MessagePageAdmin,
+    TableAdmin,
 ):
     """Messages, the newest first; the list shows no payload."""
 
@@ -141,7 +140,7 @@ class QueuedMessageAdmin(
 
     def read_rows(self, request: HttpRequest, found: ChangeList) -> None:
         """Read the messages, their positions in their lines, creation days, counts, and a hint."""
-        self._point_to_history(request)
+        self.point_to_history(request)
         rows = list(found.result_list)
         known = line_positions([row.pk for row in rows], maximum=MAX_BEHIND, using=self.alias)
         for row in rows:
@@ -201,99 +200,3 @@ class QueuedMessageAdmin(
             "paths_url": self.paths_url(request),
         }
         return super().changelist_view(request, {**context, **(extra_context or {})})
-
-    def _get_obj_does_not_exist_redirect(
-        self, request: HttpRequest, opts: Any, object_id: str
-    ) -> HttpResponseRedirect:
-        """Report what became of a message whose row is gone."""
-        wanted = id_of(object_id)
-        if target := self._handled_url(request, wanted):
-            text = f"Message {wanted} was acked: this is its page in the history."
-            self.message_user(request, text, notices.INFO)
-            return HttpResponseRedirect(target)
-        text = f"Message {excerpt(object_id)} is not stored."
-        if wanted is not None and self.get_queues(request) is None:
-            why = queues.why(wanted, using=self.alias)
-            if why.state == GONE:
-                text = str(why) if self.may_see_payloads(request) else why.text
-        self.message_user(request, text, notices.WARNING)
-        attempts = self.scoped(request, FailedAttempt.objects.using(self.alias))
-        attempts = attempts.filter(message_id=wanted or 0)
-        if self._has_right(request, "view_failedattempt") and attempts.exists():
-            target = self.url(FailedAttempt, "changelist", message_id=wanted)
-        return HttpResponseRedirect(target or self.url(QueuedMessage, "changelist"))
-
-    def _point_to_history(self, request: HttpRequest) -> None:
-        """If the search is for the id of a handled message, link to the page of that message."""
-        wanted = id_of(request.GET.get(SEARCH_VAR, "").strip().removeprefix("#"))
-        if wanted is None or not (target := self._handled_url(request, wanted)):
-            return
-        if not QueuedMessage.objects.using(self.alias).filter(pk=wanted).exists():
-            text = format_html(
-                "Message {} was acked: see {}.", wanted, link(target, "its page in the history")
-            )
-            self.message_user(request, text, notices.INFO)
-
-    def _handled_url(self, request: HttpRequest, id: int | None) -> str:
-        """Return the page of a message in the history, empty if the user may not see it."""
-        handled = self.scoped(request, HandledMessage.objects.using(self.alias))
-        if self._has_right(request, "view_handledmessage") and handled.filter(pk=id or 0).exists():
-            return self.url(HandledMessage, "change", id)
-        return ""
-
-    @admin.display(description="message")
-    def what(self, message: QueuedMessage) -> Any:
-        notes = [breakable(message.handler) if message.handler else "routed at delivery"]
-        if message.key:
-            notes.append(format_html("key {}", breakable(message.key)))
-        return titled(breakable(message.type), *notes)
-
-    @admin.display(description="queue")
-    def where(self, message: QueuedMessage) -> Any:
-        return format_html('<span class="mq-name">{}</span>', breakable(message.queue))
-
-    @admin.display(description="state")
-    def condition(self, message: QueuedMessage) -> Any:
-        """Show the state with its time, its worker, or the message it waits behind."""
-        notes = [self._detail(message)]
-        position = getattr(message, "position", None)
-        if position is not None and position.head is None and position.behind:
-            count = shown_count(position.behind, MAX_BEHIND)
-            notes.append(f"{count} behind it")
-        return format_html("{}{}", badge(message.state), notes_below(*notes))
-
-    def _detail(self, message: QueuedMessage) -> Any:
-        now = message.now  # type: ignore[attr-defined]  # annotated
-        state = message.state
-        if state == MessageState.DEAD and message.dead_at is not None:
-            expired = message.dead_reason == MessageState.EXPIRED
-            return when(message.dead_at, now, "expired {}" if expired else "{}")
-        if message.leased_until is not None:
-            lease = when(message.leased_until, now, "lease ends {}")
-            if message.leased_until <= now:
-                lease = when(message.leased_until, now, "lease lapsed {}")
-            return format_html("{}<br><code>{}</code>", lease, message.claimed_by)
-        position = getattr(message, "position", None)
-        behind = position.waits_for if position is not None else None
-        if behind is not None and state in (MessageState.BLOCKED, MessageState.PROCESSABLE):
-            return format_html("behind {}", self.message_link(behind))
-        if state == MessageState.BLOCKED:
-            return "now first of its key, freed soon"
-        if state == MessageState.HELD and message.held_since is not None:
-            return when(message.held_since, now)
-        if state == MessageState.EXPIRED and message.expires_at is not None:
-            return when(message.expires_at, now)
-        return when(message.processable_after, now, "due {}")
-
-    @admin.display(description="attempts")
-    def tries(self, message: QueuedMessage) -> Any:
-        return format_html(
-            '<span class="mq-number">{} / {}</span>', message.attempts, message.max_attempts
-        )
-
-    @admin.display(description="last error", empty_value="")
-    def error(self, message: QueuedMessage) -> Any:
-        """Show the last error, or the reason a handler gave for the dead letter."""
-        reason = message.dead_reason
-        text = message.last_error if reason in OWN_REASONS or not reason else reason
-        return format_html('<span class="mq-error">{}</span>', excerpt(text)) if text else None

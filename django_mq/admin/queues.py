@@ -90,11 +90,6 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
             return HttpResponseRedirect(self.url(QueueState, "changelist"))
         (row,) = self.rows(request, [queues.counts(queue, using=self.alias)])
         state = queues.state(queue, using=self.alias)
-        times = {
-            "due": state.at,
-            "owned": row.counts.owned_until,
-            "backoff": row.counts.backoff_until,
-        }
         heads = queues.heads(queue, limit=MAX_HEADS + 1, using=self.alias)
         return self.show_page(
             request,
@@ -105,7 +100,7 @@ class QueueStateAdmin(QueueDecisionsAdmin, TopologyAdmin):
             more_heads=len(heads) > MAX_HEADS,
             blocked_url=self.messages_url(request, queue=queue, state="blocked"),
             state=state,
-            times={name: clock(at) for name, at in times.items() if at is not None},
+            times=_clock_times(state, row.counts),
             options=get_settings().queue(queue),
             handlers=_handlers_of(queue),
             timings=timing_rows(queues.timings(using=self.alias).values(), [queue]),
@@ -132,3 +127,9 @@ def _handlers_of(queue: str) -> list[handlers.Handler]:
     settings = get_settings()
     found = handlers.all_handlers()
     return [each for each in found if queue in handlers.allowed_queues(each, settings)]
+
+
+def _clock_times(state: queues.State, counts: queues.QueueCounts) -> dict[str, str]:
+    """Return what the page says about the queue's next moments, without those that it lacks."""
+    times = {"due": state.at, "owned": counts.owned_until, "backoff": counts.backoff_until}
+    return {name: clock(at) for name, at in times.items() if at is not None}

@@ -190,7 +190,7 @@ def breakable(name: str) -> SafeString:
 
 def block(text: str) -> SafeString:
     """Return a text with its line breaks."""
-    return format_html('<pre class="mq-text">{}</pre>', text)
+    return format_html('<pre class="mq-text" tabindex="0">{}</pre>', text)
 
 
 def _cut(text: str) -> str:

@@ -187,7 +187,7 @@ def test_a_locked_table_is_waited_for_a_second(boss, other, mode):
     assert time.monotonic() - start >= 1
     assert "Another session holds a lock. " in told(response)[0]
     response = act(boss, "requeue", [message.pk], query="?queue=mail")
-    assert "Nothing was changed. If a session has locked a table" in told(response)[-1]
+    assert "mq_doctor names a session that has locked a table" in told(response)[-1]
     assert not LogEntry.objects.exists()
     other.execute("rollback")
     assert QueuedMessage.objects.dead().filter(pk=message.pk).exists()

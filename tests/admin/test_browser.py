@@ -316,7 +316,7 @@ def test_a_message_is_found_by_a_box_and_a_search_on_a_phone(visit):
     says(page, "#result_list", f"{wanted.pk}")
     sync_api.expect(page.locator("#searchbar")).to_have_value("payload.user.id:7")
     with page.expect_download() as download:
-        page.get_by_role("button", name="Export all messages that match as JSON").click()
+        page.get_by_role("button", name="Export JSON: all messages that match").click()
     [row] = json.loads(download.value.path().read_text())
     assert (row["id"], row["payload"]) == (wanted.pk, {"user": {"id": 7}})
 

@@ -80,7 +80,7 @@ def test_a_handled_message_is_found_and_replayed(visit, options):  # noqa: F811
 def test_the_history_is_exported(visit, options):  # noqa: F811
     page = visit(f"{url('handledmessage')}?key=customer+7", **options)
     with page.expect_download() as download:
-        page.get_by_role("button", name="Export all handled messages that match as JSON").click()
+        page.get_by_role("button", name="Export JSON: all handled messages that match").click()
     assert download.value.suggested_filename.startswith("handled-messages-")
     found = json.loads(download.value.path().read_text())
     assert [(row["id"], row["payload"]) for row in found] == [

@@ -102,7 +102,7 @@ def test_an_export_needs_a_right_of_its_own(login, rights):
 def test_an_export_is_logged_with_its_filters(boss):
     page = boss.get(LIST, {"type": "t", "p": "0"}).content.decode()
     assert f"{LIST}export/csv/?type=t" in page
-    assert "Export all handled messages that match as CSV" in page
+    assert "Export CSV: all handled messages that match" in page
     export(boss, "csv", "?type=t")
     entry = LogEntry.objects.get()
     assert entry.user == boss.user

@@ -7,7 +7,7 @@ from django.contrib.admin.models import LogEntry
 from django.db import connection
 
 from django_mq.models import QueuedMessage
-from tests.admin.pages import LIST, act, text, url
+from tests.admin.pages import LIST, act, text, told, url
 from tests.admin.test_locked_tables import changes, pages  # noqa: F401  (fixtures)
 from tests.rows import add
 from tests.slow import mostly_slow
@@ -15,6 +15,12 @@ from tests.slow import mostly_slow
 pytestmark = pytest.mark.django_db(transaction=True)
 
 TOLD = "The database is read-only, so nothing was changed"
+#: Raises the error of a standby whose replay cancels a query.
+CONFLICT = """
+do $$ begin
+    raise serialization_failure using message = 'canceling statement due to conflict with recovery';
+end $$
+"""
 
 
 @pytest.fixture
@@ -59,3 +65,26 @@ def test_list_action_reports_the_read_only_database(
     assert f'href="{LIST}">Back to the list' in response.content.decode()
     read_only("off")
     assert list(QueuedMessage.objects.dead()) == [message]
+
+
+@pytest.fixture
+def _conflict():
+    """Let the server cancel each query of a table of messages."""
+
+    def cancel(execute, sql, params, many, context):
+        return execute(*((CONFLICT, None) if "django_mq" in sql else (sql, params)), many, context)
+
+    with connection.execute_wrapper(cancel):
+        yield
+
+
+@pytest.mark.usefixtures("_conflict")
+def test_pages_whose_queries_a_standby_cancels(boss):
+    for page in (LIST, url("queuedmessage", "change", 1), url("workerheartbeat")):
+        response = boss.get(page)
+        assert response.status_code == 503, page
+        assert "a standby that cancels queries" in text(response), page
+    assert "cancelled the query" in text(boss.get(url("overview")))
+    filtered = boss.get(LIST, {"queue": "mail"})
+    assert filtered.url == LIST
+    assert "a standby that cancels queries" in told(filtered)[0]

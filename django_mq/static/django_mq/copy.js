@@ -20,9 +20,12 @@
     for (const source of document.querySelectorAll("[data-mq-copy]")) {
         const label = `Copy ${source.dataset.mqCopy}`;
         const button = document.createElement("button");
+        const status = document.createElement("span"); // for screen readers: the button says it, too
         button.type = "button";
         button.className = "mq-copy";
         button.textContent = label;
+        status.className = "mq-hidden";
+        status.role = "status";
         button.addEventListener("click", async () => {
             try {
                 await copy(source.textContent);
@@ -30,10 +33,12 @@
             } catch {
                 button.textContent = "Could not copy";
             }
+            status.textContent = button.textContent;
             window.setTimeout(() => {
                 button.textContent = label;
+                status.textContent = "";
             }, 2000);
         });
-        source.before(button);
+        source.before(button, status);
     }
 }

@@ -4,7 +4,7 @@
     const chooser = document.querySelector("[data-mq-refresh]");
     const KEY = "django_mq.refresh";
     const live = () => document.getElementById("mq-live");
-    const isBusy = () => document.hidden || live().querySelector(":is(select, button, input, a, summary):focus");
+    const isBusy = () => document.hidden || live().contains(document.activeElement);
     let timer = null;
 
     const address = () => {
