@@ -72,10 +72,15 @@ def is_observed(signal: LoggedSignal) -> bool:
     return bool(signal.receivers) or logger.isEnabledFor(signal.level)
 
 
-def announce(signal: LoggedSignal, delivery: Delivery, text: str, **data: Any) -> None:
-    """Send and log an event of `delivery`; a receiver's exception is only logged."""
+def announce(
+    signal: LoggedSignal, delivery: Delivery, text: str, *, started: bool = True, **data: Any
+) -> None:
+    """Send and log an event of `delivery`; a receiver's exception is only logged.
+
+    If the delivery never `started`, the log names no attempt: none was used.
+    """
     _send(signal, delivery.handler, delivery=delivery, **data)
-    _log(signal, delivery, text, data)
+    _log(signal, delivery, text, data, started=started)
 
 
 async def announce_on_loop(
@@ -87,16 +92,22 @@ async def announce_on_loop(
     _log(signal, delivery, text, data)
 
 
-def _log(signal: LoggedSignal, delivery: Delivery, text: str, data: dict[str, Any]) -> None:
+def _log(
+    signal: LoggedSignal,
+    delivery: Delivery,
+    text: str,
+    data: dict[str, Any],
+    *,
+    started: bool = True,
+) -> None:
     logger.log(
         signal.level,
-        "message %s (%s, queue %s, handler %s, attempt %s of %s) %s",
+        "message %s (%s, queue %s, handler %s%s) %s",
         delivery.id,
         delivery.type,
         delivery.queue,
         delivery.handler or "none",
-        delivery.attempt,
-        delivery.max_attempts,
+        f", attempt {delivery.attempt} of {delivery.max_attempts}" if started else "",
         text,
         exc_info=traced(data.get("error")),
         extra={
@@ -105,7 +116,7 @@ def _log(signal: LoggedSignal, delivery: Delivery, text: str, data: dict[str, An
             "queue": delivery.queue,
             "type": delivery.type,
             "handler": delivery.handler,
-            "attempt": delivery.attempt,
+            "attempt": delivery.attempt if started else None,
             "duration": data.get("duration"),
             "queued_for": data.get("queued_for"),
         },

@@ -42,7 +42,7 @@ from django_mq.models import (
     UniqueKey,
 )
 from django_mq.outbox import backlog
-from django_mq.store import free_unique_ids, kept_results, results
+from django_mq.store import free_unique_ids, kept_results, promotion, results
 from tests.management.conftest import run
 from tests.roles import acting_as, documented, documented_names, skip_unless_able
 from tests.rows import add, beat
@@ -136,8 +136,8 @@ def promote_put_aside() -> None:
     """The steps of a broadcast if a message was put aside for an id that is free by now."""
     with connection.cursor() as cursor:
         id = free_unique_ids.UniqueId("mail", "", "a.b", "u1")
-        free_unique_ids.lock(cursor, [id])
-        free_unique_ids.promote_put_aside(cursor, [id])
+        promotion.lock(cursor, [id])
+        promotion.promote_put_aside(cursor, [id])
 
 
 def sql(text: str) -> Call:
@@ -412,6 +412,25 @@ def test_a_broadcast_that_is_refused_names_the_roles_that_allow_it(
     with connection.cursor() as cursor:
         cursor.execute(f"create role enough; grant {', '.join(needed)} to enough")
     assert allowed("enough", call)
+
+
+@pytest.mark.usefixtures("roles")
+@pytest.mark.parametrize(
+    ("role", "call", "needed"),
+    [
+        ("mq_monitor", lambda: queues.stop(7), "mq_operator"),
+        ("mq_monitor", lambda: queues.pause("mail"), "mq_operator"),
+        ("mq_monitor", lambda: queues.requeue([7]), "mq_operator"),
+        ("mq_operator", lambda: queues.edit(7, priority=3), "mq_admin"),
+    ],
+)
+def test_an_action_that_is_refused_names_the_role_that_allows_it(
+    role: str, call: Call, needed: str
+) -> None:
+    with pytest.raises(ProgrammingError, match="permission denied") as refused, acting_as(role):
+        call()
+    [note] = refused.value.__notes__
+    assert note.startswith(f"The login needs the role {needed}")
 
 
 @pytest.mark.usefixtures("roles")

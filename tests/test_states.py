@@ -148,6 +148,17 @@ def test_states_can_be_counted_and_ordered():
     assert QueuedMessage.objects.in_state("dead", "delayed").count() == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"), [("ded", ": did you mean 'dead'?"), ("x" * 9, "."), (["dead"], ".")]
+)
+def test_a_state_that_does_not_exist_is_refused(name: Any, advice: str) -> None:
+    with pytest.raises(ValueError, match="no state is named") as refused:
+        QueuedMessage.objects.in_state("dead", name)
+    assert str(refused.value) == (
+        f"no state is named {name!r}{advice} The states are {', '.join(SIGNS)}"
+    )
+
+
 def test_the_workers_are_read_once_for_all_messages():
     """Looking for each leased message in each heartbeat took half a second for 20,000."""
 

@@ -119,7 +119,7 @@ def handler(
     - `batch`: the function gets a list of deliveries. In an atomic handler, what it writes for them
       is committed or undone together. Otherwise each is acked when the function returns, unless it
       called `delivery.fail(error)`, `.retry()`, `.snooze(after)` or `.reject(reason)`; an
-      exception, a timeout or a crash fails those without an answer. Later attempts come in lists of
+      exception, a timeout or a crash fails those without a verdict. Later attempts come in lists of
       one.
     - `max_batch`: the maximum number of deliveries in a list; default the queue's batch size.
       `linger`: how long a list that is not full waits for more deliveries, in seconds or as a

@@ -77,7 +77,7 @@ def name_tuple(values: Iterable[str], what: str) -> tuple[str, ...]:
 def check_where(where: Mapping[str, Any] | None, match: object) -> dict[str, Any] | None:
     """Return `where` as a dict, None without values; raises InvalidHandler if nothing can match."""
     if match not in ("all", "any"):
-        raise InvalidHandler(f'match= must be "all" or "any" of where, not {match!r}')
+        raise InvalidHandler(f'match= must be "all" or "any" of where, not {short_repr(match)}')
     if match == "any" and not where:
         raise InvalidHandler('match="any" needs where= with values: one that matches is enough')
     if where is None:
@@ -87,8 +87,9 @@ def check_where(where: Mapping[str, Any] | None, match: object) -> dict[str, Any
     for key, value in where.items():
         if not _is_json(value):
             raise InvalidHandler(
-                f"where= has {key}={value!r}, which never equals metadata: metadata is read back"
-                " from JSON, so give text, a number, True, False, None, or a list or dict of these"
+                f"where= has {key}={short_repr(value)}, which never equals metadata: metadata is"
+                " read back from JSON, so give text, a number, True, False, None, or a list or dict"
+                " of these"
             )
     return dict(where) or None
 
@@ -104,7 +105,7 @@ def _is_json(value: object) -> bool:
 def check_retry(retry: RetryPolicy | None) -> RetryPolicy | None:
     """Return `retry`; raises InvalidHandler unless it is None or a RetryPolicy."""
     if retry is not None and not isinstance(retry, RetryPolicy):
-        raise InvalidHandler(f"retry= must be a RetryPolicy(...), not {retry!r}")
+        raise InvalidHandler(f"retry= must be a RetryPolicy(...), not {short_repr(retry)}")
     return retry
 
 
@@ -112,7 +113,9 @@ def timeout_seconds(timeout: float | timedelta | None) -> float | None:
     """Return `timeout` in seconds; raises InvalidHandler unless it is above zero."""
     seconds = None if timeout is None else as_seconds(timeout)
     if timeout is not None and not seconds:
-        raise InvalidHandler(f"timeout= must be seconds above zero or a timedelta, not {timeout!r}")
+        raise InvalidHandler(
+            f"timeout= must be seconds above zero or a timedelta, not {short_repr(timeout)}"
+        )
     return seconds
 
 
@@ -121,20 +124,22 @@ def check_history(history: float | timedelta | None, payload: object) -> float |
     seconds = None if history is None else as_seconds(history)
     if history is not None and (seconds is None or seconds > MAX_SPAN_SECONDS):
         raise InvalidHandler(
-            f"history= must be seconds or a timedelta, at most 100 years, or 0, not {history!r}"
+            "history= must be seconds or a timedelta, at most 100 years, or 0, not"
+            f" {short_repr(history)}"
         )
     if payload is not None and type(payload) is not bool:
-        raise InvalidHandler(f"history_payload= must be True or False, not {payload!r}")
+        raise InvalidHandler(f"history_payload= must be True or False, not {short_repr(payload)}")
     return seconds
 
 
 def check_flags(atomic: object, batch: object) -> None:
     """Raise InvalidHandler unless both are booleans; `atomic` may be None."""
     if atomic is not None and type(atomic) is not bool:
-        raise InvalidHandler(f"atomic= must be True or False, not {atomic!r}")
+        raise InvalidHandler(f"atomic= must be True or False, not {short_repr(atomic)}")
     if type(batch) is not bool:
         raise InvalidHandler(
-            f"batch= must be True or False, not {batch!r}: max_batch= limits the length of a list"
+            f"batch= must be True or False, not {short_repr(batch)}: max_batch= limits the length"
+            " of a list"
         )
 
 
@@ -149,7 +154,7 @@ def check_list(*, batch: bool, max_batch: object, linger: float | timedelta) -> 
         )
     seconds = as_seconds(linger)
     if seconds is None or not 0 <= seconds <= MAX_WAIT:
-        raise InvalidHandler(f"linger= must be seconds or a timedelta, not {linger!r}")
+        raise InvalidHandler(f"linger= must be seconds or a timedelta, not {short_repr(linger)}")
     if not batch and (max_batch is not None or seconds):
         raise InvalidHandler(
             "max_batch= and linger= are for lists of deliveries: add batch=True, or leave them out"

@@ -23,7 +23,7 @@ from django_mq.policy.due_times import CATCH_UP, OVERLAP, CatchUp, Overlap
 from django_mq.policy.metadata import check_metadata
 from django_mq.policy.names import check_name
 from django_mq.policy.routing import TASKS
-from django_mq.values import Seconds, as_seconds
+from django_mq.values import Seconds, as_seconds, short_repr
 
 if TYPE_CHECKING:
     from django_mq.conf import Settings
@@ -69,7 +69,7 @@ def periodic(
     zones and names that are declared twice (django_mq.E010).
     """
     if not isinstance(enabled, bool):
-        raise InvalidOption(f"enabled must be True or False, not {enabled!r}")
+        raise InvalidOption(f"enabled must be True or False, not {short_repr(enabled)}")
     declared = replace(
         declaration(name, type, cron=cron, every=every, tz=tz),
         payload={} if payload is None else payload,
@@ -98,9 +98,11 @@ def declaration(
     if cron is None and every is None:
         raise InvalidOption("a schedule needs cron= or every=")
     if cron is not None and not (isinstance(cron, str) and cron.strip()):
-        raise InvalidOption(f'cron must be an expression such as "0 6 * * *", not {cron!r}')
+        raise InvalidOption(
+            f'cron must be an expression such as "0 6 * * *", not {short_repr(cron)}'
+        )
     if not isinstance(tz, str):
-        raise InvalidOption(f'tz must be a name such as "Europe/Berlin", not {tz!r}')
+        raise InvalidOption(f'tz must be a name such as "Europe/Berlin", not {short_repr(tz)}')
     return Declaration(
         name=check_name(name, "schedule name"),
         type=_type_name(type),
@@ -186,11 +188,13 @@ def _duration(value: Seconds, what: str, *, minimum: int) -> timedelta:
     in_range = seconds is not None and minimum <= seconds <= MAX_SPAN_SECONDS
     if seconds is None or not in_range or not timedelta(seconds=seconds):
         more = f"of at least {minimum} s" if minimum else "above zero"
-        raise InvalidOption(f"{what} must be seconds or a timedelta {more}, not {value!r}")
+        raise InvalidOption(
+            f"{what} must be seconds or a timedelta {more}, not {short_repr(value)}"
+        )
     return timedelta(seconds=seconds)
 
 
 def _one_of(value: Any, what: str, allowed: tuple[Any, ...]) -> Any:
     if value not in allowed:
-        raise InvalidOption(f"{what} must be one of {', '.join(allowed)}, not {value!r}")
+        raise InvalidOption(f"{what} must be one of {', '.join(allowed)}, not {short_repr(value)}")
     return value

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import getpass
 import re
-from argparse import ArgumentTypeError
+from argparse import Action, ArgumentError, ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.core.management.base import CommandError
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from django_mq.conf.local_time import utc_now
-from django_mq.policy.column_bounds import FIRST_TIME, MAX_INTEGER, id_of
+from django_mq.policy.column_bounds import FIRST_TIME, MAX_BIGINT, MAX_INTEGER, id_of
 from django_mq.policy.plain_text import one_line
 from django_mq.values import as_seconds
 
@@ -25,15 +27,52 @@ def wrong_arguments(text: str) -> CommandError:
     return CommandError(text, returncode=2)
 
 
+class OneQueue(Action):
+    """Stores the name of a queue, and refuses a second one, which would replace the first.
+
+    `--queue` of `mq_worker` takes several.
+    """
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, value: Any, option: str | None = None
+    ) -> None:
+        first = getattr(namespace, self.dest)
+        if first not in (None, value):
+            both = f"{one_line(first)} and {one_line(value)}"
+            raise ArgumentError(self, f"one queue at a time, not both {both}")
+        setattr(namespace, self.dest, value)
+
+
 #: Seconds in each unit of a duration.
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 #: The least and the largest number of seconds between two looks.
 MIN_INTERVAL, MAX_INTERVAL = 0.1, 86_400.0
 
 
-def positive(text: str) -> int:
-    """Read a whole number above zero."""
-    return _whole(text, 1, MAX_INTEGER)
+def whole_number(
+    minimum: int = 1, maximum: int = MAX_INTEGER, *, other: str = ""
+) -> Callable[[str], int]:
+    """Return a function that reads a whole number between the two.
+
+    `other` is the end of its error, such as another value that the argument may have.
+
+    >>> whole_number(1, 1000)("25")
+    25
+    """
+
+    def read(text: str) -> int:
+        number = int(text) if re.fullmatch(r"[0-9]{1,20}", text.strip()) else minimum - 1
+        if not minimum <= number <= maximum:
+            raise ArgumentTypeError(
+                f"{one_line(text)!r} is not a whole number from {minimum} to {maximum:,}{other}"
+            )
+        return number
+
+    return read
+
+
+#: Reads how many messages a command acts on or shows.
+limit = whole_number(1, MAX_BIGINT)
 
 
 def message_id(text: str) -> int:
@@ -43,11 +82,6 @@ def message_id(text: str) -> int:
     return id
 
 
-def port(text: str) -> int:
-    """Read the number of a port."""
-    return _whole(text, 1, 65535)
-
-
 def port_and_address(text: str) -> tuple[int, str]:
     """Read a port, or an address and a port.
 
@@ -55,17 +89,14 @@ def port_and_address(text: str) -> tuple[int, str]:
     ((9100, '127.0.0.1'), (9100, '::'))
     """
     address, _, number = text.rpartition(":")
-    return port(number), address.strip("[]") or "127.0.0.1"
-
-
-def _whole(text: str, minimum: int, maximum: int) -> int:
     try:
-        number = int(text)
-    except ValueError:
-        number = minimum - 1
-    if not minimum <= number <= maximum:
-        raise ArgumentTypeError(f"{text!r} is not a whole number from {minimum} to {maximum}")
-    return number
+        port = whole_number(1, 65535)(number)
+    except ArgumentTypeError:
+        raise ArgumentTypeError(
+            f"{one_line(text)!r} is not a port from 1 to 65535, or an address and a port such as"
+            " 0.0.0.0:8081"
+        ) from None
+    return port, address.strip("[]") or "127.0.0.1"
 
 
 def seconds(text: str) -> float:
@@ -75,7 +106,7 @@ def seconds(text: str) -> float:
     except ValueError:
         found = None
     if found is None:
-        raise ArgumentTypeError(f"{text!r} is not a number of seconds")
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds from 0")
     return found
 
 

@@ -15,9 +15,9 @@ from django.db import DatabaseError
 
 from django_mq import handlers, queues
 from django_mq.exceptions import MQError
-from django_mq.executor.connections import without_pool
+from django_mq.executor.connections import converting_failures, without_pool
 from django_mq.handlers.nearest import has_subscriber, nearest_handlers, nearest_types
-from django_mq.management.arguments import wrong_arguments
+from django_mq.management.arguments import OneQueue, wrong_arguments
 from django_mq.management.databases import (
     UNUSABLE,
     add_database,
@@ -128,7 +128,7 @@ class OperatorCommand(BaseCommand):
             alias = chosen_database(options.setdefault("database", None))
             if self.needs_queue:
                 check_name(options["queue"], "queue")
-            with without_pool(alias), limited_waits(alias):
+            with without_pool(alias), converting_failures(alias), limited_waits(alias):
                 self.operate(**options)
         except Declined:
             self.stdout.write("Nothing was changed.")
@@ -268,7 +268,9 @@ def _typed(question: str) -> str:
 def add_queue(parser: CommandParser) -> None:
     """Add the two spellings of a queue's name; `handle` merges them into one option."""
     parser.add_argument("queue", metavar="QUEUE", nargs="?", help="name of the queue")
-    parser.add_argument("--queue", metavar="QUEUE", dest="named_queue", help="the same as QUEUE")
+    parser.add_argument(
+        "--queue", action=OneQueue, metavar="QUEUE", dest="named_queue", help="the same as QUEUE"
+    )
 
 
 def add_queue_options(parser: CommandParser) -> None:

@@ -14,6 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.errors import InsufficientPrivilege, LockNotAvailable, UndefinedColumn, UndefinedTable
 
 from django_mq.conf import alias_of
+from django_mq.executor.connections import WHICH_SERVICE, BackendFailed
 from django_mq.policy.plain_text import one_line
 from django_mq.queues.doctor.locks import explained
 from django_mq.queues.doctor.schema import (
@@ -76,11 +77,16 @@ def missing_role(error: BaseException, role: str) -> str:
     return ""
 
 
+def which_service(error: BaseException) -> str:
+    """Return advice, as a sentence to append, if the backend failed to connect; else ""."""
+    return f". {WHICH_SERVICE}" if isinstance(error.__cause__, BackendFailed) else ""
+
+
 def refusal(error: Exception, alias: str, role: str) -> CommandError:
     """Return the error of a command for an error of the library or the database."""
     text = one_line(str(error)) or type(error).__name__
     if isinstance(error, LOST) and not was_refused(error):
-        text = f"database {alias!r} cannot be used: {text}"
+        text = f"database {alias!r} cannot be used: {text}{which_service(error)}"
     elif is_read_only(error):
         text = f"database {alias!r} is read-only: {text}"
     elif isinstance(error.__cause__, LockNotAvailable):

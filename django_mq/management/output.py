@@ -9,6 +9,7 @@ from datetime import date, timedelta
 from typing import Any
 
 from django_mq.conf.local_time import local_text
+from django_mq.management.screen import width_of
 from django_mq.policy import durations
 from django_mq.policy.plain_text import one_line
 from django_mq.queues import Head, RunningMessage, WorkerProcess
@@ -47,14 +48,19 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     cells = [[one_line(str(cell), MAX_CELL_WIDTH) for cell in row] for row in rows]
     right = [header in NUMBERS for header in headers]
     lines = [[header.upper() for header in headers], *cells]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(headers))]
+    widths = [max(width_of(line[n]) for line in lines) for n in range(len(headers))]
     return "\n".join(
         "  ".join(
-            cell.rjust(width) if to_the_right else cell.ljust(width)
+            _padded(cell, width, to_the_right)
             for cell, width, to_the_right in zip(line, widths, right, strict=True)
         ).rstrip()
         for line in lines
     )
+
+
+def _padded(cell: str, width: int, to_the_right: bool) -> str:
+    blanks = " " * (width - width_of(cell))
+    return blanks + cell if to_the_right else cell + blanks
 
 
 def as_json(value: object) -> str:

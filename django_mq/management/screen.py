@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import TextIOBase
 from typing import Any, NamedTuple
-from unicodedata import east_asian_width
+from unicodedata import combining, east_asian_width
 
 #: Moves the cursor home.
 HOME = "\x1b[H"
@@ -164,12 +164,27 @@ def height(texts: Iterable[str], columns: int) -> int:
     return sum(_height(text, columns) for text in texts)
 
 
+def width_of(text: str) -> int:
+    """Return how many columns of a terminal `text` takes.
+
+    >>> width_of("mail"), width_of("注文")
+    (4, 4)
+    """
+    return len(text) if text.isascii() else sum(map(_width, text))
+
+
+def _width(character: str) -> int:
+    if combining(character):
+        return 0
+    return 2 if east_asian_width(character) in "WF" else 1
+
+
 def _height(text: str, columns: int) -> int:
     if len(text) <= columns and text.isascii():
         return 1
     lines, at = 1, 0
     for each in text:
-        width = 2 if east_asian_width(each) in "WF" else 1
+        width = _width(each)
         if at + width > columns:  # a wide character is not split
             lines, at = lines + 1, 0
         at += width

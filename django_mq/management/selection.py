@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq.conf import alias_of, command_on
-from django_mq.management.arguments import message_id, wrong_arguments
+from django_mq.management.arguments import OneQueue, limit, message_id, wrong_arguments
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import table
 from django_mq.models import QueuedMessage
@@ -39,7 +39,7 @@ def add_common_selection(parser: CommandParser) -> None:
         metavar="ID",
         help="messages with these ids",
     )
-    parser.add_argument("--queue", metavar="NAME", help="messages of this queue")
+    parser.add_argument("--queue", action=OneQueue, metavar="NAME", help="messages of this queue")
     parser.add_argument("--type", metavar="TYPE", help="messages of exactly this type")
     parser.add_argument("--handler", metavar="NAME", help="messages of this handler")
     parser.add_argument("--dry-run", action="store_true", help="print the number, change nothing")
@@ -65,7 +65,7 @@ class SelectionCommand(OperatorCommand):
             metavar="HASH",
             help="messages whose last attempt has this fingerprint (see mq_errors)",
         )
-        parser.add_argument("--limit", type=int, metavar="N", help=f"at most N, {self.order}")
+        parser.add_argument("--limit", type=limit, metavar="N", help=f"at most N, {self.order}")
         if self.selects_all:
             parser.add_argument(
                 "--all", action="store_true", help="messages of every queue and type"

@@ -14,7 +14,7 @@ from django_mq.outbox.build import RowBuilder
 from django_mq.outbox.dedupe_plan import Candidate
 from django_mq.outbox.options import unique_seconds
 from django_mq.outbox.write import RowWriter
-from django_mq.policy.missing_right import is_missing_right
+from django_mq.policy.missing_right import name_roles
 from django_mq.policy.names import check_key
 from django_mq.store.rows import NewRow, Rows
 
@@ -77,11 +77,7 @@ class Chunk:
         try:
             return self._store(writer, streamed=streamed)
         except ProgrammingError as error:
-            if is_missing_right(error):
-                roles = " and ".join(self._needed_roles())
-                error.add_note(
-                    f"The login needs the role {roles}: see 'Database roles' in the documentation"
-                )
+            name_roles(error, " and ".join(self._needed_roles()))
             raise
 
     def _store(self, writer: RowWriter, *, streamed: bool) -> list[Receipt]:

@@ -47,10 +47,12 @@ def _chain(delivery: Delivery, max_hops: int, alias: str) -> dict[str, Any]:
     before = found.get("mq.hops")
     hops = before + 1 if type(before) is int and before >= 0 else 1
     if hops > max_hops:
-        raise TooManyHops(
+        error = TooManyHops(
             f"message {delivery.id} in queue {delivery.queue} ends a chain of {max_hops}"
             " broadcasts by handlers (MAX_HOPS): look for handlers that broadcast to each other"
         )
+        error.message_id = delivery.id
+        raise error
     chain = found.get("mq.correlation_id")
     if not (isinstance(chain, str) and 0 < len(chain) <= MAX_NAME):
         chain = str(delivery.id)

@@ -23,7 +23,7 @@ from django_mq.operations.changes import CHANGES, Change
 from django_mq.policy.column_bounds import MAX_BIGINT
 from django_mq.policy.names import check_key
 from django_mq.queues.arguments import check_fingerprint, check_names, flag, seconds, whole_number
-from django_mq.queues.transactions import reading, wake, writing
+from django_mq.queues.transactions import after_commit, reading, wake, writing
 from django_mq.store import select_messages as selection
 from django_mq.store.select_messages import Among, Selection
 from django_mq.values import short_repr
@@ -36,6 +36,8 @@ CHUNK = 1000
 IDS_IN_TEXT, IDS_IN_RECORD = 10, 1000
 MAX_ADDED_ATTEMPTS = 1_000_000
 
+#: The roles of docs/roles.md that allow actions.
+ROLES = "mq_operator, or for Django's tasks mq_admin"
 #: One id, or several.
 Ids = int | Iterable[int]
 
@@ -179,7 +181,7 @@ def _change(event: str, change: Change, ids: Sequence[int], alias: str) -> Chang
     for start in range(0, len(ids), CHUNK):
         chunk = ids[start : start + CHUNK]
         try:
-            with writing(alias) as cursor:
+            with writing(alias, role=ROLES) as cursor:
                 done = change(cursor, chunk)
                 if done.may_run:
                     wake(alias)
@@ -194,31 +196,34 @@ def _change(event: str, change: Change, ids: Sequence[int], alias: str) -> Chang
                 raise
             if changed and not connections[alias].in_atomic_block:  # these chunks are committed
                 left = Changed(tuple(changed), len(ids) - len(changed))
-                log_changed(event, left, " before it was interrupted")
+                log_changed(event, left, " before it was interrupted", alias=alias)
             raise
         ids_done = set(done.ids)
         changed += [id for id in chunk if id in ids_done]
     result = Changed(tuple(changed), len(ids) - len(changed))
-    log_changed(event, result)
+    log_changed(event, result, alias=alias)
     return result
 
 
-def log_changed(event: str, changed: Changed, where: str = "") -> None:
+def log_changed(event: str, changed: Changed, where: str = "", *, alias: str) -> None:
     """Log an action, unless it changed no message; `where` follows the name of the action."""
     if not changed:
         return
-    logger.info(
-        "%s%s: %d, skipped %d (first ids: %s)",
-        event.replace("_", " "),
-        where,
-        len(changed.ids),
-        changed.skipped,
-        ", ".join(map(str, changed.ids[:IDS_IN_TEXT])),
-        extra={
-            "event": event,
-            "message_ids": changed.ids[:IDS_IN_RECORD],
-            "skipped": changed.skipped,
-        },
+    after_commit(
+        alias,
+        lambda: logger.info(
+            "%s%s: %d, skipped %d (first ids: %s)",
+            event.replace("_", " "),
+            where,
+            len(changed.ids),
+            changed.skipped,
+            ", ".join(map(str, changed.ids[:IDS_IN_TEXT])),
+            extra={
+                "event": event,
+                "message_ids": changed.ids[:IDS_IN_RECORD],
+                "skipped": changed.skipped,
+            },
+        ),
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
+
+from django.db.models.functions import Now
 
 from django_mq import handlers
 from django_mq.conf import command_on, get_settings
@@ -12,8 +14,9 @@ from django_mq.conf.local_time import local_text
 from django_mq.messages import worker_of
 from django_mq.models import QueuedMessage
 from django_mq.policy.durations import precise_span, span
-from django_mq.queues.fleet import WorkerProcess
+from django_mq.queues.fleet import WorkerProcess, workers
 from django_mq.queues.running import RunningMessage, running
+from django_mq.queues.stalled import MAX_COUNT, shown_count
 from django_mq.states import MessageState
 
 #: For how long each message of a busy worker must have run: shorter ones soon make room.
@@ -30,32 +33,61 @@ _WAITS = (
 _VANISHED = "WorkerVanished"
 
 
-def holder(message: QueuedMessage, workers: Sequence[WorkerProcess]) -> str:
-    """Return the worker that claimed `message`, with host and process if known."""
+def holder(message: QueuedMessage, known: Sequence[WorkerProcess]) -> WorkerProcess | None:
+    """Return the worker that claimed `message`; None if it is not one of `known`."""
     id = worker_of(message.claimed_by)
-    for worker in workers:
-        if worker.id == id:
-            seen = "" if worker.alive else f", last seen {local_text(worker.last_seen)}"
-            return f"by worker {id} (host {worker.host}, process {worker.pid}{seen})"
-    return f"by worker {id} (no heartbeat is stored)"
+    return next((worker for worker in known if worker.id == id), None)
 
 
-def own_run(message: QueuedMessage, alias: str) -> tuple[str, str]:
-    """Say for how long a running message has run, and when its attempt ends at the latest.
+def holder_name(message: QueuedMessage, worker: WorkerProcess | None) -> str:
+    """Return the id of the worker that claimed `message`, with host and process if known."""
+    if worker is None:
+        return f"worker {worker_of(message.claimed_by)}"
+    return f"worker {worker.id} (host {worker.host}, process {worker.pid})"
 
-    Both are empty if they are not known.
+
+def held_by_gone(queue: str, alias: str) -> str:
+    """Say how many messages in flight of `queue` workers that are gone hold; empty if none.
+
+    The workers are read last, so that none of them is missing because it has just started.
     """
+    messages = QueuedMessage.objects.using(alias).filter(queue=queue, leased_until__gt=Now())
+    leases = list(messages.values_list("claimed_by", "leased_until")[:MAX_COUNT])
+    alive = {worker.id for worker in workers(using=alias) if worker.alive}
+    ends = [until for claimer, until in leases if until and worker_of(claimer) not in alive]
+    if not ends:
+        return ""
+    until = local_text(max(ends))
+    if len(ends) == 1:
+        return f"1 of them is held by a worker that is gone, until {until}"
+    n = shown_count(len(ends))
+    return f"{n} of them are held by workers that are gone, the last until {until}"
+
+
+def ran_for(message: QueuedMessage, alias: str) -> timedelta | None:
+    """Return for how long a running message has run; None if its worker did not report it."""
     found = next(iter(running(ids=[message.pk], using=alias)), None)
-    ran_for = found.ran_for if found else None
-    known = handlers.get(message.handler)
-    limits = []
-    if known is not None and known.of_row is None:  # a task's message may have its own timeout
-        seconds = handlers.timeout_of(known, get_settings())
-        limits.append(f"Its handler's timeout is {precise_span(seconds)}")
-    if ran_for is not None and ran_for >= BUSY_AFTER:
-        limits.append(f"{command_on(alias, f'mq_stop {message.pk}')} ends the attempt now")
-    began = f"for {span(ran_for)}, " if ran_for is not None else ""
-    return began, f". {'; '.join(limits)}" if limits else ""
+    return found.ran_for if found else None
+
+
+def ends(message: QueuedMessage, ran: timedelta | None, now: datetime, alias: str) -> str:
+    """Say when an attempt that has run for `ran` ends at the latest; empty if that is unknown.
+
+    A handler that `extend()`s its timeout also extends its lease, unless it is a coroutine.
+    """
+    settings, known = get_settings(), handlers.get(message.handler)
+    full = timedelta(seconds=settings.queue(message.queue).lease)
+    said = []
+    if message.leased_until is not None and message.leased_until > now + full:
+        until = local_text(message.leased_until)
+        said.append(f"It has extended its timeout: it may run until {until}")
+    elif known is not None and known.of_row is None:  # a task's message may have its own timeout
+        seconds = handlers.timeout_of(known, settings)
+        if ran is None or ran <= timedelta(seconds=seconds):
+            said.append(f"Its handler's timeout is {precise_span(seconds)}")
+    if ran is not None and ran >= BUSY_AFTER:
+        said.append(f"{command_on(alias, f'mq_stop {message.pk}')} ends the attempt now")
+    return f". {'; '.join(said)}" if said else ""
 
 
 def busy(serving: Sequence[WorkerProcess], alias: str) -> str:

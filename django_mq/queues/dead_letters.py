@@ -12,6 +12,7 @@ OWN_REASONS = {
     "expired": "it expired before an attempt could start",
     "held for too long": "no worker could run it within the allowed time",
     "InvalidPayload": "its payload is not what its handler takes",
+    "TooManyHops": "its chain of broadcasts by handlers is too long (MAX_HOPS)",
     "cannot be broadcast": "it came in through an inbox, and cannot be broadcast",
 }
 
@@ -45,9 +46,10 @@ def remedy(message: QueuedMessage, alias: str) -> str:
         )
         return (
             "Requeued as it is, it would die again. First deploy a handler or an upcast that takes"
-            f" its payload; or run {pause} and {requeue}, edit it, and run {resume}. Or discard it"
+            f" its payload; or run {pause} and {requeue}, edit it, and run {resume}. Or discard it:"
+            f" {command_on(alias, f'mq_purge --id {message.pk}')}"
         )
-    return "Requeue it to run it again, or discard it"
+    return f"Requeue it to run it again, or discard it: {_commands(message, alias)}"
 
 
 def _refusing_inbox(message: QueuedMessage) -> str | None:
@@ -67,7 +69,15 @@ def remedy_of_head(first: QueuedMessage, alias: str) -> str:
             "Deploy a handler or an upcast that takes its payload, and requeue that message, or"
             " discard it, so that the others proceed"
         )
-    return "Requeue or discard that message so that the others proceed"
+    return f"Requeue or discard that message so that the others proceed: {_commands(first, alias)}"
+
+
+def _commands(message: QueuedMessage, alias: str) -> str:
+    """Return the commands that requeue a dead message and that discard it."""
+    requeue, purge = (
+        command_on(alias, f"{name} --id {message.pk}") for name in ("mq_requeue", "mq_purge")
+    )
+    return f"{requeue}, {purge}"
 
 
 def _is_misfit(message: QueuedMessage) -> bool:

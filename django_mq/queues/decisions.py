@@ -14,10 +14,11 @@ from django.db import transaction
 
 from django_mq import signals
 from django_mq.conf import alias_of, get_settings
+from django_mq.conf.local_time import local_text
 from django_mq.policy.column_bounds import MAX_INTEGER
 from django_mq.policy.names import check_name
 from django_mq.queues.arguments import MAX_SECONDS
-from django_mq.queues.transactions import wake, writing
+from django_mq.queues.transactions import after_commit, wake, writing
 from django_mq.store import decisions, queue_backoff
 from django_mq.values import When, checked_when, short_repr
 
@@ -57,11 +58,14 @@ def pause(
     if paused is None:
         raise ValueError(f"queue {queue} cannot be paused {words}: that time has passed")
     if not dry_run:
-        logger.info(
-            "queue %s paused until %s",
-            queue,
-            paused.until or "it is resumed",
-            extra={"event": "queue_paused", "queue": queue},
+        after_commit(
+            alias,
+            lambda: logger.info(
+                "queue %s paused until %s",
+                queue,
+                "it is resumed" if paused.until is None else local_text(paused.until),
+                extra={"event": "queue_paused", "queue": queue},
+            ),
         )
         wake(alias)
     return paused.until
@@ -77,7 +81,8 @@ def resume(queue: str, *, dry_run: bool = False, using: str | None = None) -> bo
     with writing(alias, dry_run=dry_run) as cursor:
         was_paused = decisions.resume(cursor, queue=queue)
     if was_paused and not dry_run:
-        logger.info("queue %s resumed", queue, extra={"event": "queue_resumed", "queue": queue})
+        extra = {"event": "queue_resumed", "queue": queue}
+        after_commit(alias, lambda: logger.info("queue %s resumed", queue, extra=extra))
         wake(alias)
     return was_paused
 
@@ -104,11 +109,14 @@ def limit(
         decisions.limit(cursor, queue=queue, max_in_flight=max_in_flight)
     holds = effective_limit(queue, max_in_flight)
     if not dry_run:
-        logger.info(
-            "queue %s: %s",
-            queue,
-            "no limit in flight" if holds is None else f"at most {holds:,} in flight",
-            extra={"event": "queue_limited", "queue": queue, "max_in_flight": holds},
+        after_commit(
+            alias,
+            lambda: logger.info(
+                "queue %s: %s",
+                queue,
+                "no limit in flight" if holds is None else f"at most {holds:,} in flight",
+                extra={"event": "queue_limited", "queue": queue, "max_in_flight": holds},
+            ),
         )
         wake(alias)
     return holds

@@ -16,7 +16,7 @@ from django_mq.outbox.options import check_integer, moments
 from django_mq.policy.column_bounds import MAX_PRIORITY, MIN_PRIORITY
 from django_mq.policy.routing import TASKS
 from django_mq.queues.arguments import whole_number
-from django_mq.queues.transactions import wake, writing
+from django_mq.queues.transactions import after_commit, wake, writing
 from django_mq.store import editing
 from django_mq.values import short_repr
 
@@ -53,7 +53,7 @@ def edit(
     if due is not None:
         due = _due(due, settings.max_delay)
     alias = alias_of(using)
-    with writing(alias) as cursor:
+    with writing(alias, role="mq_admin") as cursor:
         row = editing.lock(cursor, id)
         if row is None or not row.waits:
             raise NotWaiting(f"message {id} does not wait: it is in flight, dead or gone")
@@ -64,7 +64,8 @@ def edit(
         if text is not None:
             _check_payload(row, text)
         editing.write(cursor, id, payload=text, due=due, priority=priority)
-    logger.info("message %d edited", id, extra={"event": "message_edited", "message_ids": (id,)})
+    extra = {"event": "message_edited", "message_ids": (id,)}
+    after_commit(alias, lambda: logger.info("message %d edited", id, extra=extra))
     wake(alias)
 
 

@@ -22,6 +22,9 @@ from django_mq.queues.transactions import reading
 from django_mq.store import error_groups
 from django_mq.store.error_groups import MAX_COUNTED, PairRow
 
+#: The most groups that one call returns.
+MAX_LIMIT = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorGroup:
@@ -74,7 +77,7 @@ def errors(
     names = queue_names(queue)
     if fingerprint is not None:
         check_fingerprint(fingerprint)
-    whole_number(limit, "limit", maximum=10_000)
+    whole_number(limit, "limit", maximum=MAX_LIMIT)
     whole_number(offset, "offset", minimum=0, maximum=10**9 - 1)
     alias = alias_of(using)
     start = FIRST_TIME if since is None else past_moment(alias, since, "since")

@@ -109,7 +109,7 @@ def replay(
             done += [each.id for each in chunk]
     result = Changed(tuple(done), 0 if wanted is None else len(wanted) - len(set(done)))
     if not dry_run:
-        log_changed("messages_replayed", result, f" to {to}" if to else "")
+        log_changed("messages_replayed", result, f" to {to}" if to else "", alias=alias)
     return result
 
 

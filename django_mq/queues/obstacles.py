@@ -17,7 +17,7 @@ from django_mq.messages import worker_of
 from django_mq.models import FailedAttempt, HandledMessage, QueuedMessage, QueueState, Result
 from django_mq.policy.error_text import Failure, describe
 from django_mq.policy.routing import TASKS
-from django_mq.queues.busy import busy
+from django_mq.queues.busy import busy, held_by_gone
 from django_mq.queues.decisions import effective_limit
 from django_mq.queues.fleet import WorkerProcess, last_of
 from django_mq.queues.stalled import MAX_COUNT, shown_count
@@ -112,11 +112,8 @@ def in_line(
     if queue is not None and queue.backoff_level:
         return _backing_off(queue)
     limit = effective_limit(message.queue, queue.max_in_flight if queue else None)
-    if limit is not None:
-        messages = QueuedMessage.objects.using(alias).filter(queue=message.queue)
-        leased = messages.filter(leased_until__isnull=False).values_list("pk")
-        if len(leased[:limit]) == limit:
-            return f"but its queue has reached its limit of messages in flight: {limit:,}"
+    if limit is not None and (full := _full(message.queue, limit, alias)):
+        return full
     runs = busy([worker for worker in serving if worker.claims], alias) if passed_over else ""
     if get_settings().queue(message.queue).ordered and message.leased_until is None:
         return _owned(message, queue, workers) + runs
@@ -126,6 +123,16 @@ def in_line(
         return f"and is next to be claimed{runs}{neglected}"
     others = f"{shown_count(n)} other message{'' if n == 1 else 's'} of its queue"
     return f"and is behind {others}{runs}"
+
+
+def _full(queue: str, limit: int, alias: str) -> str:
+    """Say that as many messages of `queue` are in flight as `limit` allows; empty if fewer are."""
+    messages = QueuedMessage.objects.using(alias).filter(queue=queue)
+    leased = messages.filter(leased_until__isnull=False).values_list("pk")
+    if len(leased[:limit]) < limit:
+        return ""
+    text = f"but its queue has reached its limit of messages in flight: {limit:,}"
+    return f"{text}. {held}" if (held := held_by_gone(queue, alias)) else text
 
 
 def _neglected(serving: Sequence[WorkerProcess]) -> str:
@@ -268,5 +275,5 @@ def _outcome(reply: Result) -> str:
     if not reply.error_class:
         return f"{handler} returned a value"
     if reply.error_class == UNANSWERED:
-        return "no answer will come"
+        return "no reply will come"
     return f"{handler} failed with {reply.error_class}"

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from django.db import connections
@@ -19,7 +20,7 @@ from django_mq.operations.steps import report_end
 from django_mq.policy.message_filter import MessageFilter
 from django_mq.policy.names import check_key, check_name
 from django_mq.queues.arguments import flag, operator_name, whole_number
-from django_mq.queues.transactions import writing
+from django_mq.queues.transactions import after_commit, writing
 from django_mq.store import message_filters as filters
 from django_mq.store import operations as operations_store
 from django_mq.values import short_repr
@@ -146,6 +147,11 @@ def _store(made: Operation, alias: str) -> Operation:
         made.last_id = filters.last_id(cursor)
     made.save(using=alias, force_insert=True)
     made.refresh_from_db(using=alias)
+    after_commit(alias, partial(_log, made))
+    return made
+
+
+def _log(made: Operation) -> None:
     words = public_words(made.filter)
     logger.info(
         "operation %d: %s requested%s for all messages that match (%s)",
@@ -161,7 +167,6 @@ def _store(made: Operation, alias: str) -> Operation:
             "filter": words,
         },
     )
-    return made
 
 
 def operations(*, limit: int = 100, using: str | None = None) -> list[Operation]:

@@ -10,9 +10,11 @@ from django_mq.conf import alias_of, command_on
 from django_mq.conf.local_time import local_text
 from django_mq.messages import worker_of
 from django_mq.models import QueuedMessage, QueueState
-from django_mq.queues.busy import holder, own_run, suspicion
+from django_mq.policy.durations import span
+from django_mq.queues.busy import ends, holder, holder_name, ran_for, suspicion
 from django_mq.queues.case import LATE, VERY_LATE, Case, read_message
 from django_mq.queues.dead_letters import OWN_REASONS, death, remedy, remedy_of_head
+from django_mq.queues.fleet import WorkerProcess
 from django_mq.queues.obstacles import (
     claim_refusal,
     in_line,
@@ -22,11 +24,18 @@ from django_mq.queues.obstacles import (
     other_code,
 )
 from django_mq.queues.stalled import shown_count
-from django_mq.states import MessageState
+from django_mq.states import GONE_AFTER, MessageState
 from django_mq.store.waiting_behind import LinePosition
+from django_mq.values import short_repr
 
 #: The state of an id without a stored message.
 GONE = "gone"
+#: After this silence, a heartbeat is late.
+LATE_HEARTBEAT = timedelta(seconds=15)
+#: The fate of a message whose worker is gone.
+TAKES_OVER = (
+    "Another worker takes the message over when the lease lapses; no command can shorten it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,7 @@ class Why:
 def why(id: int, *, using: str | None = None) -> Why:
     """Explain why message `id` is not running now, or that it is next, running, or gone."""
     if type(id) is not int:
-        raise ValueError(f"{id!r} is not the id of a message: give a whole number")
+        raise ValueError(f"{short_repr(id)} is not the id of a message: give a whole number")
     alias = alias_of(using)
     message = read_message(id, alias)
     if message is None:
@@ -100,26 +109,43 @@ def _error_of_dead(message: QueuedMessage) -> str:
 
 
 def _running(case: Case) -> Reason:
-    message = case.message
-    ran_for, limits = own_run(message, case.alias)
-    by = ran_for + holder(message, case.workers())
+    message, worker = case.message, holder(case.message, case.workers())
+    ran = ran_for(message, case.alias)
+    began = f"for {span(ran)}, " if ran is not None else ""
+    by = f"{began}by {holder_name(message, worker)}"
     text = f"runs now, attempt {message.attempts} of {message.max_attempts}, {by}"
+    if worker is not None and worker.silent >= LATE_HEARTBEAT:
+        return text + _perhaps_gone(message, worker), ""
     if message.leased_until is not None and message.leased_until <= case.now:
         text += (
             ". Its lease is not renewed while the handler has the row locked: it lapsed at"
             f" {local_text(message.leased_until)}, and the worker keeps the message"
         )
-    return text + limits, ""
+    return text + ends(message, ran, case.now, case.alias), ""
+
+
+def _perhaps_gone(message: QueuedMessage, worker: WorkerProcess) -> str:
+    """Say what becomes of a running message if its worker, whose heartbeat is late, is gone."""
+    counts_as_gone = worker.last_seen + GONE_AFTER
+    return (
+        f". The last heartbeat of its worker came at {local_text(worker.last_seen)}, and one is due"
+        " every 10 s. If the worker is gone, another one takes the message over after"
+        f" {local_text(max(message.leased_until or counts_as_gone, counts_as_gone))}, and no"
+        " command can do so earlier"
+    )
 
 
 def _leased(case: Case) -> Reason:
-    message = case.message
-    by = holder(message, case.workers())
-    return (
-        f"is leased until {local_text(message.leased_until)}, {by}: it will run there soon, or"
-        " another worker takes it over when the lease lapses",
-        "",
-    )
+    message, worker = case.message, holder(case.message, case.workers())
+    text = f"is leased until {local_text(message.leased_until)}, by {holder_name(message, worker)}"
+    if worker is not None and worker.alive:
+        text += ": it will run there soon, or another worker takes it over when the lease lapses"
+        return text, ""
+    if worker is None:
+        text += ", of which no heartbeat is stored: it is gone, unless it has just started"
+    else:
+        text += f", which is gone: its last heartbeat came at {local_text(worker.last_seen)}"
+    return f"{text}. {TAKES_OVER}", ""
 
 
 def _blocked(case: Case) -> Reason:

@@ -16,7 +16,7 @@ from django_mq.policy.column_bounds import MAX_BIGINT, MAX_SPAN_SECONDS
 from django_mq.queues.actions import Changed, Ids, checked_ids
 from django_mq.queues.arguments import operator_name
 from django_mq.queues.fleet import SILENT
-from django_mq.queues.transactions import writing
+from django_mq.queues.transactions import after_commit, writing
 from django_mq.states import GONE_AFTER
 from django_mq.store import commands as commands_store
 
@@ -102,11 +102,14 @@ def _ask(action: str, event: str, ids: Ids, by: str, using: str | None) -> Chang
     with writing(alias) as cursor:
         asked = sorted(commands_store.ask(cursor, ids=wanted, action=action, by=name))
     if asked:
-        logger.info(
-            "asked workers to %s: %d messages, by %s",
-            "stop" if action == "stop" else "show the stack",
-            len(asked),
-            name or "an operator",
-            extra={"event": event, "message_ids": asked[:1000], "by": name},
+        after_commit(
+            alias,
+            lambda: logger.info(
+                "asked workers to %s: %d messages, by %s",
+                "stop" if action == "stop" else "show the stack",
+                len(asked),
+                name or "an operator",
+                extra={"event": event, "message_ids": asked[:1000], "by": name},
+            ),
         )
     return Changed(tuple(asked), len(wanted) - len(asked))

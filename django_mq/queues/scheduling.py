@@ -23,7 +23,7 @@ from django_mq.policy.due_times import GRACE
 from django_mq.policy.names import check_name
 from django_mq.policy.similar_names import similar
 from django_mq.queues.arguments import whole_number
-from django_mq.queues.transactions import writing
+from django_mq.queues.transactions import after_commit, writing
 from django_mq.store import Cursor
 from django_mq.store import schedules as schedules_store
 from django_mq.store.schedules import ScheduleRow
@@ -125,7 +125,7 @@ def run_schedule(name: str, *, using: str | None = None) -> Receipt:
     with writing(alias) as cursor:
         receipt = fire_now(cursor, alias, _take(cursor, name))
     if receipt:
-        _log(name, "run", "schedule_run")
+        _log(alias, name, "run", "schedule_run")
     return receipt
 
 
@@ -137,12 +137,13 @@ def enable_schedule(name: str, *, using: str | None = None) -> bool:
     expression or time zone cannot be read.
     """
     check_name(name, "schedule name")
-    with writing(alias_of(using)) as cursor:
+    alias = alias_of(using)
+    with writing(alias) as cursor:
         row = _take(cursor, name)
         was_off = row.next_at is None
         next_at = row.next_at or _next(row)
         schedules_store.decide(cursor, name, enabled=True, next_at=next_at)
-    _log(name, "enabled", "schedule_enabled")
+    _log(alias, name, "enabled", "schedule_enabled")
     return was_off
 
 
@@ -152,10 +153,11 @@ def disable_schedule(name: str, *, using: str | None = None) -> bool:
     Messages that it has broadcast stay.
     """
     check_name(name, "schedule name")
-    with writing(alias_of(using)) as cursor:
+    alias = alias_of(using)
+    with writing(alias) as cursor:
         row = _take(cursor, name)
         schedules_store.decide(cursor, name, enabled=False, next_at=None)
-    _log(name, "disabled", "schedule_disabled")
+    _log(alias, name, "disabled", "schedule_disabled")
     return row.enabled
 
 
@@ -179,5 +181,6 @@ def _take(cursor: Cursor, name: str) -> ScheduleRow:
     return row
 
 
-def _log(name: str, outcome: str, event: str) -> None:
-    logger.info("schedule %s %s", name, outcome, extra={"event": event, "schedule": name})
+def _log(alias: str, name: str, outcome: str, event: str) -> None:
+    extra = {"event": event, "schedule": name}
+    after_commit(alias, lambda: logger.info("schedule %s %s", name, outcome, extra=extra))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -23,8 +24,11 @@ from django_mq.store.readers import prepare_to_read
 
 #: The numbers of newest stored and newest handled messages whose types are counted.
 NEWEST = 10_000
-#: The number of messages per queue and priority, and in all, among which held ones are looked for.
+#: The number of messages per queue and priority, and in all, among which held ones, and those that
+#: no handler takes, are looked for.
 HELD_PER_LANE, MAX_HELD = 1_000, 50_000
+#: The most kinds of waiting messages that are compared with the handlers.
+MAX_KINDS = 100
 #: How far back calls of handlers are counted.
 PERIOD = timedelta(days=7)
 
@@ -131,6 +135,22 @@ def topology(*, only: str | Collection[str] | None = None, using: str | None = N
 def held_types(cursor: Cursor, *, queues: Sequence[str]) -> dict[str, types_store.HeldMessages]:
     """Return the types of held messages of `queues`; call it after `prepare_to_read()`."""
     return types_store.held(cursor, queues=queues, limit=HELD_PER_LANE, maximum=MAX_HELD)
+
+
+def waiting_kinds(
+    cursor: Cursor, *, queues: Sequence[str]
+) -> tuple[list[types_store.WaitingKind], set[str]]:
+    """Return the most frequent kinds of messages that wait in `queues` and are not held.
+
+    Also return the queues of which not all messages were read. Call it after `prepare_to_read()`.
+    """
+    found = types_store.kinds(
+        cursor, queues=queues, limit=HELD_PER_LANE, maximum=MAX_HELD, kinds=MAX_KINDS
+    )
+    read = Counter[str]()
+    for each in found:
+        read[each.queue] += each.messages
+    return found, {queue for queue, messages in read.items() if messages >= HELD_PER_LANE}
 
 
 def _subscriber(

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import ProgrammingError, connections, transaction
 from django.db.backends.utils import CursorWrapper
 
 from django_mq.outbox import notify
+from django_mq.outbox.blocks import in_own_atomic
+from django_mq.policy.missing_right import name_roles
 from django_mq.store.limits import READ_COMMITTED, Limits, apply, limit_waits, restore_waits
 from django_mq.store.readers import ONE_SNAPSHOT
 
@@ -67,22 +69,40 @@ def wake(alias: str) -> None:
     notify.ring_after_commit(connections[alias])
 
 
+def after_commit(alias: str, log: Callable[[], None]) -> None:
+    """Log a change once the caller's `atomic()` block is committed; at once outside of one.
+
+    After a rollback it is not logged. A TestCase's block does not count: it never commits.
+    """
+    connection = connections[alias]
+    if in_own_atomic(connection):
+        connection.on_commit(log, robust=True)
+    else:
+        log()
+
+
 @contextmanager
-def writing(alias: str, *, dry_run: bool = False) -> Iterator[CursorWrapper]:
+def writing(
+    alias: str, *, dry_run: bool = False, role: str = "mq_operator"
+) -> Iterator[CursorWrapper]:
     """Yield a cursor in `atomic()` that waits at most a second for any lock.
 
     A transaction of its own is READ COMMITTED, whatever the project's isolation level, so that it
     sees concurrent commits. In the caller's transaction, the caller's lock timeout is restored.
-    `dry_run` rolls everything back.
+    `dry_run` rolls everything back. If the login lacks a right, a note of the error names `role`.
     """
     connection = connections[alias]
     own = connection.get_autocommit()
-    with transaction.atomic(using=alias), connection.cursor() as cursor:
-        if own:
-            cursor.execute(READ_COMMITTED)
-        before = limit_waits(cursor)
-        yield cursor
-        if dry_run:
-            transaction.set_rollback(True, using=alias)
-        elif not own:
-            restore_waits(cursor, before)
+    try:
+        with transaction.atomic(using=alias), connection.cursor() as cursor:
+            if own:
+                cursor.execute(READ_COMMITTED)
+            before = limit_waits(cursor)
+            yield cursor
+            if dry_run:
+                transaction.set_rollback(True, using=alias)
+            elif not own:
+                restore_waits(cursor, before)
+    except ProgrammingError as error:
+        name_roles(error, role)
+        raise

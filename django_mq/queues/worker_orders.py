@@ -9,7 +9,7 @@ from django_mq.conf import alias_of
 from django_mq.models import WorkerCommand
 from django_mq.policy.names import check_name
 from django_mq.queues.arguments import names_in, operator_name
-from django_mq.queues.transactions import writing
+from django_mq.queues.transactions import after_commit, writing
 from django_mq.store import commands
 
 logger = logging.getLogger("django_mq")
@@ -68,11 +68,14 @@ def _order(
     with writing(alias) as cursor:
         told = commands.order(cursor, workers=wanted, action=action, by=name)
     if told:
-        logger.info(
-            "told workers to %s: %s, by %s",
-            "stop" if action == "leave" else action,
-            ", ".join(told),
-            name or "an operator",
-            extra={"event": event, "workers": told, "by": name},
+        after_commit(
+            alias,
+            lambda: logger.info(
+                "told workers to %s: %s, by %s",
+                "stop" if action == "leave" else action,
+                ", ".join(told),
+                name or "an operator",
+                extra={"event": event, "workers": told, "by": name},
+            ),
         )
     return tuple(told)

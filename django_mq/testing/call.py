@@ -55,7 +55,7 @@ def deliver(
     default `type` is the handler's only type without wildcards, if it has one, else `test.message`.
     `handler` is the function or its name; a batch handler gets a list of one delivery. No message
     is stored. Returns the handler's return value, or raises its error, undoing an atomic handler's
-    writes; an answer, such as `delivery.reject()` in a batch, is raised as the exception that it
+    writes; a verdict, such as `delivery.reject()` in a batch, is raised as the exception that it
     stands for. `metadata` may have entries of django_mq, such as the `mq.replay_of` of a replay.
 
     Raises InvalidPayload if `payload` could not be broadcast, InvalidName for a bad `type`, `queue`
@@ -72,12 +72,7 @@ def deliver(
         type, payload, schema_version = message.type, message.payload, message.schema_version
     elif type is None:
         type = _type_of(found)
-    attempt = check_integer(attempt, "attempt", 1, MAX_ATTEMPTS)
-    max_attempts = check_integer(max_attempts, "max_attempts", 1, MAX_ATTEMPTS)
-    if attempt > max_attempts:
-        raise InvalidOption(
-            f"attempt is {attempt}, above max_attempts, which is {max_attempts}: pass both"
-        )
+    attempt, max_attempts = _checked_attempts(attempt, max_attempts)
     type = check_name(type, "type")
     schema_version = check_integer(schema_version, "schema_version", 1, MAX_INTEGER)
     if refused := refusal(found, type, schema_version):
@@ -104,6 +99,16 @@ def deliver(
         claimed=now,
     )
     return _call(found, row, connection.alias)
+
+
+def _checked_attempts(attempt: int, maximum: int) -> tuple[int, int]:
+    attempt = check_integer(attempt, "attempt", 1, MAX_ATTEMPTS)
+    maximum = check_integer(maximum, "max_attempts", 1, MAX_ATTEMPTS)
+    if attempt > maximum:
+        raise InvalidOption(
+            f"attempt is {attempt}, above max_attempts, which is {maximum}: pass both"
+        )
+    return attempt, maximum
 
 
 def _call(handler: Handler, row: ClaimedRow, alias: str) -> Any:

@@ -25,7 +25,7 @@ from django_mq.policy.column_bounds import MAX_SPAN_SECONDS
 from django_mq.policy.names import check_name
 from django_mq.policy.similar_names import similar
 from django_mq.queues.scheduling import no_schedule
-from django_mq.requests.pending import test_runners
+from django_mq.requests.reply_query import test_runners
 from django_mq.store import Cursor, schedules, testing
 from django_mq.testing.on_loop import refuse_on_loop
 from django_mq.values import When, checked_when, short_repr
@@ -175,7 +175,7 @@ def _refuse_outside_tests(what: str) -> None:
 
 def _check_errors(errors: object) -> None:
     if errors not in ("raise", "keep"):
-        raise ValueError(f'errors must be "raise" or "keep", not {errors!r}')
+        raise ValueError(f'errors must be "raise" or "keep", not {short_repr(errors)}')
 
 
 def _raise_first(failed: Sequence[InlineFailure], all_of_them: str) -> None:

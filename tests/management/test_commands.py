@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,16 @@ def test_unknown_name_gets_a_note_if_nothing_is_found(command, wanted, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["mq_pause", "mq_status", "mq_peek", "mq_limit 5", "mq_requeue", "mq_purge", "mq_errors"],
+)
+def test_a_second_queue_is_refused(command):
+    """mq_worker takes several, so an operator may expect it: the last one alone would count."""
+    with pytest.raises(CommandError, match="--queue: one queue at a time, not both mail and other"):
+        run(*command.split(), "--queue", "mail", "--queue", "other")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_takes_a_database(name):
     assert run(name, *COMMANDS[name], "--database", "default")
@@ -131,6 +142,46 @@ def test_each_refuses_an_engine_that_does_not_exist(name, monkeypatch):
         run(name, *COMMANDS[name], "--database", "other")
 
 
+class _Unreachable(Exception):
+    """The error of a vault's client."""
+
+
+@pytest.fixture
+def _vault_is_away(transactional_db, monkeypatch):
+    def fetch(self):
+        raise _Unreachable("token 1234")
+
+    connection.close()
+    monkeypatch.setattr(type(connections["default"]), "get_connection_params", fetch)
+
+
+@pytest.mark.usefixtures("_vault_is_away")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("name", ["mq_status", "mq_pause", "mq_schedule", "mq_worker"])
+def test_each_says_in_one_line_that_the_backend_cannot_connect(name):
+    """The text of the error may have the password; --traceback shows it."""
+    with pytest.raises(CommandError) as caught:
+        run(name, *COMMANDS.get(name, []))
+    text = str(caught.value)
+    assert text.startswith("database 'default' cannot be used: its backend cannot connect: ")
+    assert f"._Unreachable at {__file__}:" in text
+    assert text.endswith(". Perhaps the service that has the password is away.")
+    assert "1234" not in text
+    assert caught.value.returncode == 1
+
+
+@pytest.mark.usefixtures("_vault_is_away")
+@pytest.mark.django_db(transaction=True)
+def test_the_doctor_says_that_the_backend_cannot_connect():
+    out = StringIO()
+    with pytest.raises(SystemExit, match="2"):
+        call_command("mq_doctor", stdout=out, no_color=True)
+    said, hint = out.getvalue().splitlines()
+    assert said.startswith("D001 error  Database 'default' cannot be reached: its backend cannot c")
+    assert hint.strip() == "Perhaps the service that has the password is away."
+    assert "1234" not in said
+
+
 def test_commands_refuse_a_database_without_autocommit(monkeypatch):
     monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
     with pytest.raises(CommandError, match="AUTOCOMMIT is off for database 'default'"):
@@ -146,9 +197,27 @@ def test_commands_refuse_a_database_without_autocommit(monkeypatch):
         ("mq_pause ''", "queue '' is not a name"),
         ("mq_resume ''", "queue '' is not a name"),
         ("mq_limit '' 5", "queue '' is not a name"),
-        ("mq_limit mail -1", "'-1' is not a whole number from 0 to 2147483647, or none"),
-        ("mq_limit mail 1e3", "'1e3' is not a whole number from 0 to 2147483647, or none"),
-        ("mq_limit mail 2147483648", "'2147483648' is not a whole number from 0 to 2147483647"),
+        ("mq_limit mail -1", "'-1' is not a whole number from 0 to 2,147,483,647, or none"),
+        ("mq_limit mail 1e3", "'1e3' is not a whole number from 0 to 2,147,483,647, or none"),
+        ("mq_limit mail 2147483648", "'2147483648' is not a whole number from 0 to 2,147,483,647"),
+        ("mq_peek --limit 0", "argument --limit: '0' is not a whole number from 1 to 9,223,372,0"),
+        ("mq_peek --limit x", "argument --limit: 'x' is not a whole number from 1 to 9,223,372,0"),
+        ("mq_errors --limit -3", "argument --limit: '-3' is not a whole number from 1 to 10,000"),
+        ("mq_requeue --all --limit 0", "argument --limit: '0' is not a whole number from 1 to"),
+        (
+            "mq_requeue --all --attempts 0",
+            "argument --attempts: '0' is not a whole number from 1 to 1,000,000",
+        ),
+        ("mq_replay --id 1 --limit 1.5", "argument --limit: '1.5' is not a whole number from 1"),
+        ("mq_worker --threads 0", "argument --threads: '0' is not a whole number from 1 to 1,000"),
+        ("mq_worker --threads 1001", "--threads: '1001' is not a whole number from 1 to 1,000"),
+        ("mq_worker --processes x", "--processes: 'x' is not a whole number from 1 to 1,000"),
+        ("mq_worker --batch-size 10001", "'10001' is not a whole number from 1 to 10,000"),
+        ("mq_worker --max-messages 0", "'0' is not a whole number from 1 to 2,147,483,647"),
+        ("mq_worker --max-rss 0", "argument --max-rss: '0' is not a whole number from 1 to"),
+        ("mq_worker --drain-seconds -1", "'-1' is not a number of seconds from 0"),
+        ("mq_worker --health-port 70000", "'70000' is not a port from 1 to 65535"),
+        ("mq_worker --health-port host:", "'host:' is not a port from 1 to 65535, or an address"),
         ("mq_replay --since 1h --until 2h", "since must be before until"),
         ("mq_replay --since 2026-02-01 --until 2026-01-01", "since must be before until"),
         ("mq_replay --since 9000-01-01", "9000-01-01' is in the future"),

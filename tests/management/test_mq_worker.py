@@ -129,8 +129,10 @@ class TestMoreThanTheServerGives:
     """A typo such as `--processes 5000` takes a host down if it is obeyed."""
 
     def test_more_processes_than_any_host_runs(self) -> None:
-        with pytest.raises(CommandError, match="processes is 5000; it must be a whole number"):
+        with pytest.raises(CommandError, match="'5000' is not a whole number from 1 to 1,000"):
             run("mq_worker", "--processes", "5000")
+        with pytest.raises(CommandError, match="processes is 5000; it must be a whole number"):
+            call_command("mq_worker", processes=5000)
 
     @pytest.mark.django_db(transaction=True)
     def test_fewer_connections_than_the_processes_need_at_least(self) -> None:

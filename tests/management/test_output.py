@@ -17,6 +17,18 @@ def test_columns():
     assert text == "NAME         COUNT\na          10,000+\nlong name        3"
 
 
+def test_wide_characters_take_two_columns_and_combining_ones_none():
+    """Order keys are any text."""
+    rows = [("注文", 1), ("e\u0301t", 20), ("🎉x", 3), ("plain", 4)]
+    assert output.table(("key", "count"), rows).split("\n") == [
+        "KEY    COUNT",
+        "注文       1",
+        "e\u0301t        20",
+        "🎉x        3",
+        "plain      4",
+    ]
+
+
 def test_a_number_that_is_missing_leaves_its_column_on_the_right():
     assert output.table(("count",), [("-",), (12,)]) == "COUNT\n    -\n   12"
 
@@ -82,10 +94,11 @@ def test_invalid_duration_is_refused(text):
 
 
 def test_ports():
-    assert [arguments.port(text) for text in ("1", "65535")] == [1, 65535]
-    for text in ("0", "65536"):
+    for port in (1, 65535):
+        assert arguments.port_and_address(str(port)) == (port, "127.0.0.1")
+    for text in ("0", "65536", "0.0.0.0:0"):
         with pytest.raises(argparse.ArgumentTypeError):
-            arguments.port(text)
+            arguments.port_and_address(text)
 
 
 def test_moments(settings):

@@ -18,6 +18,7 @@ from django_mq.models import FailedAttempt, Operation, QueuedMessage
 from django_mq.operations import steps
 from django_mq.operations.filter_words import public_words
 from django_mq.outbox import notify
+from django_mq.policy.column_bounds import MAX_BIGINT
 from django_mq.policy.message_filter import STATES, MessageFilter
 from django_mq.policy.names import check_key
 from django_mq.store import message_filters as filters
@@ -262,6 +263,30 @@ def test_a_filter_that_cannot_be_read_fails_alone(bad, text):
     turn()
     assert (stored(made).state, made.error[: len(text)]) == ("failed", text)
     assert (stored(later).state, later.done) == ("done", 1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_counts_at_the_end_of_their_columns_block_no_operation():
+    """Other programs also write rows, and steps take the oldest operation."""
+    add(dead=-1)
+    locked = add(dead=-1)
+    made = queues.operate("requeue", everything=True)
+    later = queues.operate("discard", everything=True)
+    Operation.objects.filter(pk=made.pk).update(done=MAX_BIGINT, skipped=MAX_BIGINT)
+    with second_connection() as other, other.transaction():
+        other.execute("select from django_mq_queuedmessage where id = %s for update", [locked.pk])
+        turn()
+    assert (stored(made).state, made.done, made.skipped) == ("done", MAX_BIGINT, MAX_BIGINT)
+    assert stored(later).state == "done"
+
+
+@pytest.mark.django_db
+def test_the_smallest_ids_block_no_operation():
+    """Guarantee 24."""
+    made = queues.operate("requeue", everything=True)
+    Operation.objects.filter(pk=made.pk).update(id=-MAX_BIGINT - 1, last_id=-MAX_BIGINT - 1)
+    run_all()
+    assert Operation.objects.get().state == "done"
 
 
 @pytest.mark.django_db

@@ -12,7 +12,7 @@ from django.db import transaction
 from django_mq import BroadcastBusy, Message, broadcast, broadcast_many, handlers
 from django_mq.models import QueuedMessage
 from django_mq.outbox import backlog
-from django_mq.store import backlog as store
+from django_mq.store import backlog as backlog_store
 from django_mq.testing import drain
 from tests.rows import add
 
@@ -134,7 +134,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def count_unblocked(cursor: Any, *, queue: str, limit: int) -> int:
         counts.append(queue)
-        return store.count_unblocked(cursor, queue=queue, limit=limit)
+        return backlog_store.count_unblocked(cursor, queue=queue, limit=limit)
 
     monkeypatch.setattr(backlog, "count_unblocked", count_unblocked)
     return counts

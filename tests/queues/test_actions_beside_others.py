@@ -210,7 +210,9 @@ def test_the_log_keeps_a_trace(caplog):
 
 def test_the_log_names_the_first_of_many_and_counts_them_all(caplog):
     with caplog.at_level(logging.INFO, logger="django_mq"):
-        acting.log_changed("messages_purged", acting.Changed(tuple(range(1, 2001)), 3))
+        acting.log_changed(
+            "messages_purged", acting.Changed(tuple(range(1, 2001)), 3), alias="default"
+        )
     [record] = caplog.records
     first = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10"
     assert record.getMessage() == f"messages purged: 2000, skipped 3 (first ids: {first})"

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from django_mq import handlers, queues
+from django_mq.conf.local_time import local_text
 from tests.queues.explained import why
 from tests.rows import add, beat, decide
 
@@ -21,7 +22,7 @@ def runs(worker, *seconds, queue="mail", key=None, **given):
     Where the text is compared, these are whole minutes and more than an hour: a shorter time is
     told to the second, which passes on a busy machine.
     """
-    claimed = {"leased": 60, "claimed_by": f"{worker}:1", "handler": "app.slow", "key": key}
+    claimed = {"leased": 30, "claimed_by": f"{worker}:1", "handler": "app.slow", "key": key}
     found = [add(queue, **claimed) for _ in seconds]
     ran = {str(each.pk): ran for each, ran in zip(found, seconds, strict=True) if ran is not None}
     beat(worker, **{"running": [each.pk for each in found], "ran": ran, **given})
@@ -150,6 +151,24 @@ def test_one_that_has_just_begun_needs_no_end():
     text = queues.why(id).text
     assert re.search(r", for \d+ s, by worker", text)
     assert text.endswith("7). Its handler's timeout is 5 min.")
+
+
+def test_an_extended_timeout_is_shown_with_its_end():
+    """`extend()` moves the timeout together with the lease."""
+    handle(timeout=60)
+    message = add(leased=600, claimed_by="w:1", handler="app.slow")
+    beat("w", running=[message.pk], ran={str(message.pk): 111.0})
+    assert queues.why(message.pk).text.endswith(
+        f"7). It has extended its timeout: it may run until {local_text(message.leased_until)};"
+        f" mq_stop {message.pk} ends the attempt now."
+    )
+
+
+def test_a_timeout_that_has_passed_was_extended():
+    """A coroutine extends it without its lease, so its end is not known."""
+    handle(timeout=60)
+    [id] = runs("worker", 111.0)
+    assert queues.why(id).text.endswith(f"process 7). mq_stop {id} ends the attempt now.")
 
 
 def test_without_its_handler_no_timeout_is_known():

@@ -76,6 +76,18 @@ def test_a_failed_attempt_names_a_message_that_is_gone() -> None:
     assert (named.type, named.handler, named.queue) == ("mail", "mail", "forgotten")
 
 
+def test_a_first_message_that_is_stored_is_shown_from_its_effects() -> None:
+    """A handler without a transaction may have failed after it had broadcast them."""
+    first = add(type="order", dead=-5)
+    effect = add(
+        type="mail",
+        metadata={"mq.correlation_id": f"{first.pk}", "mq.causation_id": f"{first.pk}"},
+    )
+    for message in (first, effect):
+        tree = [(0, "order", "dead"), (1, "mail", "processable")]
+        assert shown(queues.chain(message.pk)) == tree
+
+
 def test_a_message_alone() -> None:
     row = add()
     assert shown(queues.chain(row.pk)) == [(0, row.type, "processable")]

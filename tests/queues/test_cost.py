@@ -12,6 +12,9 @@ from django_mq import cancel, queues
 from django_mq.models import QueuedMessage
 from django_mq.queues import message_counts
 from django_mq.queues.doctor import subscriptions
+from django_mq.queues.topology import waiting_kinds
+from django_mq.queues.transactions import reading
+from django_mq.store.readers import prepare_to_read
 from tests.pages_read import pages_read
 from tests.rows import add, beat
 
@@ -76,6 +79,13 @@ def _id_at(queue: str, place: float) -> int:
     return _ids[queue][round(place * (len(_ids[queue]) - 1))]
 
 
+def _kinds() -> object:
+    """Read what the doctor compares with the handlers."""
+    with reading("default") as cursor:
+        prepare_to_read(cursor)
+        return waiting_kinds(cursor, queues=["stuck", "ordered", "plain", "held", "lanes"])
+
+
 CALLS: dict[str, Callable[[], object]] = {
     **{
         f"state of {queue}": lambda queue=queue: queues.state(queue)  # type: ignore[misc]
@@ -116,6 +126,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "why, behind those of a higher priority": lambda: queues.why(-1),
     "heads": queues.heads,
     "topology": queues.topology,
+    "kinds of waiting messages": _kinds,
 }
 
 

@@ -10,7 +10,7 @@ from django.db import OperationalError, connection, transaction
 from django_mq import queues, signals
 from django_mq.exceptions import InvalidName
 from django_mq.models import QueueState
-from django_mq.store import decisions as store
+from django_mq.store import decisions
 from tests.database import second_connection
 from tests.rows import decide
 
@@ -152,8 +152,8 @@ def test_a_bad_name(action):
 def test_with_parameters_that_the_server_binds(transactional_db):
     """OPTIONS = {"server_side_binding": True}: like the bare driver."""
     with second_connection() as other, other.cursor() as cursor:
-        store.limit(cursor, queue="mail", max_in_flight=5)
-        assert store.pause(cursor, queue="mail", at=None, delay=60.0) is not None
-        assert store.resume(cursor, queue="mail")
-        store.limit(cursor, queue="mail", max_in_flight=7)
+        decisions.limit(cursor, queue="mail", max_in_flight=5)
+        assert decisions.pause(cursor, queue="mail", at=None, delay=60.0) is not None
+        assert decisions.resume(cursor, queue="mail")
+        decisions.limit(cursor, queue="mail", max_in_flight=7)
     assert QueueState.objects.get().max_in_flight == 7

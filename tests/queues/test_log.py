@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 from django_mq import handler, queues
+from django_mq.conf.local_time import local_text
 from django_mq.testing import drain
 from tests.outbox.schedules.conftest import put
-from tests.rows import add, beat
+from tests.rows import add, beat, decide
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
 
@@ -87,6 +91,12 @@ def test_a_queue(log: pytest.LogCaptureFixture) -> None:
     assert only(log, "queue") == ["INFO", "queue_resumed", "mail"]
 
 
+def test_the_end_of_a_pause_is_a_local_time(log: pytest.LogCaptureFixture) -> None:
+    until = queues.pause("mail", until=7200)
+    assert until is not None
+    assert log.messages == [f"queue mail paused until {local_text(until)}"]
+
+
 def test_a_schedule(log: pytest.LogCaptureFixture) -> None:
     put("daily")
     queues.run_schedule("daily")
@@ -95,6 +105,76 @@ def test_a_schedule(log: pytest.LogCaptureFixture) -> None:
     assert only(log, "schedule") == ["INFO", "schedule_disabled", "daily"]
     queues.enable_schedule("daily")
     assert only(log, "schedule") == ["INFO", "schedule_enabled", "daily"]
+
+
+def _edit() -> None:
+    queues.edit(add().pk, priority=3)
+
+
+def _requeue() -> None:
+    queues.requeue(add(dead=-1).pk)
+
+
+def _stop() -> None:
+    message = add(leased=30, claimed_by="w:1", attempts=1)
+    beat("w", running=[message.pk])
+    queues.stop([message.pk])
+
+
+def _quiet() -> None:
+    beat("w")
+    queues.quiet_workers(["w"])
+
+
+def _enable() -> None:
+    put("daily")
+    queues.enable_schedule("daily")
+
+
+def _limit() -> None:
+    queues.limit("mail", 3)
+
+
+def _pause() -> None:
+    queues.pause("mail")
+
+
+def _resume() -> None:
+    decide("mail", paused=-1)
+    queues.resume("mail")
+
+
+def _operate() -> None:
+    queues.operate("requeue", queue="mail")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("act", "event"),
+    [
+        (_edit, "message_edited"),
+        (_requeue, "messages_requeued"),
+        (_stop, "message_stop_asked"),
+        (_quiet, "worker_quiet_asked"),
+        (_enable, "schedule_enabled"),
+        (_limit, "queue_limited"),
+        (_pause, "queue_paused"),
+        (_resume, "queue_resumed"),
+        (_operate, "operation_asked_for"),
+    ],
+)
+def test_an_action_in_a_transaction_is_logged_once_it_is_committed(
+    log: pytest.LogCaptureFixture, act: Callable[[], None], event: str
+) -> None:
+    """A rollback undoes it, and then the log must not report it."""
+    with suppress(ZeroDivisionError), transaction.atomic():
+        act()
+        raise ZeroDivisionError
+    assert log.records == []
+    with transaction.atomic():
+        act()
+        assert log.records == []
+    assert only(log) == ["INFO", event]
 
 
 def test_actions_that_change_nothing(log: pytest.LogCaptureFixture) -> None:

@@ -100,6 +100,22 @@ def test_as_many_in_flight_as_may_be(settings, configured, decided, stopped_at):
     assert (text in queues.why(add().pk).text) is (stopped_at is not None)
 
 
+def test_part_of_the_limit_is_held_by_workers_that_are_gone():
+    """One of them has been gone for so long that its heartbeat was removed."""
+    decide(max_in_flight=3)
+    beat()
+    beat("lost", seen=-60)
+    add(leased=60)
+    add(leased=-1, claimed_by="lapsed:1")
+    first = add(leased=60, claimed_by="lost:1")
+    text = "reached its limit of messages in flight: 3. "
+    held = f"1 of them is held by a worker that is gone, until {shown(first.leased_until)}."
+    assert queues.why(add().pk).text.endswith(text + held)
+    last = add(leased=3600, claimed_by="removed:1")
+    held = "2 of them are held by workers that are gone, the last until"
+    assert queues.why(add().pk).text.endswith(f"{text}{held} {shown(last.leased_until)}.")
+
+
 def test_delayed():
     message = add(after=60)
     why(message, "delayed", f"is delayed until {shown(message.processable_after)}")
@@ -150,14 +166,49 @@ def test_leased():
     )
 
 
+TAKES_OVER = (
+    "Another worker takes the message over when the lease lapses; no command can shorten it."
+)
+
+
+def test_lease_of_a_worker_that_is_gone():
+    """It had extended its lease, and nothing tells whether it comes back."""
+    worker = beat("worker", host="web1", pid=99, seen=-31)
+    message = add(leased=3600, claimed_by="worker:17")
+    beat("other")
+    answer = why(message, "leased", f"is leased until {shown(message.leased_until)}, by worker")
+    assert answer.text.endswith(
+        "by worker worker (host web1, process 99), which is gone: its last heartbeat came at"
+        f" {shown(worker.last_seen)}. {TAKES_OVER}"
+    )
+
+
 def test_lease_of_an_unknown_worker():
-    why(add(leased=60, claimed_by="stranger:1"), "leased", "stranger (no heartbeat")
+    """Its heartbeat was removed before its lease lapsed."""
+    answer = why(add(leased=3600, claimed_by="stranger:1"), "leased", "stranger, of which no")
+    assert answer.text.endswith(
+        f"no heartbeat is stored: it is gone, unless it has just started. {TAKES_OVER}"
+    )
 
 
 def test_running():
     message = add(leased=60, attempts=3)
     beat(running=[message.pk])
     why(message, "running", "runs now, attempt 3 of 20, by worker worker (host host, process 7)")
+
+
+@pytest.mark.parametrize(("leased", "seen"), [(25, -22), (-1, -22)])
+def test_running_without_a_sign_of_life(leased, seen):
+    """Until the third missed heartbeat a killed worker counts as alive."""
+    message = add(leased=leased, attempts=1)
+    worker = beat(running=[message.pk], ran={str(message.pk): 95.0}, seen=seen)
+    free = max(message.leased_until, worker.last_seen + timedelta(seconds=30))
+    answer = why(message, "running", "runs now, attempt 1 of 20, for", "by worker worker")
+    assert answer.text.endswith(
+        f". The last heartbeat of its worker came at {shown(worker.last_seen)}, and one is due"
+        " every 10 s. If the worker is gone, another one takes the message over after"
+        f" {shown(free)}, and no command can do so earlier."
+    )
 
 
 def test_running_past_its_lease():
@@ -304,6 +355,8 @@ def test_dead(reason, text, error):
         message, "dead", f"has been dead since {shown(message.dead_at)}", text, "discard it"
     )
     assert ("Requeue it to run it again" in answer.text) != reason.startswith("InvalidPayload")
+    assert f"mq_requeue --id {message.pk}" in answer.text
+    assert f"mq_purge --id {message.pk}" in answer.text
     assert answer.error == error
     assert "4111" not in answer.text
 
@@ -350,7 +403,7 @@ def test_gone():
         (
             {"error_class": "Unanswered", "error_text": "expired"},
             "7 is not stored: it was acked, cancelled or purged, or was never committed. Its reply"
-            " {}: no answer will come.",
+            " {}: no reply will come.",
             "expired",
         ),
     ],

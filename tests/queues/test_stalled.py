@@ -12,7 +12,7 @@ from django_mq.models import QueuedMessage
 from django_mq.outbox import notify
 from django_mq.queues import stalled
 from django_mq.queues.transactions import reading
-from django_mq.store import waiting_behind as store
+from django_mq.store import waiting_behind
 from tests.queues.between import ending_after
 from tests.rows import add
 
@@ -269,7 +269,9 @@ class TestStandings:
 
 
 @pytest.mark.parametrize(
-    "statement", [store.BLOCKED, store.LINE_POSITIONS], ids=["blocked", "line_positions"]
+    "statement",
+    [waiting_behind.BLOCKED, waiting_behind.LINE_POSITIONS],
+    ids=["blocked", "line_positions"],
 )
 def test_it_is_found_by_the_indexes(statement):
     """EXPLAIN: a million rows of one key are not walked."""

@@ -12,8 +12,7 @@ from django_mq import queues
 from django_mq.exceptions import InvalidName
 from django_mq.models import QueuedMessage
 from django_mq.queues import State
-from django_mq.store import peek
-from django_mq.store import queue_state as store
+from django_mq.store import peek, queue_state
 from tests.pages_read import pages_read
 from tests.rows import add, decide, insert_all
 
@@ -190,7 +189,7 @@ class TestManyDueMessages:
 
     @pytest.fixture(autouse=True)
     def small_window(self, monkeypatch):
-        monkeypatch.setattr(store, "WINDOW", 3)
+        monkeypatch.setattr(queue_state, "WINDOW", 3)
 
     def stuck(self, n, **given):
         """Add a key whose first message is in flight for an hour, and `n` behind it."""
@@ -242,8 +241,8 @@ def test_state_reads_by_its_indexes():
         )
         cursor.execute("analyze django_mq_queuedmessage")
         cursor.execute(
-            "explain (analyze, costs off, timing off) " + store.STATE,
-            {"queue": "q1", "queues": ["q1"], "skip_dead": False, "window": store.WINDOW},
+            "explain (analyze, costs off, timing off) " + queue_state.STATE,
+            {"queue": "q1", "queues": ["q1"], "skip_dead": False, "window": queue_state.WINDOW},
         )
         plan = "\n".join(line for (line,) in cursor.fetchall())
     assert "mq_claim" in plan

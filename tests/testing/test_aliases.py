@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-
 import pytest
-from django.db import connections, transaction
+from django.db import transaction
 from django.test import TestCase
 
 from django_mq import broadcast
 from django_mq.testing import assert_broadcast, capture_broadcasts
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _other_alias(django_db_setup: None) -> Iterator[None]:
-    connections.settings["other"] = copy.deepcopy(connections["default"].settings_dict)
-    yield
-    connections["other"].close()
-    del connections.settings["other"]
-    del connections["other"]
+from tests.other_alias import _other_alias  # noqa: F401  (fixture)
 
 
 class TwoDatabasesTest(TestCase):

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import urllib.request
 import uuid
 from collections import Counter
@@ -22,7 +23,8 @@ from urllib.parse import quote, urlencode
 import psycopg
 import pytest
 from django.conf import settings
-from django.db import connection
+from django.core.management import call_command
+from django.db import ProgrammingError, connection
 
 from django_mq.models import Schedule
 from testproject.shop import mailing
@@ -219,6 +221,26 @@ def test_sigterm_ends_all_that_the_demo_started(demo: Any, mark: str, tmp_path: 
     assert "Traceback" not in said
     assert not marked(mark)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_interrupted_in_a_commit_it_ends_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    """Django then fails to leave the transaction, and reports that."""
+
+    def demonstrate(*args: Any, **options: Any) -> None:
+        try:
+            if interrupted:
+                raise KeyboardInterrupt
+        finally:
+            raise ProgrammingError("connection in transaction status INTRANS")
+
+    monkeypatch.setattr(mq_demo.Command, "demonstrate", demonstrate)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(SystemExit if interrupted else ProgrammingError):
+        call_command("mq_demo")
 
 
 @pytest.mark.django_db(transaction=True)

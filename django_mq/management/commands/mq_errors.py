@@ -11,13 +11,13 @@ from django.core.management.base import CommandParser
 from django_mq import queues
 from django_mq.conf import alias_of, command_on
 from django_mq.conf.local_time import local_text
-from django_mq.management.arguments import duration
+from django_mq.management.arguments import OneQueue, duration, whole_number
 from django_mq.management.base import OperatorCommand
 from django_mq.management.output import MAX_CELL_WIDTH, as_json, table
 from django_mq.management.screen import size_of
 from django_mq.models import FailedAttempt
 from django_mq.policy.plain_text import one_line
-from django_mq.queues.errors import error_words
+from django_mq.queues.errors import MAX_LIMIT, error_words
 
 #: With the names of errors and handlers, a row would not fit into 80 columns.
 HEADERS = ("fingerprint", "count", "dead", "waiting", "last", "message")
@@ -29,7 +29,9 @@ class Command(OperatorCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--queue", metavar="NAME", help="only attempts of this queue")
+        parser.add_argument(
+            "--queue", action=OneQueue, metavar="NAME", help="only attempts of this queue"
+        )
         parser.add_argument(
             "--since",
             type=duration,
@@ -37,7 +39,11 @@ class Command(OperatorCommand):
             help="only attempts that ended within, for example, 1h or 7d",
         )
         parser.add_argument(
-            "--limit", type=int, default=20, metavar="N", help="at most N groups (default 20)"
+            "--limit",
+            type=whole_number(1, MAX_LIMIT),
+            default=20,
+            metavar="N",
+            help="at most N groups (default 20)",
         )
 
     def operate(self, *, database: str | None, **options: Any) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from django.core.management.base import CommandParser
 
 from django_mq import queues
+from django_mq.management.arguments import whole_number
 from django_mq.management.base import OperatorCommand, add_queue_options
 from django_mq.management.output import as_json
-from django_mq.policy.plain_text import one_line
 from django_mq.policy.rounding import message_count
 from django_mq.queues.decisions import MAX_IN_FLIGHT
 
@@ -54,8 +53,4 @@ def limit_or_none(text: str) -> int | None:
     """
     if text.strip().lower() == "none":
         return None
-    if not (text.isascii() and text.isdecimal() and int(text[:20]) <= MAX_IN_FLIGHT):
-        raise argparse.ArgumentTypeError(
-            f"{one_line(text)!r} is not a whole number from 0 to {MAX_IN_FLIGHT}, or none"
-        )
-    return int(text)
+    return whole_number(0, MAX_IN_FLIGHT, other=", or none")(text)

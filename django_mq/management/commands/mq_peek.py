@@ -10,7 +10,7 @@ from django.core.management.base import CommandParser
 
 from django_mq import queues
 from django_mq.conf.local_time import local_text
-from django_mq.management.arguments import wrong_arguments
+from django_mq.management.arguments import limit, wrong_arguments
 from django_mq.management.base import OperatorCommand, add_queue
 from django_mq.management.output import as_json, heads_table, table
 from django_mq.management.serving import unknown_queue_warning
@@ -37,7 +37,7 @@ class Command(OperatorCommand):
         super().add_arguments(parser)
         add_queue(parser)
         parser.add_argument(
-            "--limit", type=int, default=10, metavar="N", help="at most N messages (default 10)"
+            "--limit", type=limit, default=10, metavar="N", help="at most N messages (default 10)"
         )
         parser.add_argument(
             "--skip-locked", action="store_true", help="leave out messages that workers hold"

@@ -8,7 +8,12 @@ from django.core.management.base import CommandParser
 
 from django_mq import queues
 from django_mq.exceptions import RoutingError
-from django_mq.management.arguments import moment_or_ago, past_moment_or_ago, wrong_arguments
+from django_mq.management.arguments import (
+    limit,
+    moment_or_ago,
+    past_moment_or_ago,
+    wrong_arguments,
+)
 from django_mq.management.base import OperatorCommand
 from django_mq.management.selection import add_common_selection
 from django_mq.policy.rounding import message_count
@@ -46,7 +51,7 @@ class Command(OperatorCommand):
             "--to", metavar="HANDLER", help="replay to this handler, not to the original ones"
         )
         parser.add_argument(
-            "--limit", type=int, metavar="N", help="at most N, the lowest ids first"
+            "--limit", type=limit, metavar="N", help="at most N, the lowest ids first"
         )
 
     def operate(self, *, database: str | None, **options: Any) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_mq import queues
+from django_mq.management.arguments import whole_number
 from django_mq.management.selection import SelectionCommand
 from django_mq.policy.rounding import message_count
+from django_mq.queues.actions import MAX_ADDED_ATTEMPTS
 
 
 class Command(SelectionCommand):
@@ -21,7 +23,7 @@ class Command(SelectionCommand):
         super().add_arguments(parser)
         parser.add_argument(
             "--attempts",
-            type=int,
+            type=whole_number(1, MAX_ADDED_ATTEMPTS),
             default=1,
             metavar="N",
             help="give at least N more attempts (default 1)",

@@ -17,7 +17,7 @@ from django_mq.management.base import OperatorCommand
 from django_mq.management.output import as_json, table
 from django_mq.messages.classes import class_of_type
 from django_mq.policy.names import check_name
-from django_mq.policy.routing import Explanation
+from django_mq.policy.routing import TASKS, Explanation
 
 
 class Command(OperatorCommand):
@@ -71,11 +71,7 @@ class Command(OperatorCommand):
             ]
             self.stdout.write(table(("handler", "queue", "gets it", "why"), rows))
         if not any(row["gets_it"] for row in found):
-            remark = " with this metadata" if has_subscriber(type) else nearest_types(type)
-            self.stdout.write(
-                f"No handler registered here takes {type}{remark}: a message is stored once, in"
-                f" queue {settings.default_queue}, and the worker that claims it routes it."
-            )
+            self.stdout.write(_unrouted(type, settings.default_queue))
 
     def _show_all(self, found: queues.Topology, *, json: bool) -> None:
         if json:
@@ -115,6 +111,20 @@ class Command(OperatorCommand):
                 self.stdout.write(f"{label}: {', '.join(names)}")
         if not (rows or found.handlers or found.tasks):
             self.stdout.write("No handler is registered, and no message is stored.")
+
+
+def _unrouted(type: str, queue: str) -> str:
+    """Return what happens to a message of `type`, which no handler here gets."""
+    if type.startswith(TASKS):
+        return (
+            f"No task registered here has the type {type}{nearest_types(type)}: workers hold its"
+            " messages until their code has the task."
+        )
+    remark = " with this metadata" if has_subscriber(type) else nearest_types(type)
+    return (
+        f"No handler registered here takes {type}{remark}: a message is stored once, in queue"
+        f" {queue}, and the worker that claims it routes it."
+    )
 
 
 def _reason(found: Explanation[Handler], type: str, version: int) -> str:

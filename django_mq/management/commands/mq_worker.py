@@ -15,13 +15,19 @@ from django.db import DatabaseError, connections
 
 from django_mq import queues
 from django_mq.checks.databases import POOLED, POOLED_HINT
-from django_mq.conf import Settings, get_settings
+from django_mq.conf import (
+    MAX_BATCH_SIZE,
+    MAX_PROCESSES,
+    MAX_THREADS,
+    Settings,
+    get_settings,
+)
 from django_mq.executor.connections import plain_connection_as
 from django_mq.executor.deadline import Deadline
 from django_mq.executor.scoreboard import Scoreboard
 from django_mq.handlers import all_handlers
 from django_mq.handlers.nearest import IN_HANDLERS
-from django_mq.management.arguments import port_and_address, positive, seconds, wrong_arguments
+from django_mq.management.arguments import port_and_address, seconds, whole_number, wrong_arguments
 from django_mq.management.capacity import check_connections, check_max_rss, process_count
 from django_mq.management.daemons import configure_logging, endpoint
 from django_mq.management.databases import (
@@ -31,6 +37,7 @@ from django_mq.management.databases import (
     missing_role,
     must_be_migrated,
     must_be_usable,
+    which_service,
 )
 from django_mq.management.interruption import quiet
 from django_mq.management.reloading import is_reloaded, run_reloading
@@ -62,12 +69,22 @@ class Command(BaseCommand):
             " repeated (default: all queues)",
         )
         for name, read, what, text in (
-            ("--processes", positive, "N", "processes that run handlers"),
-            ("--threads", positive, "N", "threads that run handlers, in each process"),
-            ("--batch-size", positive, "N", "maximum number of messages in one claim"),
-            ("--max-messages", positive, "N", "exit after N messages"),
+            ("--processes", whole_number(1, MAX_PROCESSES), "N", "processes that run handlers"),
+            (
+                "--threads",
+                whole_number(1, MAX_THREADS),
+                "N",
+                "threads that run handlers, in each process",
+            ),
+            (
+                "--batch-size",
+                whole_number(1, MAX_BATCH_SIZE),
+                "N",
+                "maximum number of messages in one claim",
+            ),
+            ("--max-messages", whole_number(), "N", "exit after N messages"),
             ("--max-seconds", seconds, "S", "exit after S seconds"),
-            ("--max-rss", positive, "MB", "replace a process that grows to MB of memory"),
+            ("--max-rss", whole_number(), "MB", "replace a process that grows to MB of memory"),
             ("--drain-seconds", seconds, "S", "time for running messages after the first signal"),
             (
                 *("--health-port", port_and_address, "[ADDRESS:]PORT"),
@@ -197,7 +214,8 @@ class Command(BaseCommand):
                 return queues.names(using=alias) if named else []
         except (DatabaseError, *UNUSABLE) as error:
             text = f"database {alias!r} cannot be used: {one_line(str(error))}"
-            raise CommandError(text + missing_role(error, "mq_worker")) from error
+            text += which_service(error) + missing_role(error, "mq_worker")
+            raise CommandError(text) from error
         finally:
             connections.close_all()
 

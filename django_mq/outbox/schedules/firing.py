@@ -30,9 +30,9 @@ from django_mq.store.server_errors import LOST
 
 logger = logging.getLogger("django_mq")
 
-#: Broadcasts per transaction: each has a savepoint, and PostgreSQL keeps only 64 per transaction in
-#: shared memory.
-MAX_PER_TRANSACTION = 50
+#: Broadcasts per transaction: each opens up to two savepoints, and PostgreSQL keeps only 64 per
+#: transaction in shared memory.
+MAX_PER_TRANSACTION = 30
 #: The reserved metadata of a schedule's messages.
 SCHEDULE, SCHEDULED_FOR = "mq.schedule", "mq.scheduled_for"
 

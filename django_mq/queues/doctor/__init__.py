@@ -14,11 +14,13 @@ from psycopg.errors import (
     InsufficientPrivilege,
     LockNotAvailable,
     QueryCanceled,
+    SerializationFailure,
     UndefinedColumn,
     UndefinedTable,
 )
 
 from django_mq.conf import alias_of
+from django_mq.executor.connections import WHICH_SERVICE, BackendFailed
 from django_mq.executor.outage import MORE_CONNECTIONS, has_too_many_connections
 from django_mq.policy.plain_text import one_line
 from django_mq.queues.doctor import (
@@ -59,9 +61,11 @@ EXAMINATIONS: tuple[tuple[str, Callable[[str], Iterator[Finding]]], ...] = (
     ("live workers", subscriptions.workerless),
     ("queues without a worker", subscriptions.unserved),
     ("held messages", subscriptions.unheard),
+    ("messages without a handler", subscriptions.unhandled),
     ("stalled lines", subscriptions.stalled),
     ("busy workers", capacity.saturated),
     ("workers that claim nothing", capacity.unclaimed),
+    ("messages of workers that are gone", capacity.held_by_lost),
     ("paused queues", outages.paused),
     ("queues that back off", outages.backing_off),
     ("the figures of handlers", outages.unsuccessful),
@@ -132,8 +136,14 @@ def _hint_of(error: Exception) -> str:
         )
     if isinstance(cause, QueryCanceled):
         return "The server is busy, or the statement reads too much: run mq_doctor again later."
+    if isinstance(cause, SerializationFailure):
+        return (
+            "Run mq_doctor again. A standby cancels queries to replay changes: prefer the primary."
+        )
     if has_too_many_connections(str(error)):
         return f"All connections are taken: {MORE_CONNECTIONS}."
+    if isinstance(cause, BackendFailed):
+        return WHICH_SERVICE
     if isinstance(error, LOST) and not was_refused(error):
         return (
             "Check that the server runs and that HOST, PORT, NAME, USER and PASSWORD of the alias"

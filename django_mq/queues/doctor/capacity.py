@@ -1,4 +1,7 @@
-"""Queues whose messages wait although workers serve them: these are busy, or claim nothing."""
+"""Queues whose messages wait although workers serve them: these are busy, or claim nothing.
+
+Or the queue is at its limit, and workers that are gone hold some of its messages in flight.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from time import sleep
 
 from django_mq.conf import command_on, get_settings
 from django_mq.policy.durations import span
+from django_mq.queues.busy import held_by_gone
 from django_mq.queues.doctor.findings import Finding
 from django_mq.queues.fleet import WorkerProcess, workers
 from django_mq.queues.message_counts import QueueCounts, counts
@@ -67,6 +71,24 @@ def unclaimed(alias: str) -> Iterator[Finding]:
         )
 
 
+def held_by_lost(alias: str) -> Iterator[Finding]:
+    """D035: messages wait in a queue at its limit, and workers that are gone take up part of it."""
+    for queue, found in counts(using=alias).items():
+        if not (found.processable and _is_full(found)):
+            continue
+        if held := held_by_gone(queue, alias):
+            yield Finding(
+                id="D035",
+                level="warning",
+                text=f"Messages wait because the queue {queue} has reached its limit of messages in"
+                f" flight, {found.max_in_flight:,}. {held}.",
+                hint="Other workers take these messages over when their leases lapse, and no"
+                " command can shorten a lease. Until then, a higher limit lets others start:"
+                f" manage.py {command_on(alias, f'mq_limit {queue} N')}. If such leases are long,"
+                " let handlers call extend() more often, with fewer seconds.",
+            )
+
+
 def _unclaimed(alias: str) -> dict[str, tuple[WorkerProcess, timedelta]]:
     """Return a worker with room for each queue of which nothing is claimed, and for how long."""
     longest_sleep = timedelta(seconds=2 * get_settings().poll_interval)
@@ -84,12 +106,15 @@ def _unclaimed(alias: str) -> dict[str, tuple[WorkerProcess, timedelta]]:
 
 def _waits_for_room(found: QueueCounts) -> timedelta | None:
     """Return for how long a message has been due, if more room on the workers would start it."""
-    full = found.max_in_flight is not None and found.in_flight >= found.max_in_flight
     # One runs after the other, however many threads there are.
     in_turn = found.ordered and found.in_flight > 0
-    if found.paused or found.backoff_level or full or in_turn:
+    if found.paused or found.backoff_level or _is_full(found) or in_turn:
         return None
     return found.oldest if found.oldest is not None and found.oldest >= DUE_FOR else None
+
+
+def _is_full(found: QueueCounts) -> bool:
+    return found.max_in_flight is not None and found.in_flight >= found.max_in_flight
 
 
 def _scarce(serving: Sequence[WorkerProcess]) -> str:

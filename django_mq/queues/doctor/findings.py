@@ -22,7 +22,7 @@ DOCTOR_LIMITS = Limits(5.0, 1.0)
 short_cursor = partial(reading, limits=DOCTOR_LIMITS)
 
 #: The ids of all findings.
-IDS = frozenset(f"D{number:03}" for number in range(1, 34))
+IDS = frozenset(f"D{number:03}" for number in range(1, 36))
 
 Severity = Literal["warning", "error"]
 

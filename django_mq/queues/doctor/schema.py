@@ -206,7 +206,8 @@ def read_only(alias: str) -> Iterator[Finding]:
             level="error",
             text="The server is a standby, which is read only.",
             hint="Connect to the primary, for example with target_session_attrs=read-write in"
-            f" OPTIONS of {alias!r}.",
+            f" OPTIONS of {alias!r}. Other findings may be out of date: a standby that lags shows"
+            " live workers as gone.",
         )
     elif by_default:
         yield Finding(

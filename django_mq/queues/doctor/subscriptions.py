@@ -8,20 +8,23 @@ from django.db.models.functions import Now
 
 from django_mq import handlers
 from django_mq.conf import command_on, get_settings
-from django_mq.handlers.nearest import probable_types
-from django_mq.models import Operation, Schedule
+from django_mq.handlers.nearest import has_subscriber, probable_types
+from django_mq.models import Operation, QueuedMessage, Schedule
 from django_mq.policy.rounding import counted
 from django_mq.policy.routing import TASKS
 from django_mq.queues.doctor.findings import Finding, short_cursor
 from django_mq.queues.fleet import last_of, workers
 from django_mq.queues.message_counts import counts
+from django_mq.queues.obstacles import obstacle
 from django_mq.queues.stalled import Head, heads, shown_count
-from django_mq.queues.topology import held_types
+from django_mq.queues.topology import held_types, waiting_kinds
 from django_mq.states import MessageState
 from django_mq.store.readers import prepare_to_read
 
 #: Stalled lines are counted up to this number.
 MAX_LINES = 1000
+#: The columns of a message that decide which handler takes it.
+FOR_OBSTACLE = ("queue", "type", "handler", "schema_version", "metadata")
 #: What to do about held messages.
 DEPLOY_HANDLER = (
     "deploy the handler and restart every worker of the queue, give a renamed one its former name"
@@ -135,15 +138,12 @@ def unheard(alias: str) -> Iterator[Finding]:
     is_capped = any(found.is_capped("held") for found in held.values())
     stopped = is_capped or total > sum(each.messages for each in types.values())
     for type, (messages, first_id) in types.items():
-        meant = probable_types(type)
+        purge = command_on(alias, f"mq_purge --type {type} --waiting")
         yield _held(
             counted(messages, 0, stopped=stopped),
             f"of type {type}",
-            hint=(f"Did you mean {' or '.join(meant)}? " if meant else "")
-            + f"manage.py {command_on(alias, f'mq_why {first_id}')} gives the reason:"
-            f" {DEPLOY_TASK if type.startswith(TASKS) else DEPLOY_HANDLER}."
-            " To drop all waiting messages of the type, held or not:"
-            f" manage.py {command_on(alias, f'mq_purge --type {type} --waiting')}.",
+            hint=f"{_advice(alias, type, first_id)} To drop all messages of the type that wait,"
+            f" held or not, or are dead: manage.py {purge}.",
         )
     if not types:  # the held messages are in the middle of a long backlog
         yield _held(
@@ -152,6 +152,16 @@ def unheard(alias: str) -> Iterator[Finding]:
             hint="In the admin, filter the messages by the state held; manage.py"
             f" {command_on(alias, 'mq_why ID')} gives the reason for one.",
         )
+
+
+def _advice(alias: str, type: str, id: int) -> str:
+    """Return what to do about messages of `type`, of which `id` is one, that no handler takes."""
+    meant = probable_types(type)
+    return (
+        (f"Did you mean {' or '.join(meant)}? " if meant else "")
+        + f"manage.py {command_on(alias, f'mq_why {id}')} gives the reason:"
+        f" {DEPLOY_TASK if type.startswith(TASKS) else DEPLOY_HANDLER}."
+    )
 
 
 def _held(count: str, which: str, *, hint: str) -> Finding:
@@ -163,6 +173,44 @@ def _held(count: str, which: str, *, hint: str) -> Finding:
         f" {'it' if count == '1' else 'them'}, by name, type, schema version and queue.",
         hint=hint,
     )
+
+
+def unhandled(alias: str) -> Iterator[Finding]:
+    """D034: messages wait, and no handler here takes them: when they are due, they are held.
+
+    Queues from which no handler here takes are left out, except the one for messages without a
+    handler: they may be those of other code.
+    """
+    settings, known = get_settings(), handlers.all_handlers()
+    if not known:
+        return
+    of_handlers = (handlers.allowed_queues(each, settings) for each in known)
+    queues = sorted({settings.default_queue}.union(*of_handlers))
+    with short_cursor(alias) as cursor:
+        prepare_to_read(cursor)
+        found, cut = waiting_kinds(cursor, queues=queues)
+        rows = QueuedMessage.objects.using(alias).only(*FOR_OBSTACLE)
+        samples = rows.in_bulk([each.first_id for each in found])
+    for each in found:
+        sample = samples.get(each.first_id)  # None if it was claimed since
+        by_metadata = not each.handler and has_subscriber(each.type)
+        if sample is None or by_metadata or not obstacle(sample):
+            continue
+        count = counted(each.messages, 0, stopped=each.queue in cut)
+        them = "it" if count == "1" else "them"
+        named = f" for the handler {each.handler}" if each.handler else ""
+        which = f" --handler {each.handler}" if each.handler else ""
+        purge = f"mq_purge --queue {each.queue} --type {each.type}{which} --waiting"
+        yield Finding(
+            id="D034",
+            level="warning",
+            text=f"{count} message{'' if count == '1' else 's'} of type {each.type}{named}"
+            f" wait{'s' if count == '1' else ''} in the queue {each.queue}: no handler here takes"
+            f" {them}, so a worker with this code will hold {them}.",
+            hint=f"{_advice(alias, each.type, each.first_id)} To drop all messages of the type"
+            f"{named} in this queue that wait, also of other versions, or are dead:"
+            f" manage.py {command_on(alias, purge)}.",
+        )
 
 
 def stalled(alias: str) -> Iterator[Finding]:

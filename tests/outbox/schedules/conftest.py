@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 from django_mq import handlers
 from django_mq.models import QueuedMessage, Schedule
 from django_mq.outbox.schedules.firing import fire_due
-from django_mq.store import schedules as store
+from django_mq.store import schedules
 
 HOUR = timedelta(hours=1)
 
@@ -45,7 +45,7 @@ def block() -> Iterator[Any]:
 
 def turn() -> int:
     """Broadcast due schedules, like a worker's turn; return the number of broadcasts."""
-    position: store.Position | None = store.FIRST
+    position: schedules.Position | None = schedules.FIRST
     broadcasts = 0
     while position is not None:
         with block() as cursor:

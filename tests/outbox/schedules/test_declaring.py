@@ -15,7 +15,7 @@ from django_mq.conf import get_settings
 from django_mq.handlers import isolated
 from django_mq.models import Schedule
 from django_mq.outbox.schedules.declaring import declare_all, keep_declared, retire
-from django_mq.store import schedules as store
+from django_mq.store import schedules
 from tests.database import second_connection
 from tests.outbox.schedules.conftest import block, put, turn
 
@@ -172,8 +172,8 @@ def test_a_change_of_the_time_zone_too():
 
 def decide(enabled):
     with block() as cursor:
-        next_at = store.now(cursor) + timedelta(hours=1) if enabled else None
-        store.decide(cursor, "daily", enabled=enabled, next_at=next_at)
+        next_at = schedules.now(cursor) + timedelta(hours=1) if enabled else None
+        schedules.decide(cursor, "daily", enabled=enabled, next_at=next_at)
 
 
 def test_the_code_enables_and_disables_until_an_operator_does():

@@ -17,7 +17,7 @@ from django_mq import broadcast, handler
 from django_mq.models import QueuedMessage, Schedule
 from django_mq.outbox.schedules import firing
 from django_mq.outbox.schedules.firing import MAX_PER_TRANSACTION, fire_due, fire_now
-from django_mq.store import schedules as store
+from django_mq.store import schedules
 from tests.database import second_connection
 from tests.outbox.schedules.conftest import HOUR, block, messages, put, times, turn
 
@@ -421,7 +421,7 @@ def test_time_zones_of_django_do_not_matter():
 def test_a_schedule_by_hand_keeps_its_next_time():
     before = put(due=600)
     with block() as cursor:
-        row = store.take(cursor, "hourly")
+        row = schedules.take(cursor, "hourly")
         receipt = fire_now(cursor, "default", row)
     now = Schedule.objects.get()
     assert now.next_at == before.next_at
@@ -434,3 +434,12 @@ def test_users_cannot_set_the_metadata_of_a_schedule():
 
     with transaction.atomic(), pytest.raises(InvalidOption):
         broadcast("shop.ping", metadata={"mq.schedule": "hourly"})
+
+
+def test_transaction_has_no_more_savepoints_than_postgresql_caches():
+    for number in range(MAX_PER_TRANSACTION):
+        put(f"skips-{number}", overlap="skip")
+    with block() as cursor:
+        before = connection.savepoint_state
+        assert fire_due(cursor, "default").broadcasts == MAX_PER_TRANSACTION
+        assert MAX_PER_TRANSACTION <= connection.savepoint_state - before <= 64

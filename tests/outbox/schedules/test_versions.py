@@ -16,7 +16,7 @@ from django_mq.handlers import isolated
 from django_mq.messages import Delivery
 from django_mq.models import QueuedMessage, Schedule
 from django_mq.outbox.schedules.declaring import declare_all, own_types
-from django_mq.store import schedules as store
+from django_mq.store import schedules
 from django_mq.testing import drain
 from django_mq.worker import Worker
 from tests.database import second_connection
@@ -74,7 +74,7 @@ def test_a_schedule_of_other_code_is_not_locked_and_takes_no_place_of_another() 
     put("of-other-code", due=-60, source="code", declared_at=Now())
     put("of-an-operator")
     with block() as cursor:
-        [row] = store.take_due(cursor, limit=1, own=own_types())
+        [row] = schedules.take_due(cursor, limit=1, own=own_types())
         assert row.name == "of-an-operator"
         with second_connection() as other:
             other.execute("set lock_timeout = 50")
@@ -85,12 +85,12 @@ def test_a_loop_sleeps_past_a_schedule_of_other_code() -> None:
     put("of-other-code", source="code", declared_at=Now())
     put("of-an-operator", due=600)
     with connection.cursor() as cursor:
-        wait = store.next_due(cursor, own=own_types())
+        wait = schedules.next_due(cursor, own=own_types())
         assert wait is not None
         assert 500 < wait <= 600
         Schedule.objects.filter(name="of-an-operator").delete()
-        assert store.next_due(cursor, own=own_types()) is None
-        assert (store.next_due(cursor) or 0.0) < 0
+        assert schedules.next_due(cursor, own=own_types()) is None
+        assert (schedules.next_due(cursor) or 0.0) < 0
 
 
 @pytest.mark.parametrize("has_schedules", [True, False])

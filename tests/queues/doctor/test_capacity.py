@@ -1,4 +1,4 @@
-"""Findings about due messages that no worker claims: D028 and D032."""
+"""Findings about due messages that no worker claims: D028, D032 and D035."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import pytest
 from django.core.management import call_command
 from django.utils import timezone
 
-from django_mq.models import (
-    QueuedMessage,
-    WorkerHeartbeat,
-)
+from django_mq.conf.local_time import local_text
+from django_mq.models import QueuedMessage, WorkerHeartbeat
 from django_mq.queues.doctor import capacity, examine
 from tests.queues.doctor.examined import found
 from tests.rows import add, beat, decide
@@ -114,3 +112,29 @@ def test_d032_looks_again_before_it_reports(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(capacity, "sleep", claim)
     (text,) = found("D032")
     assert f"queue {stays.queue} has been due" in text
+
+
+def test_d035_messages_of_a_lost_host_take_up_the_limit(settings: Any) -> None:
+    """Their handlers had extended their leases, which nobody can shorten."""
+    settings.DJANGO_MQ = {"QUEUES": {name: {"max_in_flight": 2} for name in ("mail", "idle")}}
+    beat("alive")
+    beat("gone", seen=-60)
+    lease = {"claimed_by": "gone:1"}
+    for queue in ("mail", "idle", "free"):
+        add(queue, leased=30, claimed_by="alive:1")
+        add(queue, leased=30, claimed_by="alive:2")
+    add("idle", leased=600, **lease)
+    add("free", leased=600, **lease)
+    add("mail")
+    add("free")
+    assert found("D035") == []
+    lost = add("mail", leased=600, **lease)
+    (finding,) = [each for each in examine() if each.id == "D035"]
+    assert (finding.level, finding.text) == (
+        "warning",
+        "Messages wait because the queue mail has reached its limit of messages in flight, 2."
+        f" 1 of them is held by a worker that is gone, until {local_text(lost.leased_until)}.",
+    )
+    (command,) = re.findall(r"mq_limit mail", finding.hint)
+    call_command(*command.split(), "4", stdout=StringIO())
+    assert found("D035") == []

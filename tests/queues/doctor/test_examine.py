@@ -55,7 +55,7 @@ class TestTheCommand:
         assert run_doctor("--ignore", "d003", "--ignore", "D020")[0] == 0
 
     def test_an_id_that_no_finding_has_is_an_error(self) -> None:
-        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D033") as raised:
+        with pytest.raises(CommandError, match="id D099, X: the ids are D001 to D035") as raised:
             run_doctor("--ignore", "d099", "--ignore", "D013", "--ignore", "x")
         assert raised.value.returncode == 2
 
@@ -79,17 +79,26 @@ def test_d001_a_server_that_is_away() -> None:
     assert "HOST, PORT, NAME, USER" in finding["hint"]
 
 
-def test_d001_a_server_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("refusal", "hint"),
+    [
+        ("disk_full", "Correct what the text names, and run mq_doctor again."),
+        ("serialization_failure", "Run mq_doctor again. A standby cancels queries"),
+    ],
+)
+def test_d001_a_server_that_refuses(
+    monkeypatch: pytest.MonkeyPatch, refusal: str, hint: str
+) -> None:
     """It was reached, so the finding does not blame the settings of the connection."""
 
     def broken(alias: str) -> Iterator[Finding]:
-        run("do $$ begin raise disk_full; end $$")
+        run(f"do $$ begin raise {refusal}; end $$")
         yield from ()
 
     monkeypatch.setattr(doctor, "EXAMINATIONS", (("the clocks", broken),))
     (finding,) = examine()
-    assert "the clocks: disk_full" in finding.text
-    assert finding.hint == "Correct what the text names, and run mq_doctor again."
+    assert f"the clocks: {refusal}" in finding.text
+    assert finding.hint.startswith(hint)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -197,6 +197,7 @@ def test_d022_read_only_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_facts, "read_only", lambda _: (True, False))
     (text,) = found("D022")
     assert "standby" in text
+    assert "Other findings may be out of date" in text
     monkeypatch.setattr(session_facts, "notify_arrives", lambda *_, **__: False)
     assert found("D010") == []  # a standby hears nothing, but D022 says it all
 

@@ -1,4 +1,4 @@
-"""Findings about messages that wait in vain: D013 to D015, D020 and D024."""
+"""Findings about messages that wait in vain: D013 to D015, D020, D024 and D034."""
 
 from __future__ import annotations
 
@@ -127,6 +127,59 @@ class TestQueuesAndTypes:
         add(type="shop.found", held=-9, after=-900)
         (text,) = found("D014")
         assert text.startswith("1+ messages of type shop.found are held: no worker has a handler")
+
+    def test_d034_delayed_messages_of_a_removed_handler(self) -> None:
+        """Nothing holds them before they are due, which may be long after the deploy."""
+        handler("shop.orders.placed", queue="mail", name="send_mail")(print)
+        beat()
+        lost = {"handler": "send", "type": "shop.orders.placed"}
+        first = add("mail", **lost, after=86_400)
+        add("mail", **lost, after=99_999, attempts=1)
+        add("mail", type="shop.orders.lost", after=60)
+        named, unrouted = [each for each in examine() if each.id == "D034"]
+        assert named.level == "warning"
+        assert named.text == (
+            "2 messages of type shop.orders.placed for the handler send wait in the queue mail: no"
+            " handler here takes them, so a worker with this code will hold them."
+        )
+        assert f"manage.py mq_why {first.pk} gives the reason: deploy the handler" in named.hint
+        assert unrouted.text.startswith(
+            "1 message of type shop.orders.lost waits in the queue mail:"
+        )
+        command = named.hint.rpartition("manage.py ")[2].removesuffix(".")
+        call_command(*command.split(), "--yes", stdout=StringIO())
+        assert [text[:34] for text in found("D034")] == ["1 message of type shop.orders.lost"]
+
+    def test_d034_a_misspelt_type_that_is_not_due(self) -> None:
+        """It waits in the default queue, which need not be that of any handler."""
+        beat()
+        add("default", type="shop.order.placed", after=60)
+        assert found("D034") == []  # this code has no handlers: it may only produce
+        handler("shop.orders.placed", queue="mail", name="h")(print)
+        (text,) = found("D034")
+        assert text.startswith("1 message of type shop.order.placed waits in the queue default: no")
+        assert "Did you mean shop.orders.placed?" in text
+
+    def test_d034_not_what_a_handler_takes_or_a_worker_holds(self) -> None:
+        """Nor messages in queues of other code, which has handlers that are unknown here."""
+        handler("shop.#", queue="mail", name="send", where={"tier": "gold"})(print)
+        beat()
+        add("mail", handler="send", type="shop.orders.placed", after=60)
+        add("mail", type="shop.orders.placed")  # a worker routes it by its metadata
+        add("mail", handler="gone", type="shop.orders.placed", held=-9)
+        add("mail", handler="gone", type="shop.orders.placed", dead=-9)
+        add("mail", handler="gone", type="shop.orders.placed", leased=60, attempts=1)
+        add("ledger", handler="books", type="bank.moved")
+        assert found("D034") == []
+
+    def test_d034_marks_that_there_may_be_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(import_module("django_mq.queues.topology"), "HELD_PER_LANE", 2)
+        handler("a.b", queue="mail", name="h")(print)
+        beat()
+        for after in (60, 70, 80):
+            add("mail", handler="gone", type="a.b", after=after)
+        (text,) = found("D034")
+        assert text.startswith("2+ messages of type a.b for the handler gone wait in the queue")
 
     def test_d015_handlers_without_a_worker(self) -> None:
         handler("a.b", queue="reports", name="sums")(print)

@@ -16,7 +16,7 @@ from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
-from django.db import connection
+from django.db import DatabaseError, connection
 from django.utils import timezone
 
 from django_mq import queues
@@ -56,7 +56,9 @@ class Command(BaseCommand):
                 self.demonstrate(processes, **options)
         except Trouble as trouble:
             raise CommandError(f"{trouble}\nAll logs: {logs}") from None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, DatabaseError) as error:
+            if not was_interrupted(error):
+                raise
             self.stderr.write("\nInterrupted. Everything that was started has ended.")
             shutil.rmtree(logs)
             sys.exit(130)
@@ -176,12 +178,19 @@ def reporting(processes: Processes) -> Iterator[None]:
     """Enable the schedule of the reports in the block; it is off between demos."""
     stored = Schedule.objects.filter(name=REPORTS)
     processes.wait_for(stored.exists, "The schedule, which a worker stores")
-    queues.enable_schedule(REPORTS)
     try:
+        queues.enable_schedule(REPORTS)
         yield
     finally:
         connection.close()  # an interrupt may have left a query unfinished
         queues.disable_schedule(REPORTS)
+
+
+def was_interrupted(error: BaseException | None) -> bool:
+    """Return whether a signal led to `error`; Django reports the transaction that it spoiled."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 @contextlib.contextmanager
