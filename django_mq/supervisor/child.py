@@ -74,6 +74,7 @@ def run(
     if quiet:
         worker.orders.record(QUIET)
     if last:
+        worker.only_settles = True
         worker.ask_to_stop()
         for line in iter(link.makefile("rb").readline, b""):
             _recover(worker, link, line)

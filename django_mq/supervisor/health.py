@@ -29,7 +29,7 @@ FAILED = "503 Service Unavailable"
 MISSING = HealthResponse("no\n", "404 Not Found")
 
 
-def verdict(failed: Sequence[str]) -> HealthResponse:
+def probe_response(failed: Sequence[str]) -> HealthResponse:
     """Return the response of a probe's page: one line per failed part, or ok."""
     return HealthResponse("\n".join(failed) + "\n", FAILED) if failed else HealthResponse("ok\n")
 

@@ -48,6 +48,7 @@ class ProcessSlot:
     """A slot of the supervisor, and the process that has it now.
 
     - `recycling`: the process drains, because of its memory or a signal, and is to be replaced.
+    - `too_large`: it is recycled because of its memory.
     - `quiet`: an operator told it to claim nothing; so does the next process.
     - `leaving`: an operator told it to stop; the slot gets no new one.
     - `overran`: it is being ended for a handler that ran past its timeout, after it has written the
@@ -73,6 +74,7 @@ class ProcessSlot:
     received: bytes = b""
     last_line: bytes = b""
     recycling: bool = False
+    too_large: bool = False
     quiet: bool = False
     leaving: bool = False
     overran: bool = False
@@ -99,7 +101,7 @@ class ProcessSlot:
         self.started_at = monotonic()
         self.failure = ""
         self.received = self.last_line = b""
-        self.recycling = self.overran = False
+        self.recycling = self.too_large = self.overran = False
         self.killed_because = ""
         self.stopped.clear()
 
@@ -237,7 +239,7 @@ class ProcessSlot:
                 rss // MEGABYTE,
                 extra={"event": "worker_recycled", "worker": self.worker},
             )
-            self.recycling = True
+            self.recycling = self.too_large = True
             self.signal(signal.SIGTERM)
 
     def dead_worker(self, reason: str, *, planned: bool) -> DeadWorker:

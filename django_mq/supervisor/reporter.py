@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from django_mq.policy.exposition import CONTENT_TYPE
-from django_mq.supervisor.health import Endpoint, HealthResponse, verdict
+from django_mq.supervisor.health import Endpoint, HealthResponse, probe_response
 from django_mq.supervisor.process_slot import ProcessSlot
 from django_mq.supervisor.service import Service
 from django_mq.supervisor.slot_totals import exposed, summed
@@ -58,8 +58,8 @@ class Reporter:
         if self._health is not None and self._health.fileno() in readable:
             self._health.answer(
                 {
-                    "/livez": lambda: verdict(condition.not_live()),
-                    "/readyz": lambda: verdict(condition.not_ready()),
+                    "/livez": lambda: probe_response(condition.not_live()),
+                    "/readyz": lambda: probe_response(condition.not_ready()),
                 }
             )
         if self._metrics is not None and self._metrics.fileno() in readable:

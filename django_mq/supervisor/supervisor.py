@@ -152,7 +152,7 @@ class Supervisor:
             if slot.leaving or not slot.recycling or self._deadline is not None:
                 self._code = OUT_OF_TIME
                 slot.finished = True
-            self._on_died(slot, "its drain ran out of time", planned=True)
+            self._on_died(slot, self._out_of_time(slot), planned=True)
         elif slot.overran:
             ended = f"process {pid} was ended"
             because = f" because {slot.killed_because}" if slot.killed_because else ""
@@ -165,6 +165,21 @@ class Supervisor:
             )
         else:
             self._on_died(slot, f"process {pid} {describe_exit(status)}")
+
+    def _out_of_time(self, slot: ProcessSlot) -> str:
+        """Say that the drain of a process ran out of time, and why it drained, if that is known."""
+        out_of_time = "its drain ran out of time"
+        if slot.too_large:
+            why = "its process was replaced, since it used more memory than MAX_RSS allows"
+        elif slot.leaving:
+            why = "its worker left by order of an operator"
+        elif self._deadline is not None:
+            return "mq_worker was told to stop, and the drain ran out of time"
+        elif slot.recycling:
+            why = "its process was told to stop by a signal"
+        else:
+            return out_of_time
+        return f"{why}, and {out_of_time}"
 
     def _on_ended(self, slot: ProcessSlot) -> None:
         if slot.recycling and not slot.leaving:

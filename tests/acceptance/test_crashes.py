@@ -6,11 +6,13 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
+from django.db.models.functions import Now
 
 from django_mq import RetryPolicy, fixed
-from django_mq.models import QueuedMessage
+from django_mq.models import QueuedMessage, WorkerHeartbeat
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import PATIENT, Queue
 from tests.acceptance.processes import Worker
@@ -113,6 +115,39 @@ def test_a_lost_host(start: Callable[..., Worker], queue: Queue, witness: Witnes
     # Without a report both count as started: at most one attempt more than there was.
     assert queue.failures(runs) == ["WorkerVanished"]
     assert queue.failures(waits) in ([], ["WorkerVanished"])
+
+
+@pytest.mark.parametrize("kind", ["call", "agate"])
+def test_a_lost_host_kills_only_what_it_had_started(
+    start: Callable[..., Worker],
+    queue: Queue,
+    witness: Witness,
+    kind: str,
+) -> None:
+    """Guarantee 3: a message with one attempt dies only if its handler has begun."""
+    names = [f"m{n}" for n in range(8)]
+    lost = start("--threads", 2, mq={"ASYNC_SLOTS": 2}, **PATIENT)
+    never = RetryPolicy.never()
+    ids = dict(zip(names, queue.send(kind, *names, gate="open", retry=never), strict=True))
+    waits = kind == "call"  # coroutines are claimed only for free slots
+    lost.until(lambda: len(witness.started()) == 2, "two run")
+    lost.until(lambda: queue.leased() > 2 if waits else queue.leased() == 2, "others wait")
+    lost.tell_all(signal.SIGKILL)
+    lost.until(lambda: not lost.remaining(), "all processes are gone")
+    running = {name for name, _, _ in witness.started()}
+    WorkerHeartbeat.objects.all().delete()
+    QueuedMessage.objects.filter(leased_until__isnull=False).update(
+        leased_until=Now() - timedelta(seconds=1)
+    )
+    witness.open("open")
+    other = start()
+    other.until(lambda: len(queue.left()) == 2, "all others are done")
+    other.until(lambda: all(row.dead_at for row in queue.left()), "these two are dead")
+    assert {row.payload["name"] for row in queue.left()} == running
+    assert queue.done() == dict.fromkeys(set(names) - running, 1)
+    assert {attempt for _, attempt, _ in queue.effects()} == {1}
+    failures = {name: queue.failures(id) for name, id in ids.items()}
+    assert failures == {name: ["WorkerVanished"] * (name in running) for name in names}
 
 
 def test_a_storm(start: Callable[..., Worker], queue: Queue, witness: Witness) -> None:

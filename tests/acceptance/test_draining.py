@@ -90,11 +90,16 @@ def test_a_drain_that_takes_too_long_is_cut(
     first, *_ = running_with_neighbours(queue, witness, worker)
     worker.tell(signal.SIGTERM)
     assert worker.ends() == 5
+    assert re.search(r"stopped: its drain ran out of time with 1 message unfinished", worker.said())
+    assert re.search(
+        r"started: it only settles the messages of processes that ended, process \d+", worker.said()
+    )
     assert not queue.done()
     cut, *others = queue.left()
     assert (cut.id, cut.attempts, cut.leased_until) == (first, 1, None)
     assert not cut.suspect
     assert queue.failures(first) == ["WorkerLost"]
+    assert "mq_worker was told to stop, and the drain ran out of time" in cut.last_error
     assert [(row.attempts, row.leased_until) for row in others] == [(0, None)] * 4
 
 

@@ -30,7 +30,7 @@ from tests.slow import slow
             (["--queue", ""], "queue"),
             (["--queue", "work,mail"], "--queue work --queue mail"),
             (["--database", "nowhere"], "nowhere"),
-            (["--processes", "5000"], "processes is 5000"),
+            (["--processes", "5000"], "'5000' is not a whole number from 1 to 1,000"),
         ),
     ],
 )

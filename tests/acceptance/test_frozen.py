@@ -18,6 +18,18 @@ SHORT = {"LEASE": 2, "POLL_INTERVAL": 0.5}
 LONG = {"LEASE": 300, "POLL_INTERVAL": 0.5}
 
 
+def another_takes_over(zombie: Worker, other: Worker, queue: Queue, witness: Witness) -> None:
+    """The frozen worker wakes up and finishes first, but only the effect of the other is there."""
+    other.until(lambda: len(witness.started()) == 2, "the other worker has it")
+    witness.open("open1")
+    zombie.tell_all(signal.SIGCONT)
+    zombie.says("LeaseLost")
+    assert not queue.done()
+    witness.open("open2")
+    queue.wait_empty(other)
+    assert [(attempt, pid) for _, attempt, pid in queue.effects()] == [(2, other.children()[0])]
+
+
 @pytest.mark.parametrize("kind", ["call", *slow("acall", "late")])
 def test_a_zombie_outside_a_transaction_is_fenced(
     start: Callable[..., Worker], queue: Queue, witness: Witness, kind: str
@@ -28,14 +40,7 @@ def test_a_zombie_outside_a_transaction_is_fenced(
     zombie.until(witness.started, "it runs")
     zombie.tell_all(signal.SIGSTOP)
     other = start(mq=LONG)
-    other.until(lambda: len(witness.started()) == 2, "the other worker has it")
-    witness.open("open1")
-    zombie.tell_all(signal.SIGCONT)
-    zombie.says("LeaseLost")
-    assert not queue.done()
-    witness.open("open2")
-    queue.wait_empty(other)
-    assert [(attempt, pid) for _, attempt, pid in queue.effects()] == [(2, other.children()[0])]
+    another_takes_over(zombie, other, queue, witness)
     assert queue.failures(id) == ["WorkerVanished"]
     zombie.tell(signal.SIGTERM)
     assert zombie.ends() == 0
@@ -58,14 +63,7 @@ def test_a_zombie_in_its_transaction_is_fenced(
             " where datname = current_database() and state = 'idle in transaction'"
         )
     other = start(mq=LONG)
-    other.until(lambda: len(witness.started()) == 2, "the other worker has it")
-    witness.open("open1")
-    zombie.tell_all(signal.SIGCONT)
-    zombie.says("LeaseLost")
-    assert not queue.done()
-    witness.open("open2")
-    queue.wait_empty(other)
-    assert [(attempt, pid) for _, attempt, pid in queue.effects()] == [(2, other.children()[0])]
+    another_takes_over(zombie, other, queue, witness)
     assert queue.failures(id) == ["WorkerVanished"]
     queue.send("write", "next")
     queue.wait_empty(other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from math import inf
 
 import pytest
@@ -12,10 +13,11 @@ from django_mq.executor.deadline import Deadline
 from django_mq.executor.scoreboard import MonitoredPart, Scoreboard
 from django_mq.messages import Fence
 from django_mq.supervisor.child import OUT_OF_TIME, report_failure
-from django_mq.supervisor.link_lines import STOP, UNFINISHED
+from django_mq.supervisor.link_lines import ORDER, SIGNALLED, STOP, UNFINISHED
 from django_mq.supervisor.reporter import Reporter
 from django_mq.supervisor.supervisor import Supervisor
 from django_mq.worker import Worker
+from django_mq.worker.orders import LEAVE
 from tests.supervisor.links import dead, fill, linked
 
 
@@ -91,6 +93,42 @@ def test_a_process_that_was_to_be_replaced_may_also_run_out_of_time() -> None:
         supervisor._step()
         assert slot.finished
         assert supervisor._code == OUT_OF_TIME
+
+
+@pytest.mark.parametrize(
+    ("why", "reason"),
+    [
+        ("", "its drain ran out of time"),
+        (
+            "too large",
+            "its process was replaced, since it used more memory than MAX_RSS allows, and its drain"
+            " ran out of time",
+        ),
+        ("leave", "its worker left by order of an operator, and its drain ran out of time"),
+        ("signal", "its process was told to stop by a signal, and its drain ran out of time"),
+        ("stop", "mq_worker was told to stop, and the drain ran out of time"),
+    ],
+)
+def test_the_reason_of_a_drain_that_ran_out_of_time_is_named(why: str, reason: str) -> None:
+    """The failed attempt shows it: MAX_RSS, a deploy and an operator ask for different remedies."""
+    supervisor = supervisor_of(1)
+    [slot] = supervisor._slots
+    pid = os.posix_spawnp("sleep", ["sleep", "600"], os.environ)
+    with linked(slot) as child:
+        slot.pid = pid
+        if why == "too large":
+            slot.recycle_large(0)
+        elif why == "leave":
+            child.sendall(ORDER + LEAVE.encode() + b"\n")
+        elif why == "stop":
+            supervisor._stop(signal.SIGTERM)
+        if why in ("too large", "signal", "stop"):  # the child has got the signal
+            child.sendall(SIGNALLED + b"\n")
+        child.sendall(UNFINISHED + b"\n")
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        supervisor._reap(slot)
+    assert supervisor._orphaned[slot.worker].reason == reason
 
 
 def dies(*command: str, how: str) -> bool:
