@@ -12,7 +12,7 @@ from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.worker import Worker
 from testproject.shop.models import Product
 from tests.docs.pages import story
-from tests.executor.test_other_aliases import _two_aliases  # noqa: F401  (fixture)
+from tests.other_alias import _other_alias  # noqa: F401  (fixture)
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 

@@ -25,6 +25,20 @@ def upload(order: int) -> None:
         connection.close()
 
 
+def unset(name: str, default: str) -> str:
+    return default
+
+
+def test_the_router_of_workers_reads_from_the_primary(settings: Any) -> None:
+    with story("faq.md", handler=handler, env=unset) as page:
+        router = page.ReplicaRouter()
+        settings.READ_FROM = page.READ_FROM
+        assert (router.db_for_read(None), router.db_for_write(None)) == ("replica", "default")
+    with story("faq.md", handler=handler, env=lambda name, default: "default") as page:
+        settings.READ_FROM = page.READ_FROM
+        assert page.ReplicaRouter().db_for_read(None) == "default"
+
+
 @pytest.mark.django_db(transaction=True)
 def test_causes_of_broadcasts_in_threads_of_a_handler() -> None:
     def origins() -> list[Any]:
@@ -32,7 +46,7 @@ def test_causes_of_broadcasts_in_threads_of_a_handler() -> None:
         return [(each.get("mq.hops"), each.get("mq.correlation_id")) for each in found]
 
     chain = {"mq.hops": 4, "mq.correlation_id": "c"}
-    with story("faq.md", handler=handler, upload=upload) as page:
+    with story("faq.md", handler=handler, upload=upload, env=unset) as page:
         deliver(page.export, {"orders": [1, 2, 3]}, metadata=chain)
         assert origins() == [(5, "c")] * 3
 

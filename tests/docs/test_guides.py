@@ -204,8 +204,21 @@ class TestSteps:
         assert [part["month"] for part in written] == list(range(1, 13))
         assert_broadcast("shop.exports.complete", payload={"export": export.pk}, times=1)
         due()
-        drain("exports")
+        drain("checks")
         assert not mail.outbox
+        assert_broadcast("shop.exports.check", times=0)
+
+    def test_the_check_waits_while_parts_wait(self, page: Any, written: list[Any]) -> None:
+        page.start_export(2026)
+        due()
+        drain("checks")
+        check = QueuedMessage.objects.get(type="shop.exports.check")
+        assert (check.state, check.attempts) == ("delayed", 0)
+        drain("exports")
+        due()
+        drain("checks")
+        assert not mail.outbox
+        assert_broadcast("shop.exports.check", times=0)
 
     def test_an_export_that_is_cancelled(self, page: Any, written: list[Any]) -> None:
         page.start_export(2026)
@@ -224,7 +237,10 @@ class TestSteps:
         assert_broadcast("shop.exports.complete", times=0)
         due()
         drain("exports")
-        assert mail.outbox[0].subject.endswith("An export is late")
+        assert not mail.outbox
+        drain("checks")
+        assert mail.outbox[0].subject.endswith("An export is incomplete")
+        assert mail.outbox[0].body.endswith("; dead parts: 1")
         page.write_file = lambda part: None
         queues.requeue(ids=[QueuedMessage.objects.dead().get().pk])
         drain("exports")
@@ -340,6 +356,15 @@ def test_multi_tenant() -> None:
         assert "late, public" in page.seen
         written = QueuedMessage.objects.get(type="shop.invoices.written")
         assert written.metadata["tenant"] == "acme"
+
+
+def test_tenants_take_turns() -> None:
+    with story("guides/multi-tenant.md", env=lambda name, default: default) as page:
+        for name in ("big", "big", "big", "tiny", "tiny"):
+            with page.acting_for(name):
+                page.want_export(name)
+        drain("exports")
+        assert page.seen == ["big", "tiny", "big", "tiny", "big"]
 
 
 CASES = {"PlaceOrderTest": 2, "TooManyTest": 2, "BroadcastTest": 1}

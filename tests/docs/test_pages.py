@@ -21,6 +21,7 @@ from django_mq.checks.databases import MIN_DRIVER_VERSION, MIN_SERVER_VERSION
 from django_mq.conf import QueueOptions, Settings, _read_settings, find_errors
 from django_mq.handlers import all_handlers
 from tests.docs.pages import DOCS, story
+from tests.rows import add
 from tests.test_docs import ROOT, snippets
 
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
@@ -100,12 +101,15 @@ def test_the_settings_behind_a_pooler() -> None:
 @pytest.mark.django_db
 def test_the_query_that_scales() -> None:
     (query,) = snippets(DOCS / "deploy/kubernetes.md", "sql")
-    shown = re.search(r"query: >-\n((?: {10}.*\n)+)", (DOCS / "deploy/kubernetes.md").read_text())
-    assert shown is not None
-    assert "".join(shown[1].split()) == "".join(query.split())
+    page = (DOCS / "deploy/kubernetes.md").read_text()
+    shown, of_jobs = re.findall(r"query: >-\n((?: {10}.*\n)+)", page)
+    assert "".join(shown.split()) == "".join(query.split())
+    add("videos"), add("videos", leased=30), add("videos", dead=-5), add("videos", after=60)
+    add("videos", leased=-5), add("mail"), add("mail")
     with connection.cursor() as cursor:
-        cursor.execute(query)
-        assert cursor.fetchone() == (0,)
+        for each, count in ((query, 3), (of_jobs, 2)):
+            cursor.execute(each)
+            assert cursor.fetchone() == (count,)
 
 
 def test_the_reference_has_every_public_name() -> None:
