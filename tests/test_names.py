@@ -8,7 +8,7 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models import CharField
 from psycopg.errors import CheckViolation
 
-from django_mq.store import free_unique_ids, put_aside, unique_ids
+from django_mq.store import free_unique_ids, promotion, put_aside, unique_ids
 from tests.rows import add, beat, decide
 
 #: Text for people, or names given by Python or the system.
@@ -27,7 +27,7 @@ NO_NAMES = {
 #: Keys and unique ids may be any text without control characters.
 FREE = {"key", "unique_id"}
 #: A claimer is only compared, and copied to the attempts; a correlation id comes from metadata.
-UNCHECKED = {"claimed_by", "worker", "correlation_id"}
+UNCHECKED = {"claimed_by", "unstarted_claim", "worker", "correlation_id"}
 
 COLUMNS = {
     (model._meta.db_table, field.column): field
@@ -123,8 +123,8 @@ def test_statements_lock_unique_ids_in_the_order_of_the_columns() -> None:
         unique_ids.ADD: {"rows": "[]"},
         put_aside.PUT_ASIDE: {"rows": "[]"},
         free_unique_ids.FREE: done,
-        free_unique_ids.LOCK: one,
-        free_unique_ids.PROMOTE_PUT_ASIDE: {**one, "ring": True},
+        promotion.LOCK: one,
+        promotion.PROMOTE_PUT_ASIDE: {**one, "ring": True},
         free_unique_ids.REACQUIRE: {"ids": [1]},
     }
     with connection.cursor() as cursor:
