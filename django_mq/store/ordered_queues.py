@@ -115,9 +115,11 @@ with head as materialized (
      order by m.queue, m.id
      limit %(limit)s
 ), locked as materialized (
-    select m.id, head.payload
+    select m.id, head.payload, head.n
       from (
-        select head.*, bool_and(ok) over (order by id) as unbroken from head
+        select head.*, row_number() over line as n, bool_and(ok) over line as unbroken
+          from head
+        window line as (order by id)
       ) head
      cross join lateral (
         select m.id
@@ -131,14 +133,12 @@ with head as materialized (
 ), taken as materialized (
     select id, payload, (%(claimers)s::text[])[(n - 1) / %(per_claimer)s + 1] as claimer
       from (
-        select locked.id, locked.payload, row_number() over line as n,
-               sum(octet_length(locked.payload)) over line as total,
-               bool_and(locked.id = head.id) over line as unbroken
-          from (select locked.*, row_number() over (order by id) as n from locked) locked
-          join (select head.id, row_number() over (order by id) as n from head) head using (n)
-        window line as (order by locked.id)
+        select locked.*, row_number() over line as locked_n,
+               sum(octet_length(payload)) over line as total
+          from locked
+        window line as (order by id)
       ) locked
-     where unbroken and (n = 1 or total <= %(bytes)s)
+     where locked_n = n and (n = 1 or total <= %(bytes)s)
 )
 update django_mq_queuedmessage m
    set attempts = {NEXT_ATTEMPT}, claimed_by = taken.claimer,

@@ -17,12 +17,28 @@ from django_mq.queues import actions as acting
 from django_mq.store import ordered_queues, settle
 from django_mq.store.ordered_queues import CLAIM_LINE, OwnedQueue
 from tests.database import second_connection
+from tests.pages_read import explained
 from tests.rows import add, decide, pks, stored
 from tests.store.conftest import lock
 from tests.store.ordered import Cursor, own, row, take
 from tests.store.plans import generic_plan
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+#: The parameters of the statement.
+CLAIM: dict[str, Any] = {
+    "queue": "line",
+    "claimers": ["me:1"],
+    "per_claimer": 100,
+    "lease": 6.0,
+    "limit": 100,
+    "bytes": 1 << 20,
+    "skip_dead": False,
+    "admitted": False,
+    "nonatomic": "{}",
+    "first": 1,
+    "lease_mark": 0.0,
+}
 
 
 @pytest.fixture
@@ -232,18 +248,22 @@ def test_the_plan_of_a_claim_names_its_index(owner: Cursor) -> None:
     text = generic_plan(
         owner,
         CLAIM_LINE,
-        queue="line",
-        claimers=["me:1"],
-        per_claimer=100,
-        lease=6.0,
-        limit=100,
-        bytes=1 << 20,
-        skip_dead=False,
-        admitted=False,
-        nonatomic="{}",
-        first=1,
-        lease_mark=0.0,
+        **CLAIM,
     )
     assert "using mq_line on" in text
     assert "using mq_lease on" in text
     assert "Seq Scan on django_mq_queuedmessage" not in text
+
+
+def test_claim_compares_no_rows_in_pairs(owner: Cursor) -> None:
+    """The settings of a worker's session leave the planner nested loops alone for its joins."""
+    messages = [row() for _ in range(20)]
+    owner.execute(ONE_PLAN)
+    plan = explained(owner, CLAIM_LINE, CLAIM)
+    assert plan["Actual Rows"] == len(messages)
+    assert _removed_in_joins(plan) == 0
+
+
+def _removed_in_joins(plan: dict[str, Any]) -> int:
+    mine = plan.get("Rows Removed by Join Filter", 0) * plan["Actual Loops"]
+    return round(mine) + sum(map(_removed_in_joins, plan.get("Plans", ())))
