@@ -43,7 +43,8 @@ class Lane(NamedTuple):
 class Claim(NamedTuple):
     """The claimed rows, in order, and a mark per lane: the last row taken from it.
 
-    `unfinished`: the claim parked waiting rows and did not look at the rows behind them.
+    `unfinished`: there are waiting rows, parked or not to be parked by this claim, and it did not
+    look at the rows behind them.
     """
 
     rows: list[ClaimedRow]

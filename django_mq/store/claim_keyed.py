@@ -142,7 +142,7 @@ with seen as materialized ({SEEN}), line as materialized (
                 then key end as head_key,
            coalesce(min(id) filter (where is_taken) over line, -9223372036854775807) as from_id
       from with_taken
-     where key is not null and (select bool_or(not is_taken) from with_taken)
+     where key is not null and %(park)s::bool and (select bool_or(not is_taken) from with_taken)
     window line as (partition by queue, handler, key)
 ), with_head as (
     select id, is_taken, max(head) over line as head, bool_or(waits) over line as waits
@@ -211,7 +211,8 @@ with seen as materialized ({SEEN}), line as materialized (
 )
 select claimed.*, further.unfinished, case when row_number() over () = 1 then further.marks end
   from (
-    select exists (select from parked)
+    select case when %(park)s::bool then exists (select from parked)
+                else not (select bool_and(is_taken) from with_taken) end
            and ((select count(*) from seen) >= %(window)s
                 or cardinality(%(line_starts)s::bigint[]) >= %(limit)s) as unfinished,
            (select json_agg(json_build_array(queue, priority, date_part('epoch', at), id))::text
@@ -235,6 +236,7 @@ def claim(
     excluded: Sequence[int] = (),
     nonatomic: Sequence[str] = (),
     with_marks: bool = True,
+    park: bool = True,
 ) -> Claim:
     """Take up to `limit` due messages of `lanes`, with and without keys; see `claim.claim()`.
 
@@ -244,6 +246,9 @@ def claim(
     pass only messages that were taken or parked, so messages freed later lie before them.
     `with_marks` returns the marks, for a seventh of the server's time. The `more_claimers` share
     the rows. Rows in `excluded`, and the rows behind them in their keys, are left out.
+
+    Without `park` nothing is parked, and the claim is unfinished if there may be rows behind those
+    that it could not take.
     """
     given = {
         **lane_columns(lanes),
@@ -256,6 +261,7 @@ def claim(
         "lease": lease,
         "bytes": max_bytes,
         "with_marks": with_marks,
+        "park": park,
         "excluded": array(excluded),
         "nonatomic": names(nonatomic),
     }
@@ -264,7 +270,7 @@ def claim(
         cursor.execute(excluding(CLAIM_LINES, excluded), {**given, **_line_columns(locked)})
         rows = cursor.fetchall()
         # If nothing was taken or parked, other sessions have locked rows of each of these lines.
-        if rows[0][0] is not None or rows[0][-2] or len(locked) < lines:
+        if rows[0][0] is not None or (park and rows[0][-2]) or len(locked) < lines:
             break
     found = sorted((row for row in rows if row[0] is not None), key=itemgetter(-3))
     passed = json.loads(rows[0][-1] or "[]")

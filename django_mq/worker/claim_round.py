@@ -13,7 +13,8 @@ class ClaimResult(NamedTuple):
 
     `at_limit`: the queue has as many messages in flight as it may, and more may wait.
     `contended`: another session is claiming from the queue at this moment.
-    `size`: the bytes of all payloads. `scanned`: it looked for messages.
+    `size`: the bytes of all payloads. `scanned`: it looked for messages. `again_in`: the seconds
+    until a claim may look behind those that wait for their keys; None if it did.
     """
 
     claim: Claim
@@ -21,6 +22,7 @@ class ClaimResult(NamedTuple):
     contended: bool = False
     size: int = 0
     scanned: bool = True
+    again_in: float | None = None
 
 
 @dataclass(slots=True)
@@ -29,9 +31,9 @@ class ClaimRound:
 
     `filled`: the kinds of executors for which more messages may be due. `no_room`: a group was
     skipped. `unfinished`: a claim stopped early. `at_limit`: a queue has as many messages in
-    flight as it may. `contended`: another session was claiming from the queue. `full_in`: the
-    seconds until a group in which a scan from a mark found nothing may be scanned from the front;
-    None if there is no such group.
+    flight as it may. `contended`: another session was claiming from the queue. `again_in`: the
+    seconds until a claim that found nothing may look further, from the front of its lanes instead
+    of from marks, or behind messages that it parks; None if there is no such claim.
     """
 
     count: int = 0
@@ -40,11 +42,11 @@ class ClaimRound:
     unfinished: bool = False
     at_limit: bool = False
     contended: bool = False
-    full_in: float | None = None
+    again_in: float | None = None
 
-    def note_mark(self, full_in: float) -> None:
-        """Note that a scan from a mark found nothing, and when one from the front is allowed."""
-        self.full_in = full_in if self.full_in is None else min(self.full_in, full_in)
+    def look_again(self, seconds: float) -> None:
+        """Note that a claim may look further in so many seconds."""
+        self.again_in = seconds if self.again_in is None else min(self.again_in, seconds)
 
     def is_filled(self, kind: str) -> bool:
         """Return whether a preferred group that uses executors of `kind` may have more messages."""

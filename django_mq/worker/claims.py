@@ -110,11 +110,13 @@ class ClaimRouter:
         *,
         limit: int,
         from_marks: bool = False,
+        park: bool = True,
     ) -> ClaimResult:
         """Claim up to `limit` messages of `lanes`, which have the same options and statement group.
 
         A claimer gets at most a batch: a larger limit makes several claims in one statement. With
-        `from_marks` all scans begin at marks; only then, a queue with keys returns new ones.
+        `from_marks` all scans begin at marks; only then, a queue with keys returns new ones. `park`
+        says whether a queue with keys parks messages that it cannot take.
         """
         if self.stopped_queues:
             lanes = [lane for lane in lanes if not self.stopped_queues.is_all_stopped(lane.queue)]
@@ -127,7 +129,7 @@ class ClaimRouter:
             limit=max(limit, claim_keyed.WINDOW),
             admitted=self.facts.is_gated(lanes[0].queue, options),
         )
-        take = partial(self._claim, cursor, lanes, options, limit, from_marks)
+        take = partial(self._claim, cursor, lanes, options, limit, from_marks, park)
         return self.refused.claim_without_refused(cursor, take, waiting)
 
     def _claim(
@@ -137,13 +139,14 @@ class ClaimRouter:
         options: ClaimOptions,
         limit: int,
         from_marks: bool,
+        park: bool,
     ) -> ClaimResult:
         queue = lanes[0].queue
         if options.ordered and (queue not in self._owned or self._has_any(queue)):
             return NOT_SCANNED
         is_plain = self.statement_group(queue, options) == PLAIN
         with nullcontext() if is_plain else within_transaction(cursor):
-            take = partial(self._claim_lanes, cursor, lanes, options, from_marks)
+            take = partial(self._claim_lanes, cursor, lanes, options, from_marks, park)
             if self.facts.is_gated(queue, options):
                 return self._claim_gated(cursor, queue, options, limit, from_marks, take)
             arguments = self.arguments(options, self.next_claimer(), limit)
@@ -238,6 +241,7 @@ class ClaimRouter:
         lanes: Sequence[Lane],
         options: ClaimOptions,
         from_marks: bool,
+        park: bool,
         arguments: ClaimArguments,
         more_claimers: Sequence[str] = (),
     ) -> Claim:
@@ -261,6 +265,7 @@ class ClaimRouter:
                 skip_dead=skip_dead,
                 more_claimers=more_claimers,
                 with_marks=from_marks,
+                park=park,
                 **arguments,
             )
         return claim.claim(cursor, lanes=lanes, more_claimers=more_claimers, **arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from time import monotonic
 
 from django_mq.executor.lease_clock import lease_clock
 from django_mq.store import Cursor
@@ -11,6 +12,7 @@ from django_mq.worker.claim_round import ClaimResult, ClaimRound
 from django_mq.worker.claims import KEYED, PLAIN, ClaimRouter
 from django_mq.worker.intake import Intake
 from django_mq.worker.lanes import Lanes
+from django_mq.worker.parking import Parking
 from django_mq.worker.queue_options import ClaimOptions
 from django_mq.worker.watermarks import GroupWatermarks, LaneName
 
@@ -35,6 +37,7 @@ class DueFetcher:
         self._lanes = lanes
         self._kinds: set[str] = set()
         self._marks = GroupWatermarks()
+        self._parking = Parking()
 
     def update(self, lanes: Iterable[LaneName], now: float) -> None:
         """Claim also from `lanes`, in which a poll saw messages at `now`."""
@@ -69,7 +72,9 @@ class DueFetcher:
             result = self._claim_from(cursor, lanes, options, room, group=group, full=full[group])
             rows = result.claim.rows
             if result.scanned and not (rows or full[group] or group == KEYED):
-                claimed.note_mark(self._marks[group].full_in())
+                claimed.look_again(self._marks[group].full_in())
+            if result.again_in is not None:
+                claimed.look_again(result.again_in)
             claimed.count += len(rows)
             claimed.unfinished |= result.claim.unfinished
             claimed.at_limit |= result.at_limit
@@ -93,7 +98,7 @@ class DueFetcher:
         asked_at, began = lease_clock(), self._claims.clock()
         own = self._marks[group]
         marked = [Lane(*lane, *own.mark(lane, full=full)) for lane in lanes]
-        result = self._claims.claim(cursor, marked, options, limit=room, from_marks=not full)
+        result = self._claim(cursor, marked, options, room, group=group, full=full)
         has_marks = any(lane.at != LANE_START[0] for lane in marked)
         if result.scanned and (has_marks or full or group != KEYED):
             seconds = self._claims.clock() - began
@@ -108,6 +113,25 @@ class DueFetcher:
             self._lanes.pass_turn(lanes, {(row.queue, row.priority) for row in rows})
             size = options.list_size
             self._intake.take(cursor, rows, taken_over=False, list_size=size, asked_at=asked_at)
+        return result
+
+    def _claim(
+        self,
+        cursor: Cursor,
+        lanes: list[Lane],
+        options: ClaimOptions,
+        room: int,
+        *,
+        group: str,
+        full: bool,
+    ) -> ClaimResult:
+        pause = self._parking.seconds_left(group, monotonic())
+        result = self._claims.claim(
+            cursor, lanes, options, limit=room, from_marks=not full, park=not pause
+        )
+        self._parking.record_claim(group, monotonic(), taken=len(result.claim.rows), room=room)
+        if pause and result.claim.unfinished:  # not at once: it would find the same
+            return result._replace(claim=result.claim._replace(unfinished=False), again_in=pause)
         return result
 
     def _is_full(self, group: str, queue: str, options: ClaimOptions) -> bool:

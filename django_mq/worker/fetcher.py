@@ -156,10 +156,10 @@ class Fetcher:
             self._may_be_due = True  # the thread that makes room pokes the loop
             wait = min(self._due_at, self._repoll_at) - monotonic()
             return max(0.0, min(self._poll_interval, wait, self._ordered_queues.next_turn_in()))
-        if claimed.full_in is not None:
+        if claimed.again_in is not None:
             self._may_be_due = True
             self._due.request_full()
-            return min(claimed.full_in, self._sleep(cursor))
+            return min(claimed.again_in, self._sleep(cursor))
         return self._sleep(cursor)
 
     def _take_over(self, cursor: Cursor, now: float) -> None:

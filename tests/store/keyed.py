@@ -36,6 +36,7 @@ def take(
     max_bytes: int = 1 << 22,
     skip_dead: bool = False,
     more_claimers: Sequence[str] = (),
+    park: bool = True,
 ) -> Claim:
     """Claim, and commit."""
     with cursor.connection.transaction():
@@ -46,6 +47,7 @@ def take(
             max_bytes=max_bytes,
             skip_dead=skip_dead,
             more_claimers=more_claimers,
+            park=park,
         )
 
 
@@ -56,6 +58,7 @@ def take_open(
     max_bytes: int = 1 << 22,
     skip_dead: bool = False,
     more_claimers: Sequence[str] = (),
+    park: bool = True,
 ) -> Claim:
     """Claim in the open transaction."""
     return with_keys.claim(
@@ -67,6 +70,7 @@ def take_open(
         max_bytes=max_bytes,
         skip_dead=skip_dead,
         more_claimers=more_claimers,
+        park=park,
     )
 
 
@@ -78,6 +82,7 @@ def claim_params(**more: Any) -> dict[str, Any]:
         "window": 1000,
         "skip_dead": False,
         "admitted": False,
+        "park": True,
         **more,
     }
 

@@ -22,6 +22,7 @@ TYPES = {
     "admitted": "bool",
     "skip_dead": "bool",
     "with_marks": "bool",
+    "park": "bool",
 }
 
 

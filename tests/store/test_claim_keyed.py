@@ -11,6 +11,7 @@ from django_mq.messages import Fence
 from django_mq.models import QueuedMessage
 from django_mq.store import settle
 from django_mq.store.claim import Lane
+from django_mq.store.claim_keyed import WINDOW
 from django_mq.store.poll import poll
 from tests.rows import pks, stored
 from tests.store.conftest import lock
@@ -120,6 +121,31 @@ def test_followers_of_a_waiting_head_are_parked(cursor: Cursor, state: str) -> N
     late = keyed()
     assert take(cursor).rows == []
     assert blocked_by(late) == [head.pk]
+
+
+def test_claim_that_is_not_to_park_says_that_there_may_be_more(cursor: Cursor) -> None:
+    line = [keyed("a") for _ in range(WINDOW + 2)]
+    assert ids(take(cursor, limit=2)) == [line[0].pk, line[1].pk]
+    assert stored(line[2]).blocked_by == line[0].pk
+    QueuedMessage.objects.update(blocked_by=None)
+    later = keyed("b")
+    for _ in range(2):
+        claimed = take(cursor, limit=2, park=False)
+        assert (claimed.rows, claimed.unfinished) == ([], True)
+    assert not QueuedMessage.objects.filter(blocked_by__isnull=False).exists()
+    assert take(cursor, limit=2).unfinished
+    assert ids(take(cursor, limit=2, park=False)) == [later.pk]
+
+
+def test_claim_that_is_not_to_park_finds_all_lines_of_its_window(cursor: Cursor) -> None:
+    """The first line, whose head waits, is all that a small claim looks at first."""
+    keyed("a", after=60)
+    behind, other = keyed("a"), keyed("b")
+    claimed = take(cursor, limit=1, park=False)
+    assert (ids(claimed), claimed.unfinished) == ([other.pk], True)
+    assert stored(behind).blocked_by is None
+    rest = take(cursor, limit=5, park=False)
+    assert (rest.rows, rest.unfinished) == ([], False)
 
 
 def test_followers_of_a_head_in_flight_are_not_parked(cursor: Cursor) -> None:

@@ -95,6 +95,7 @@ def test_a_held_snapshot_costs_a_busy_key_few_walks(cursor: Cursor) -> None:
         claiming |= dict(zip(names, line, strict=True)) | {
             "line_starts": "{1}",
             "with_marks": False,
+            "park": True,
             "nonatomic": "{}",
         }
         claiming |= {"claimers": "{me:1}", "per_claimer": LIMIT, "lease": 30.0, "bytes": 1 << 20}

@@ -13,6 +13,7 @@ from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.messages import ClaimedRow
 from django_mq.policy.line_marks import LineMarks
 from django_mq.worker import claims as claims_module
+from django_mq.worker import due_fetcher as due_fetcher_module
 from django_mq.worker import fetcher as fetcher_module
 from django_mq.worker import watermarks as marks_module
 from django_mq.worker.claims import ClaimRouter
@@ -68,6 +69,7 @@ class Rig:
         self.clock = clock
         self.taken: list[ClaimedRow] = []
         self.rooms: dict[str, int] = {"sync": 1000, "async": 1000, "both": 1000}
+        self.default = ClaimOptions("sync", 30.0, 100, 1 << 22)
         self.options: dict[str, ClaimOptions] = {}
         self.last_starts = LastStarts()
         self.owned: dict[str, LineMarks] = {}
@@ -75,7 +77,7 @@ class Rig:
     def make(self, *patterns: str, poll: float = 1.0) -> Rig:
         self.fetcher = Fetcher(
             patterns=patterns or ["#"],
-            options=lambda queue: self.options.get(queue, ClaimOptions("sync", 30.0, 100, 1 << 22)),
+            options=lambda queue: self.options.get(queue, self.default),
             intake=cast(Intake, self),
             claims=ClaimRouter(
                 worker="rig",
@@ -134,6 +136,7 @@ class Rig:
 def rig(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     clock = Clock()
     monkeypatch.setattr(fetcher_module, "monotonic", clock)
+    monkeypatch.setattr(due_fetcher_module, "monotonic", clock)
     # A slow full scan, as on a busy machine, would put off the next one.
     monkeypatch.setattr(claims_module, "perf_counter", clock)
     monkeypatch.setattr(marks_module, "monotonic", clock)

@@ -1,0 +1,68 @@
+"""Claims do not park while the lines move on quickly."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_mq.models import QueuedMessage
+from django_mq.store.claim_keyed import WINDOW
+from django_mq.worker.parking import PAUSE_SECONDS
+from tests.rows import add
+from tests.worker.fetcher.conftest import Rig
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def line(count: int) -> None:
+    """Store a line of so many messages."""
+    for _ in range(count):
+        add(handler="h", key="k", after=-60)
+
+
+def parked() -> int:
+    return QueuedMessage.objects.filter(blocked_by__isnull=False).count()
+
+
+def end_claimed(rig: Rig) -> None:
+    """Let the claimed messages end, as an executor does."""
+    QueuedMessage.objects.filter(pk__in=rig.ids()).delete()
+    rig.fetcher.on_next_in_line()
+    rig.rooms["sync"] = 100
+
+
+def test_line_that_moves_on_quickly_is_not_parked(rig: Rig) -> None:
+    line(WINDOW + 400)
+    rig.make()
+    rig.rooms["sync"] = 100
+    rig.fetcher.fetch(rig.cursor)  # the first claim parks: nothing tells it how fast the line is
+    for _ in range(4):
+        before = parked()
+        end_claimed(rig)
+        rig.clock.now += PAUSE_SECONDS / 2
+        rig.fetcher.fetch(rig.cursor)
+        assert len(rig.taken) == 100
+        assert parked() <= before
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_message_behind_a_line_that_stands_still_is_found_after_the_pause(
+    rig: Rig, gated: bool
+) -> None:
+    line(2 * WINDOW)
+    other = add(handler="h", key="other", after=-1)
+    if gated:
+        rig.options["mail"] = rig.default._replace(max_in_flight=150)
+    rig.make()
+    rig.rooms["sync"] = 100
+    rig.fetcher.fetch(rig.cursor)
+    QueuedMessage.objects.update(blocked_by=None)
+    rig.ids()
+    rig.rooms["sync"] = 100
+    began = rig.clock.now
+    rig.fetcher.on_next_in_line()
+    sleep = rig.fetcher.fetch(rig.cursor)
+    assert (rig.ids(), parked()) == ([], 0)
+    assert 0 < sleep <= PAUSE_SECONDS
+    rig.settle()
+    assert rig.ids() == [other.pk]
+    assert rig.clock.now - began < 2 * PAUSE_SECONDS + 0.05
