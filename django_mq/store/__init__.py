@@ -18,6 +18,7 @@ serve:
 - to read or lock rows: LATERAL with a lock, LIMIT or OFFSET 0;
 - to change rows: `id = any(array(select ...))`;
 - to test for absence: a scalar subquery instead of NOT EXISTS;
+- to change rows by fence: `MATCHES_FENCE`;
 - to change rows with values from `x`: in claims, whose connection disables sequential scans, join
   by `id = any(array[x.id])`; elsewhere join by `id = x.id` next to such an array.
 """
@@ -92,6 +93,16 @@ def fenced(columns: str = "m.id", *, last: str = "offset 0") -> str:
         {last}
      ) m"""
 
+
+#: The condition that message `m` matches one of `fence_columns()`. `any()` leaves the planner only
+#: the index. IS TRUE keeps IN a look-up in a hash table: as a join, with the statistics of a table
+#: that was vacuumed while it was empty, it compares each row with each fence, and acking 100
+#: messages takes 0.9 ms instead of 0.2.
+MATCHES_FENCE = """m.id = any(%(ids)s::bigint[])
+       and ((m.id, m.attempts, m.claimed_by) in (
+            select fence.id, fence.attempt, fence.claimer
+              from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[])
+                   as fence (id, attempt, claimer))) is true"""
 
 #: The `last` of `fenced()` that locks its rows, and skips rows that another session has locked.
 LOCK_SKIPPING = "for no key update skip locked"

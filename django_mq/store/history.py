@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from django_mq.messages import PlainFence
-from django_mq.store import Cursor, array, literals
+from django_mq.store import MATCHES_FENCE, Cursor, array, literals
 from django_mq.store.causes import cause_in, chain_in
 from django_mq.store.limits import Limits, set_local
 from django_mq.store.row_locks import LOCK_WAIT_SECONDS
@@ -25,36 +25,30 @@ class HandledDelivery(NamedTuple):
     with_content: bool
 
 
-# Like `settle.ACK`, which removes messages that have no history.
+# Like `settle.ACK`, which removes messages that have no history. The n-th fence has the n-th value
+# of each array: a join would compare each row with each of them (see `MATCHES_FENCE`).
 ACK = f"""
-with handled as materialized (
-    select *
-      from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[],
-                  %(seconds)s::float8[], %(retentions)s::float8[], %(sizes)s::int[],
-                  %(with_contents)s::bool[])
-           as handled (id, attempt, claimer, seconds, retention, size, with_content)
-), removed as (
+with removed as (
     delete from django_mq_queuedmessage m
-     using handled
-     where m.id = any(%(ids)s::bigint[])
-       and m.id = handled.id and m.attempts = handled.attempt and m.claimed_by = handled.claimer
+     where {MATCHES_FENCE}
     returning m.id, m.queue, m.type, m.schema_version, m.handler, m.key, m.priority, m.attempts,
-              m.claimed_by, m.created_at, m.processable_after, m.metadata,
-              case when handled.with_content then m.payload end as payload,
-              handled.seconds, handled.retention, handled.size, handled.with_content
+              m.claimed_by, m.created_at, m.processable_after, m.metadata, m.payload,
+              array_position(%(ids)s::bigint[], m.id) as n
 )
 insert into django_mq_handledmessage
        (id, queue, type, schema_version, handler, key, priority, attempts, worker, size,
         correlation_id, causation_id, created_at, due_at, started_at, ended_at, keep_until,
         payload, metadata)
 select id, queue, type, schema_version, handler, key, priority, attempts,
-       split_part(claimed_by, ':', 1), size,
+       split_part(claimed_by, ':', 1), (%(sizes)s::int[])[n],
        {chain_in("metadata")},
        {cause_in("metadata")},
        created_at, processable_after,
-       statement_timestamp() - make_interval(secs => seconds), statement_timestamp(),
-       statement_timestamp() + make_interval(secs => retention),
-       payload, case when with_content then metadata end
+       statement_timestamp() - make_interval(secs => (%(seconds)s::float8[])[n]),
+       statement_timestamp(),
+       statement_timestamp() + make_interval(secs => (%(retentions)s::float8[])[n]),
+       case when (%(with_contents)s::bool[])[n] then payload end,
+       case when (%(with_contents)s::bool[])[n] then metadata end
   from removed
 returning id
 """

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from django_mq.messages import Fence, PlainFence
 from django_mq.store import (
     LOCK_SKIPPING,
+    MATCHES_FENCE,
     array,
     arrays_of,
     fence_columns,
@@ -49,13 +50,10 @@ def still_ours(cursor: Cursor, fences: Sequence[Fence]) -> set[int]:
 
 
 # The fence is in the statement's own WHERE, so PostgreSQL checks it again for a row that another
-# session changed while this one waited. `any()` leaves the planner only the index.
-ACK = """
+# session changed while this one waited.
+ACK = f"""
 delete from django_mq_queuedmessage m
- using unnest(%(ids)s::bigint[], %(attempts)s::int[], %(claimers)s::text[])
-       as fence (id, attempt, claimer)
- where m.id = any(%(ids)s::bigint[])
-   and m.id = fence.id and m.attempts = fence.attempt and m.claimed_by = fence.claimer
+ where {MATCHES_FENCE}
 returning m.id
 """
 
@@ -132,17 +130,16 @@ with failed as materialized (
       from failed
      where m.id = any(%(ids)s::bigint[])
        and m.id = failed.id and m.attempts = failed.attempt and m.claimed_by = failed.claimer
-    returning m.id, m.queue, m.type, m.handler
+    returning m.id, m.queue, m.type, m.handler, failed.attempt, failed.claimer, failed.seconds,
+              failed.error_class, failed.error_text, failed.traceback, failed.place
 )
 insert into django_mq_failedattempt
        (message_id, queue, type, handler, attempt, worker, started_at, ended_at,
         error_class, error_text, traceback, place)
-select changed.id, changed.queue, changed.type, changed.handler, failed.attempt,
-       split_part(failed.claimer, ':', 1),
-       statement_timestamp() - make_interval(secs => failed.seconds), statement_timestamp(),
-       failed.error_class, failed.error_text, failed.traceback, failed.place
+select id, queue, type, handler, attempt, split_part(claimer, ':', 1),
+       statement_timestamp() - make_interval(secs => seconds), statement_timestamp(),
+       error_class, error_text, traceback, place
   from changed
-  join failed using (id)
 returning message_id
 """
 

@@ -257,15 +257,11 @@ def test_a_plan_kept_from_an_empty_table_serves_a_full_one(
 
 @pytest.mark.parametrize("name", ["lock", "ack", "release"])
 def test_the_statistics_of_an_empty_table_serve_a_full_one(name: str) -> None:
-    """Handlers' connections plan each time, with statistics that may be just as old.
-
-    PostgreSQL 15 compares each row of an ack with each fence, in pages that it reads anyway.
-    """
+    """Handlers' connections plan each time, with statistics that may be just as old."""
     mine = fill_all()
     with connection.cursor() as cursor:
         cost = cost_of(transaction.atomic(), cursor, lambda: CALLS[name](cursor, mine))
-        older = cursor.connection.info.server_version < 160000
-    assert cost.rows <= (1.5 * MINE * MINE if older and name == "ack" else 15 * MINE)
+    assert cost.rows <= 15 * MINE
     assert cost.buffers <= 70 * MINE
 
 
