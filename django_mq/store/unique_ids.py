@@ -57,14 +57,16 @@ def if_as_seen(rows: str, id: str) -> str:
     The version reveals a transaction that gave more time to a message that had expired. A quiet
     time that is not over stays beside the message.
     """
+    # IN, without nulls, is looked up in a hash table. EXISTS would compare each id that has a row
+    # with all `rows`: taking 8,000 ids whose quiet time is over took 3 to 12 s instead of 0.2.
     return f"""on conflict (queue, handler, type, unique_id) where put_aside is null do update
        set message_id = excluded.message_id, unique_for = excluded.unique_for,
            quiet_until = {IF_QUIET}
-     where exists (
-        select from {rows} where {rows}.{id} = excluded.message_id
-           and {rows}.seen_id is not distinct from u.message_id
-           and {rows}.seen_until is not distinct from u.quiet_until
-           and {rows}.seen_version is not distinct from u.xmin::text)
+     where (excluded.message_id, coalesce(u.message_id, 0), coalesce(u.quiet_until, '-infinity'),
+            u.xmin::text)
+           in (select {rows}.{id}, coalesce({rows}.seen_id, 0),
+                      coalesce({rows}.seen_until, '-infinity'), coalesce({rows}.seen_version, '')
+                 from {rows})
     returning u.message_id"""
 
 
