@@ -139,13 +139,17 @@ with found as materialized (
            dead_reason = case when kept.again then '' else 'exhausted' end
       from kept
      where kept.runs and m.id = any(array[kept.id])
-    returning {claimed_columns(suspect="kept.suspect")}
+    returning {claimed_columns(suspect="kept.suspect")},
+              kept.queue, date_part('epoch', kept.leased_until), kept.id, kept.n, kept.again
+), ended as (
+    select * from settled
+    union all
+    select {", ".join(["null"] * COLUMN_COUNT)},
+           queue, date_part('epoch', leased_until), id, n, null
+      from kept
+     where not runs
 )
-select settled.*, kept.queue, date_part('epoch', kept.leased_until), kept.id,
-       case when kept.runs then kept.again end
-  from kept
-  left join settled on settled.id = kept.id
- order by kept.n
+select * from ended order by n
 """
 
 

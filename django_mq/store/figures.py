@@ -102,24 +102,27 @@ with rolled as materialized (
         select 'ran', r.key, r.value from jsonb_each_text(part.ran) r
      ) each
      group by part.queue, part.handler, each.histogram, each.name
-), histogram as (
-    select bucket.queue, bucket.handler,
-           jsonb_object_agg(bucket.name, bucket.n) filter (where histogram = 'waited') as waited,
-           jsonb_object_agg(bucket.name, bucket.n) filter (where histogram = 'ran') as ran
-      from bucket
-     group by bucket.queue, bucket.handler
 ), added as (
     insert into django_mq_hourfigures
            (hour, queue, handler, acked, failed, retried, dead, broadcast, waited, ran)
-    select (select hour from next), part.queue, part.handler,
-           least(sum(part.acked), %(maximum)s), least(sum(part.failed), %(maximum)s),
-           least(sum(part.retried), %(maximum)s), least(sum(part.dead), %(maximum)s),
-           least(sum(part.broadcast), %(maximum)s),
-           coalesce(max(histogram.waited::text)::jsonb, '{}'),
-           coalesce(max(histogram.ran::text)::jsonb, '{}')
-      from part
-      left join histogram using (queue, handler)
-     group by part.queue, part.handler
+    select (select hour from next), each.queue, each.handler,
+           least(sum(each.acked), %(maximum)s), least(sum(each.failed), %(maximum)s),
+           least(sum(each.retried), %(maximum)s), least(sum(each.dead), %(maximum)s),
+           least(sum(each.broadcast), %(maximum)s),
+           coalesce(max(each.waited)::jsonb, '{}'), coalesce(max(each.ran)::jsonb, '{}')
+      from (
+        select part.queue, part.handler,
+               part.acked, part.failed, part.retried, part.dead, part.broadcast,
+               null as waited, null as ran
+          from part
+         union all
+        select bucket.queue, bucket.handler, 0, 0, 0, 0, 0,
+               (jsonb_object_agg(bucket.name, bucket.n) filter (where histogram = 'waited'))::text,
+               (jsonb_object_agg(bucket.name, bucket.n) filter (where histogram = 'ran'))::text
+          from bucket
+         group by bucket.queue, bucket.handler
+     ) each
+     group by each.queue, each.handler
         on conflict (hour, queue, handler) do nothing
 )
 select exists (select from next)

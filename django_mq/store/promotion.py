@@ -100,9 +100,12 @@ with aside as materialized (
       from next
      order by queue, handler, type, unique_id
         {if_as_seen("next", "message_id")}
+), written as materialized (
+    select next.*, message_id in (select message_id from taken) as is_taken
+      from next
 ), removed as (
     delete from django_mq_uniquekey
-     where id = any(array(select next.id from next join taken using (message_id)))
+     where id = any(array(select id from written where is_taken))
 ), added as (
     insert into django_mq_queuedmessage (
         id, queue, type, payload, max_attempts, handler, schema_version, metadata, priority, key,
@@ -112,7 +115,8 @@ with aside as materialized (
         message_id, queue, type, payload, max_attempts, handler, schema_version, metadata,
         priority, key, retry, wants_result, ordered, unique_id, unique_for,
         greatest(due, seen_until, statement_timestamp()), expires
-      from next join taken using (message_id)
+      from written
+     where is_taken
     returning id
 )
 select id,
