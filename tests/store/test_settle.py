@@ -211,6 +211,43 @@ def test_fail_retries_at_a_time_or_after_a_delay(cursor: Cursor, at: datetime | 
     assert attempt.ended_at - attempt.started_at == timedelta(seconds=1.5)
 
 
+ODD_TEXTS = [
+    '"',
+    "\\",
+    '\\"',
+    "{a,b}",
+    "null",
+    "NULL",
+    "",
+    " ",
+    "a\nb\tc",
+    "'",
+    "%s",
+    "é\U0001f40d",
+]
+
+
+def test_failures_keep_any_text(cursor: Cursor) -> None:
+    failures = [
+        failed(fence_of(add(leased=30, attempts=1)), error_text=text, traceback=text[::-1])
+        for text in ODD_TEXTS
+    ]
+    assert len(settle.fail(cursor, failures)) == len(ODD_TEXTS)
+    found = FailedAttempt.objects.order_by("message_id").values_list("error_text", "traceback")
+    assert list(found) == [(text, text[::-1]) for text in ODD_TEXTS]
+
+
+def test_a_text_that_the_server_cannot_store_is_refused(cursor: Cursor) -> None:
+    """It would end a text, and give the next message the rest."""
+    rows = [add(leased=30, attempts=1) for _ in range(2)]
+    failures = [
+        failed(fence_of(row), error_text=text)
+        for row, text in zip(rows, ("a\0b", "c"), strict=True)
+    ]
+    with pytest.raises(psycopg.DataError):
+        settle.fail(cursor, failures)
+
+
 def test_fail_can_make_it_dead_or_suspect(cursor: Cursor) -> None:
     dead, suspect = (add(leased=30, attempts=2) for _ in range(2))
     settle.fail(
