@@ -35,15 +35,20 @@ _IS_LATER = f"""{WAITS}
            and (m.expires_at is null or m.expires_at > statement_timestamp())"""
 _CONDITIONS: dict[Among, str] = {"dead": _IS_DEAD, "later": _IS_LATER, "all": "true"}
 
+# An id is looked up without other conditions. With the condition of a partial index, the server may
+# read that whole index for each id, if its statistics say that the table is empty: after an outage,
+# to requeue 50,000 of 200,000 dead letters took 207 s.
 _KEEP_SELECTABLE = """
 select m.id
   from unnest(%(ids)s::bigint[]) as asked (id)
  cross join lateral (
-    select m.id, m.dead_at
+    select m.id, m.dead_at, m.leased_until, m.blocked_by, m.held_since, m.expires_at,
+           m.processable_after
       from django_mq_queuedmessage m
-     where m.id = asked.id and {condition}
+     where m.id = asked.id
     offset 0
  ) m
+ where {condition}
  order by m.dead_at, m.id
 """
 KEEP_SELECTABLE = {
@@ -132,11 +137,12 @@ select id
                partition by m.queue, m.handler, m.type, m.unique_id order by m.id) as successor
       from unnest(%(ids)s::bigint[]) as asked (id)
      cross join lateral (
-        select m.id, m.queue, m.handler, m.type, m.unique_id
+        select m.id, m.queue, m.handler, m.type, m.unique_id, m.dead_at
           from django_mq_queuedmessage m
-         where m.id = asked.id and m.dead_at is not null and m.unique_id is not null
+         where m.id = asked.id
         offset 0
      ) m
+     where m.dead_at is not null and m.unique_id is not null
   ) found
  where successor is not null
 """

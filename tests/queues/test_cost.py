@@ -170,6 +170,45 @@ def test_no_call_costs_more_among_many_messages(
     assert grown == {}
 
 
+#: More than one chunk of an action.
+DEAD = 3_000
+BY_IDS: dict[str, Callable[[list[int]], queues.Changed]] = {
+    "requeue, dry run": lambda ids: queues.requeue(ids, dry_run=True),
+    "requeue": queues.requeue,
+    "purge, dry run": lambda ids: queues.purge(ids=ids, dry_run=True),
+    "purge": lambda ids: queues.purge(ids=ids),
+    "discard": queues.discard,
+}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("name", BY_IDS)
+def test_many_dead_letters_with_the_statistics_of_an_empty_table(name: str) -> None:
+    """As after an outage: to requeue 50,000 of 200,000 dead letters took 207 s.
+
+    For each id the server read the whole index of the dead letters, in which the id comes last.
+    """
+
+    def fill() -> list[int]:
+        cursor.execute(
+            "insert into django_mq_queuedmessage (queue, type, handler, payload, dead_at)"
+            " select 'dead', 't', 'h', '{}', now() - n * interval '1 s'"
+            "   from generate_series(1, %s) n returning id",
+            [DEAD],
+        )
+        return [id for (id,) in cursor.fetchall()]
+
+    with connection.cursor() as cursor:
+        fill()
+        cursor.execute("delete from django_mq_queuedmessage")
+        cursor.execute("vacuum analyze django_mq_queuedmessage")
+        ids = fill()
+    with pages_read() as read:
+        changed = BY_IDS[name](ids)
+    assert len(changed.ids) == DEAD
+    assert read.total < 15 * DEAD
+
+
 def test_the_doctor_looks_for_held_messages_among_a_bounded_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
