@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from random import uniform
 from time import monotonic, sleep
 from typing import NamedTuple
 
@@ -32,6 +33,9 @@ logger = logging.getLogger("django_mq")
 
 #: Seconds, in total, that a broadcast waits for transactions that hold its unique ids.
 MAX_WAIT_SECONDS = 3.0
+#: Up to so many seconds are added at random: of two transactions that wait for each other, mostly
+#: only one gives up, and the other one goes on.
+SPREAD_SECONDS = 1.0
 #: Milliseconds that one statement waits, less than the server's deadlock_timeout. After that, all
 #: locks are released and the call tries again, so broadcasts that wait for each other do not
 #: deadlock.
@@ -64,11 +68,12 @@ def store(
     """Store new messages, and treat duplicates as their `on_duplicate` says: all or none.
 
     `admit` may refuse the rows that would be added. Raises DuplicateMessage, and also BroadcastBusy
-    if a transaction that holds one of the ids stays open for 3 s; the caller's transaction stays
-    usable.
+    if a transaction that holds one of the ids stays open for 3 to 4 s; the caller's transaction
+    stays usable.
     """
     call = DedupeCall(candidates)
-    deadline = monotonic() + MAX_WAIT_SECONDS
+    seconds = MAX_WAIT_SECONDS + uniform(0.0, SPREAD_SECONDS)
+    deadline = monotonic() + seconds
     while True:
         try:
             return _try_to_store(connection, call, admit)
@@ -80,7 +85,7 @@ def store(
         if monotonic() >= deadline:
             raise BroadcastBusy(
                 f"{ids_text(call.ids)} is locked by another transaction, which is still open after"
-                f" {MAX_WAIT_SECONDS:g} s. Try again later, and broadcast near the end of a"
+                f" {seconds:.1f} s. Try again later, and broadcast near the end of a"
                 " transaction"
             )
         sleep(RETRY_PAUSE)

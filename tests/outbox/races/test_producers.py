@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -137,6 +138,7 @@ def test_busy_when_it_waits_for_too_long(
 ) -> None:
     """The wait is bounded, with advice; the transaction stays usable, and its limit is restored."""
     monkeypatch.setattr(deduping, "MAX_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(deduping, "SPREAD_SECONDS", 0.0)
     first = Holder(together, uncommitted(1))
     with transaction.atomic():
         with connection.cursor() as cursor:
@@ -149,6 +151,27 @@ def test_busy_when_it_waits_for_too_long(
             assert cursor.fetchone() == ("7s",)
     first.end()
     assert set(QueuedMessage.objects.values_list("payload", flat=True)) == {1, 3}
+
+
+def test_one_of_two_transactions_that_wait_for_each_other_goes_on(
+    together: Callable[..., Future[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their calls are in opposite orders. If both gave up at once, neither would have got through."""
+    waits = iter([0.0, 0.0, 0.0, 60.0])
+    monkeypatch.setattr(deduping, "MAX_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(deduping, "uniform", lambda low, high: next(waits))
+    start = threading.Barrier(2)
+
+    def produce(*ids: str) -> bool:
+        with transaction.atomic(), contextlib.suppress(BroadcastBusy):
+            broadcast("a.b", unique_id=ids[0])
+            start.wait(PATIENCE)
+            broadcast("a.b", unique_id=ids[1])
+            return True
+        return False
+
+    calls = [together(produce, "one", "two"), together(produce, "two", "one")]
+    assert sorted(call.result(PATIENCE) for call in calls) == [False, True]
 
 
 def test_calls_take_their_ids_in_one_order(together: Callable[..., Future[Any]]) -> None:
