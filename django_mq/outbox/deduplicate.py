@@ -72,7 +72,7 @@ def store(
     stays usable.
     """
     call = DedupeCall(candidates)
-    seconds = MAX_WAIT_SECONDS + uniform(0.0, SPREAD_SECONDS)
+    seconds = MAX_WAIT_SECONDS + uniform(0.0, SPREAD_SECONDS)  # noqa: S311  # no secret
     deadline = monotonic() + seconds
     while True:
         try:
