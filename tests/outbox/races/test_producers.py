@@ -156,7 +156,7 @@ def test_busy_when_it_waits_for_too_long(
 def test_one_of_two_transactions_that_wait_for_each_other_goes_on(
     together: Callable[..., Future[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their calls are in opposite orders. If both gave up at once, neither would have got through."""
+    """Their calls are in opposite orders. If both gave up at once, neither would get through."""
     waits = iter([0.0, 0.0, 0.0, 60.0])
     monkeypatch.setattr(deduping, "MAX_WAIT_SECONDS", 0.5)
     monkeypatch.setattr(deduping, "uniform", lambda low, high: next(waits))
