@@ -69,7 +69,8 @@ class DedupeCall:
         replacing, moving, aside = [], [], []
         for id, found in plans.items():
             if found.action is Action.ADD:
-                adding.append((self._indexes[id][0], rows[id]))
+                # Those before the first that sets a due time are duplicates, and store nothing.
+                adding.append((self._indexes[id][found.dues[0]], rows[id]))
             elif found.action is Action.CHANGE and found.content is None:
                 moving.append(rows[id])
             elif found.action is Action.CHANGE:
@@ -85,8 +86,9 @@ class DedupeCall:
         receipts: dict[int, CopyReceipt] = {}
         for id, found in writes.plans.items():
             seen = writes.seen[id]
-            holder = ids.get(self._indexes[id][0], seen.message_id if seen.alive else None)
+            holder = seen.message_id if seen.alive else None
             for index, planned in zip(self._indexes[id], found.receipts, strict=True):
+                holder = ids.get(index, holder)  # an inserted row holds the id from there on
                 no_row = found.action is Action.PUT_ASIDE and planned.outcome == "requeued"
                 receipts[index] = CopyReceipt(
                     id.handler,

@@ -53,6 +53,26 @@ def test_the_later_sees_the_earlier() -> None:
     assert rows[0].processable_after > rows[1].processable_after
 
 
+def test_ids_rise_in_the_order_of_the_messages_that_are_stored() -> None:
+    """In a quiet time the first message of an id may store nothing, and a later one its row."""
+    send(1, unique_for=60)
+    handled(lease())
+    receipts = broadcast_many(
+        [
+            Message("a.b", 1, key="k", unique_id="u"),
+            Message("a.b", 2, key="k"),
+            Message("a.b", 3, key="k", unique_id="u", on_duplicate="requeue"),
+            Message("a.b", 4, key="k", unique_id="u"),
+        ]
+    )
+    outcomes = [receipt.outcome for receipt in receipts]
+    assert outcomes == ["duplicate", "added", "requeued", "duplicate"]
+    rows = QueuedMessage.objects.order_by("id")
+    assert [row.payload for row in rows] == [2, 3]  # otherwise 3, which is delayed, blocks 2
+    ids = [receipt.copies[0].id for receipt in receipts]
+    assert ids == [None, rows[0].pk, rows[1].pk, rows[1].pk]
+
+
 @pytest.mark.parametrize("on_duplicate", ["update", "replace", "debounce"])
 def test_more_than_one_statement_changes(on_duplicate: OnDuplicate) -> None:
     """The ids of the messages that wait are in the opposite order."""
