@@ -96,6 +96,9 @@ def run_now(
     due first. A message behind another of its key keeps its order and is skipped; so is an expired
     one. In a paused queue, messages still wait for the end of the pause. `dry_run` changes nothing
     and returns the messages that it would try.
+
+    A message that is due already keeps its place. It counts as changed if `ids` names it; the other
+    selections and `dry_run` leave it out.
     """
     alias = alias_of(using)
     names = {"queue": queue, "type": type, "handler": handler, "key": key}

@@ -48,8 +48,8 @@ class QueueCounts:
     `blocked_key` is the order key of the oldest blocked message (among those counted), and `head`
     the message it waits for. In an `ordered` queue `head` is the first message while it is dead,
     delayed or retrying, which blocks the whole queue. `dead_head` is the oldest head, of any key,
-    that is dead: the messages behind it wait until an operator acts. `heads()` returns all such
-    lines.
+    that is dead: the messages behind it wait until an operator acts. In an ordered queue it is set
+    even if no message waits yet. `heads()` returns all lines in which messages wait.
     """
 
     queue: str
