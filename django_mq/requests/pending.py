@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
+from django.utils.asyncio import async_unsafe
 
 from django_mq.conf import alias_of
 from django_mq.messages import Receipt
@@ -60,6 +61,7 @@ class PendingReply(ReplyQuery):
         """Like `result()`, without blocking the event loop and without a thread per reply."""
         return (await acollect([self], timeout))[0]
 
+    @async_unsafe("done() blocks, and a coroutine calls it: `await adone()`")
     def done(self) -> bool:
         """Return whether the reply has arrived, by one query on this thread's connection.
 

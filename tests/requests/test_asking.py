@@ -333,6 +333,8 @@ def test_the_loop_is_not_blocked_unawares() -> None:
     async def main() -> None:
         with pytest.raises(SynchronousOnlyOperation, match="aresult"):
             PendingReply(1, using="default").result()
+        with pytest.raises(SynchronousOnlyOperation, match=r"await adone\("):
+            PendingReply(1, using="default").done()
 
     asyncio.run(main())
 
