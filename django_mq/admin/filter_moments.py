@@ -56,6 +56,8 @@ class MomentFilter(admin.ListFilter):
 
     template = "admin/django_mq/filter_moments.html"
     column = ""
+    #: The column, where themes look for the name of a filter that has no `parameter_name`.
+    field_path = ""
     presets: Sequence[Preset] = PAST_PRESETS
     #: A condition that is true for every row with this time.
     implied = Q()
@@ -74,6 +76,7 @@ class MomentFilter(admin.ListFilter):
             raise IncorrectLookupParameters(str(error)) from error
 
     def __init_subclass__(cls) -> None:
+        cls.field_path = cls.column
         cls.parameter_names = (f"{cls.column}_from", f"{cls.column}_to")
 
     #: Parameters of the URL.

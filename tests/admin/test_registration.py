@@ -34,6 +34,19 @@ def test_a_site_without_messages_shows_queues_all_the_same(rf, boss):
     assert [each.name for each, _ in registered.offered(request, "dead")] == ["requeue", "discard"]
 
 
+def test_themes_find_the_name_of_every_filter():
+    """Unfold reads it, to look up options of the filter, from one of these attributes."""
+    nameless = [
+        each
+        for registered in admin.site._registry.values()
+        if type(registered).__module__.startswith("django_mq.")
+        for each in registered.list_filter
+        if isinstance(each, type)
+        and not (getattr(each, "field_path", "") or getattr(each, "parameter_name", ""))
+    ]
+    assert nameless == []
+
+
 def test_the_module_of_messages_names_every_part_of_their_admin():
     kinds = messages.QueuedMessageAdmin.__mro__[1:]
     own = [each.__name__ for each in kinds if each.__module__.startswith("django_mq.")]
