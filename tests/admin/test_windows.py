@@ -337,6 +337,13 @@ def test_depth_of_a_large_table_is_marked_as_an_estimate(boss, small, monkeypatc
     assert "~" not in text(boss.get(LIST, {"queue": "mail"}))
 
 
+def test_an_estimate_has_the_same_separators_in_every_project(boss, small, monkeypatch, settings):
+    settings.USE_THOUSAND_SEPARATOR = True
+    insert_all({} for _ in range(8))
+    monkeypatch.setattr("django_mq.store.table_extent.estimated_rows", lambda *_: 1_234_567)
+    assert "~1,234,567 messages" in text(boss.get(LIST))
+
+
 def test_days_lead_to_the_messages_of_a_day(boss):
     old = add(created=-200 * 86400)
     new = add(type="t")
