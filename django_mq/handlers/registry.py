@@ -104,6 +104,8 @@ class Registry:
 
     def __init__(self) -> None:
         self.schedules: list[Declaration] = []
+        #: Registers a handler when its name is first looked up, and returns it.
+        self.finder: Callable[[str], Handler | None] | None = None
         self._handlers: dict[str, Handler] = {}
         self._by_name: dict[str, Handler] = {}
         self._table: RoutingTable[Handler] | None = None
@@ -137,6 +139,11 @@ class Registry:
 
     def get(self, name: str) -> Handler | None:
         """Return the handler that has this name or alias, or None."""
+        found = self._by_name.get(name)
+        return self.finder(name) if found is None and self.finder is not None else found
+
+    def registered(self, name: str) -> Handler | None:
+        """Return the handler that has this name or alias, if it has been registered."""
         return self._by_name.get(name)
 
     def all(self) -> tuple[Handler, ...]:
@@ -168,6 +175,7 @@ def _is_reloaded(old: Handler, new: Handler) -> bool:
 
 _registry = Registry()
 get = _registry.get
+registered = _registry.registered
 all_handlers = _registry.all
 table = _registry.table
 add = _registry.add
@@ -192,6 +200,11 @@ def unsubscribed(handler: Handler, type: str) -> str:
         ", ..." if handler.patterns[PATTERNS_IN_ERROR:] else ""
     )
     return f"its type {type} matches no pattern of handler {handler.name} ({patterns})"
+
+
+def find_with(finder: Callable[[str], Handler | None]) -> None:
+    """Look up names that no handler has with `finder`, which registers the handler if it can."""
+    _registry.finder = finder
 
 
 def add_schedule(new: Declaration) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 from importlib import import_module
-from typing import Any
+from typing import Any, Self
 
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
@@ -37,7 +38,13 @@ from django_mq.contrib.tasks.options import (
     option,
     policy_of,
 )
-from django_mq.contrib.tasks.registration import atomic_of, register, task_of, timeout_of
+from django_mq.contrib.tasks.registration import (
+    atomic_of,
+    declared,
+    register,
+    task_of,
+    timeout_of,
+)
 from django_mq.exceptions import DuplicateMessage, MQError
 from django_mq.executor import reports
 from django_mq.messages import Message
@@ -175,16 +182,37 @@ class MessageQueueBackend(BaseTaskBackend):
         """Import the modules that declare tasks; the app calls this at start."""
         if finishing.announce_finished not in reports.django_task_observers:
             reports.django_task_observers.append(finishing.announce_finished)
+        handlers.find_with(cls._find)
         autodiscover_modules("tasks")
+        for backend in cls._all():
+            for module in backend._options.modules:
+                import_module(module)
+
+    @classmethod
+    def _all(cls) -> Iterator[Self]:
+        """Yield the backends in TASKS that store tasks as messages."""
         for alias in task_backends:
             with suppress(ImproperlyConfigured):  # Django reports the error, and others may be fine
                 backend = task_backends[alias]
                 if isinstance(backend, cls):
-                    for module in backend._options.modules:
-                        import_module(module)
+                    yield backend
+
+    @classmethod
+    def _find(cls, path: str) -> handlers.Handler | None:
+        """Register the task at `path` if it is declared for the backend of another package.
+
+        `using(backend=...)` sends it here, perhaps in another process. Every process registers it
+        with the options of the first backend, whichever it is sent to.
+        """
+        task, backend = declared(path), next(cls._all(), None)
+        return None if task is None or backend is None else backend._register(task)
 
     def _handler_of(self, task: Task[..., Any]) -> handlers.Handler:
         """Return the handler of the task's function; the first call registers it."""
+        handlers.get(task.module_path)  # may find the function as a task of another package
+        return self._register(task)
+
+    def _register(self, task: Task[..., Any]) -> handlers.Handler:
         return register(task, timeout=self._options.timeout, retry=self._policy(task))
 
     def _policy(self, task: Task[..., Any]) -> RetryPolicy:

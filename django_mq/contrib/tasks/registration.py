@@ -6,6 +6,7 @@ A row names a registered task, never code.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -85,7 +86,7 @@ def register(task: Task[..., Any], *, timeout: float | None, retry: RetryPolicy)
     of that function carry their own. `timeout` is the backend's, in seconds; `retry` is the task's
     policy.
     """
-    known = handlers.get(task.module_path)
+    known = handlers.registered(task.module_path)
     if known is not None and (registered := task_of(known)) and registered.func is task.func:
         return known
     queues = _queues()
@@ -111,6 +112,13 @@ def register(task: Task[..., Any], *, timeout: float | None, retry: RetryPolicy)
     )
     handlers.add(handler)
     return handler
+
+
+def declared(path: str) -> Task[..., Any] | None:
+    """Return the task at `path`, whatever its backend, if its module has been imported."""
+    module, _, name = path.rpartition(".")
+    found = getattr(sys.modules.get(module), "__dict__", {}).get(name)  # runs no code
+    return found if isinstance(found, Task) and found.module_path == path else None
 
 
 def task_of(handler: Handler | None) -> Task[..., Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -18,12 +19,13 @@ from django_mq import (
     RetryPolicy,
     broadcast,
     broadcast_many,
+    fixed,
     handler,
     handlers,
     queues,
 )
 from django_mq.contrib.tasks import MessageQueueBackend
-from django_mq.contrib.tasks.compat import InvalidTask, task_backends
+from django_mq.contrib.tasks.compat import BaseTaskBackend, InvalidTask, task_backends
 from django_mq.handlers import nearest
 from django_mq.models import QueuedMessage
 from django_mq.policy.routing import RoutingTable
@@ -31,6 +33,7 @@ from django_mq.testing import drain
 from tests.contrib.tasks import jobs
 from tests.contrib.tasks.conftest import BACKEND, TASKS
 
+DUMMY = f"{BaseTaskBackend.__module__.removesuffix('.base')}.dummy.DummyBackend"
 NOTE = "tests.contrib.tasks.jobs.note"
 
 
@@ -91,6 +94,51 @@ def test_a_backend_that_cannot_be_loaded_keeps_no_tasks_of_another_out(settings:
     sys.modules.pop("tests.contrib.tasks.more_jobs", None)
     MessageQueueBackend.load_tasks()
     assert handlers.get("tests.contrib.tasks.more_jobs.extra") is not None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_knows_the_tasks_of_other_backends(settings: Any) -> None:
+    """`using(backend=...)` may send one here from any process."""
+    module = "tests.contrib.tasks.elsewhere_jobs"
+    settings.TASKS = {
+        "elsewhere": {"BACKEND": DUMMY},
+        "default": {"BACKEND": BACKEND, "OPTIONS": {"modules": [module]}},
+    }
+    note = import_module(module).note
+    with handlers.isolated():  # the process that enqueues
+        result = note.using(backend="default").enqueue(7)
+    with handlers.isolated():  # a worker
+        MessageQueueBackend.load_tasks()
+        assert note.module_path not in {each.name for each in handlers.all_handlers()}
+        assert drain() == 1
+        assert task_backends["default"].get_result(result.id).return_value == 7
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_task_of_another_backend_carries_the_options_of_the_one_it_is_sent_to(
+    settings: Any,
+) -> None:
+    """A worker registers the task with the options of the first backend."""
+    module = "tests.contrib.tasks.elsewhere_jobs"
+    patient = {"retry": RetryPolicy(5, fixed(9)), "timeout": 40}
+    settings.TASKS = {
+        "elsewhere": {"BACKEND": DUMMY},
+        "default": {"BACKEND": BACKEND, "OPTIONS": {"modules": [module]}},
+        "patient": {"BACKEND": BACKEND, "OPTIONS": patient},
+    }
+    with handlers.isolated():
+        MessageQueueBackend.load_tasks()
+        import_module(module).note.using(backend="patient").enqueue(7)
+    row = QueuedMessage.objects.get()
+    assert row.retry is not None
+    assert row.metadata["mq.task"]["timeout"] == 40
+
+
+@pytest.mark.parametrize("path", ["nowhere.note", "os.path.join", "note", "", f"{NOTE}.nothing"])
+def test_a_row_finds_declared_tasks_and_nothing_else(backend: handlers.Registry, path: str) -> None:
+    before = backend.all()
+    assert handlers.get(path) is None
+    assert backend.all() == before
 
 
 @pytest.mark.django_db(transaction=True)
