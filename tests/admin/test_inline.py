@@ -1,13 +1,17 @@
-"""A strict Content-Security-Policy: no page has inline code or styles, whatever it shows."""
+"""A strict Content-Security-Policy: no page has inline code or styles, whatever it shows.
+
+Under a policy that names no origin, only elements with the nonce of the response load.
+"""
 
 from __future__ import annotations
 
 from html.parser import HTMLParser
 
+import django
 import pytest
 from django.urls import reverse
 
-from django_mq.models import Result
+from django_mq.models import Operation, Result
 from tests.admin.pages import LIST, MODELS, fail, url
 from tests.rows import add, beat, decide
 from tests.slow import slow
@@ -65,3 +69,76 @@ def test_no_page_has_inline_code_or_styles(boss, query):
     assert {page: found for page in pages if (found := inline(boss.get(page)))} == {}
     asked = boss.post(LIST, {"action": "discard", "_selected_action": [message.pk], "index": "0"})
     assert inline(asked) == []
+
+
+# ---- nonces
+
+
+class Nonces(HTMLParser):
+    """Collects the nonces of scripts and styles, by what they load."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = {}
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        data = given.get("type") == "application/json"
+        if tag == "style" or (tag == "script" and not data) or given.get("rel") == "stylesheet":
+            self.found[given.get("src") or given.get("href") or tag] = given.get("nonce")
+
+
+def nonces(response):
+    assert response.status_code == 200
+    parser = Nonces()
+    parser.feed(response.content.decode())
+    return parser.found
+
+
+def pages_with_their_own_files():
+    """Return one page of each template that loads scripts or styles."""
+    message = add(dead=-5)
+    add(dead=-4)
+    waiting = add(after=600)
+    operation = Operation.objects.create(action="cancel", filter={}, last_id=9, matched=9)
+    return [
+        LIST,
+        url("failedattempt"),
+        url("handledmessage"),
+        url("operation"),
+        url("queuestate"),
+        url("workerheartbeat"),
+        url("overview"),
+        url("operation", "change", operation.pk),
+        url("queuedmessage", "change", message.pk),
+        url("queuedmessage", "broadcast"),
+        url("queuedmessage", "edit", waiting.pk),
+        url("failedattempt", "errors"),
+        reverse("admin:app_list", args=["django_mq"]),
+    ]
+
+
+@pytest.mark.skipif(django.VERSION < (6, 1), reason="the stock admin has no nonces")
+def test_everything_that_a_page_loads_has_the_nonce_of_the_response(boss, settings):
+    from django.utils.csp import CSP
+
+    csp = "django.template.context_processors.csp"
+    [engine] = settings.TEMPLATES
+    processors = [*engine["OPTIONS"]["context_processors"], csp]
+    settings.TEMPLATES = [{**engine, "OPTIONS": {"context_processors": processors}}]
+    settings.MIDDLEWARE = [
+        "django.middleware.csp.ContentSecurityPolicyMiddleware",
+        *settings.MIDDLEWARE,
+    ]
+    settings.SECURE_CSP = {"script-src": [CSP.NONCE]}
+    for page in pages_with_their_own_files():
+        response = boss.get(page)
+        [nonce] = set(nonces(response).values())
+        assert nonce, page
+        assert f"'nonce-{nonce}'" in response["Content-Security-Policy"]
+        assert any("django_mq/admin" in each for each in nonces(response)), page
+
+
+def test_without_a_nonce_the_attribute_is_left_out(boss):
+    for page in pages_with_their_own_files():
+        assert set(nonces(boss.get(page)).values()) == {None}
