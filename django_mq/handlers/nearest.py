@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import lru_cache
 
-from django_mq.handlers.registry import all_handlers, is_subscribed
+from django_mq.handlers.registry import all_handlers, get, is_subscribed
 from django_mq.policy.routing import TASKS, plain_types
 from django_mq.policy.similar_names import CUTOFF, MAX_SUGGESTIONS, similar
 
@@ -24,6 +24,9 @@ IN_TASKS = "tasks are looked for in tasks.py of each installed app and in OPTION
 
 def has_subscriber(type: str) -> bool:
     """Return whether a handler here takes `type`, if the metadata meet its `where`."""
+    if type.startswith(TASKS):  # only the handler of this name, which may have yet to be found
+        found = get(type.removeprefix(TASKS))
+        return found is not None and is_subscribed(found, type)
     return any(is_subscribed(each, type) for each in all_handlers())
 
 

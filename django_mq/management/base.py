@@ -163,7 +163,7 @@ class OperatorCommand(BaseCommand):
         warnings = []
         if queue is not None:
             warnings.append(unknown_queue_warning(queue, queues.names(using=database)))
-        if handler is not None and handler not in {each.name for each in handlers.all_handlers()}:
+        if handler is not None and handlers.get(handler) is None:
             warnings.append(f"no handler here is {handler!r}{nearest_handlers(handler)}")
         if type is not None and not has_subscriber(type):
             warnings.append(f"no handler here takes {type!r}{nearest_types(type)}")

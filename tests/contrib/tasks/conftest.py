@@ -9,8 +9,11 @@ import pytest
 from django.test import override_settings
 
 from django_mq import handlers
+from django_mq.contrib.tasks.compat import BaseTaskBackend
 
 BACKEND = "django_mq.contrib.tasks.MessageQueueBackend"
+#: A backend of another package.
+DUMMY = f"{BaseTaskBackend.__module__.removesuffix('.base')}.dummy.DummyBackend"
 TASKS = {
     "default": {"BACKEND": BACKEND, "QUEUES": ["default", "second"]},
     "second": {"BACKEND": BACKEND, "QUEUES": ["own"]},

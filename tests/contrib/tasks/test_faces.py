@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import timedelta
+from importlib import import_module
 from io import StringIO
 from typing import Any
 
@@ -16,9 +17,10 @@ from django.db.models.functions import Now
 from django.test import Client
 from django.urls import reverse
 
-from django_mq import fixed, handler, queues
+from django_mq import fixed, handler, handlers, queues
 from django_mq.admin import QueueStateAdmin
 from django_mq.conf import get_settings
+from django_mq.contrib.tasks import MessageQueueBackend
 from django_mq.contrib.tasks.compat import TaskResultStatus
 from django_mq.exceptions import InvalidName
 from django_mq.management.serving import served
@@ -27,6 +29,7 @@ from django_mq.testing import assert_broadcast, capture_broadcasts, deliver, dra
 from django_mq.worker import Worker
 from tests.admin.pages import text, url
 from tests.contrib.tasks import jobs
+from tests.contrib.tasks.conftest import BACKEND, DUMMY
 from tests.rows import beat, the_message
 from tests.worker.conftest import Bench, bench, make_bench  # noqa: F401  (fixtures)
 
@@ -114,6 +117,20 @@ def test_the_routes_of_a_type_list_no_tasks_but_the_one_it_names() -> None:
     assert {row["handler"]: row["gets_it"] for row in found} == {"books": True}
     found = json.loads(said("mq_routes", f"tasks.{NOTE}", json=True))
     assert {row["handler"]: row["gets_it"] for row in found} == {NOTE: True, "books": False}
+
+
+def test_the_commands_know_the_tasks_of_other_backends(settings: Any, capsys: Any) -> None:
+    settings.TASKS = {"elsewhere": {"BACKEND": DUMMY}, "default": {"BACKEND": BACKEND}}
+    name = import_module("tests.contrib.tasks.elsewhere_jobs").note.module_path
+    for given in ({"handler": name}, {"type": f"tasks.{name}"}):
+        with handlers.isolated():
+            MessageQueueBackend.load_tasks()
+            said("mq_purge", waiting=True, dry_run=True, **given)
+    assert "no handler here" not in capsys.readouterr().err
+    with handlers.isolated():
+        MessageQueueBackend.load_tasks()
+        [row] = json.loads(said("mq_routes", f"tasks.{name}", json=True))
+    assert (row["handler"], row["gets_it"]) == (name, True)
 
 
 def test_the_routes_of_a_task_that_is_not_registered() -> None:

@@ -25,15 +25,14 @@ from django_mq import (
     queues,
 )
 from django_mq.contrib.tasks import MessageQueueBackend
-from django_mq.contrib.tasks.compat import BaseTaskBackend, InvalidTask, task_backends
+from django_mq.contrib.tasks.compat import InvalidTask, task_backends
 from django_mq.handlers import nearest
 from django_mq.models import QueuedMessage
 from django_mq.policy.routing import RoutingTable
 from django_mq.testing import drain
 from tests.contrib.tasks import jobs
-from tests.contrib.tasks.conftest import BACKEND, TASKS
+from tests.contrib.tasks.conftest import BACKEND, DUMMY, TASKS
 
-DUMMY = f"{BaseTaskBackend.__module__.removesuffix('.base')}.dummy.DummyBackend"
 NOTE = "tests.contrib.tasks.jobs.note"
 
 
