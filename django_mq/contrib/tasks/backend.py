@@ -204,8 +204,10 @@ class MessageQueueBackend(BaseTaskBackend):
         `using(backend=...)` sends it here, perhaps in another process. Every process registers it
         with the options of the first backend, whichever it is sent to.
         """
-        task, backend = declared(path), next(cls._all(), None)
-        return None if task is None or backend is None else backend._register(task)
+        if (task := declared(path)) is not None:
+            for backend in cls._all():
+                return backend._register(task)
+        return None
 
     def _handler_of(self, task: Task[..., Any]) -> handlers.Handler:
         """Return the handler of the task's function; the first call registers it."""
