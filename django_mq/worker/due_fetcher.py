@@ -129,7 +129,7 @@ class DueFetcher:
         result = self._claims.claim(
             cursor, lanes, options, limit=room, from_marks=not full, park=not pause
         )
-        self._parking.record_claim(group, monotonic(), taken=len(result.claim.rows), room=room)
+        self._parking.record_claim(group, monotonic(), result.claim.rows, room=room)
         if pause and result.claim.unfinished:  # not at once: it would find the same
             return result._replace(claim=result.claim._replace(unfinished=False), again_in=pause)
         return result

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from django_mq.messages import ClaimedRow
+
 #: Seconds after a claim that took much, in which claims do not park.
 PAUSE_SECONDS = 0.02
 
@@ -11,19 +15,9 @@ class Parking:
 
     Parking writes to each row. It lets claims look behind lines that stand still; but lines whose
     handlers are fast are taken faster than they are parked. So claims do not park for a moment
-    after one that took at least half of what there was room for.
-
-    >>> parking = Parking()
-    >>> parking.seconds_left("keyed", 5.0)
-    0.0
-    >>> parking.record_claim("keyed", 5.0, taken=49, room=100)
-    >>> parking.seconds_left("keyed", 5.0)
-    0.0
-    >>> parking.record_claim("keyed", 5.0, taken=50, room=100)
-    >>> parking.seconds_left("keyed", 5.0 + PAUSE_SECONDS / 2) > 0
-    True
-    >>> parking.seconds_left("keyed", 5.0 + PAUSE_SECONDS), parking.seconds_left("alone mail", 5.0)
-    (0.0, 0.0)
+    after one that took at least half of what there was room for as further messages of its lines.
+    Others do not show that a line moves on: they may be all that there is between the messages of
+    one that stands still.
     """
 
     def __init__(self) -> None:
@@ -33,7 +27,11 @@ class Parking:
         """Return the seconds until claims of `group` park."""
         return max(0.0, self._paused_until.get(group, now) - now)
 
-    def record_claim(self, group: str, now: float, *, taken: int, room: int) -> None:
-        """Note that a claim of `group` took `taken` messages, and could have taken `room`."""
-        if taken and 2 * taken >= room:
+    def record_claim(
+        self, group: str, now: float, rows: Sequence[ClaimedRow], *, room: int
+    ) -> None:
+        """Note that a claim of `group` took `rows`, and could have taken `room`."""
+        lined = [(row.queue, row.handler, row.key) for row in rows if row.key is not None]
+        further = len(lined) - len(set(lined))
+        if further and 2 * further >= room:
             self._paused_until[group] = now + PAUSE_SECONDS

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
+from django.db.models.functions import Now
 
 from django_mq.models import QueuedMessage
 from django_mq.store.claim_keyed import WINDOW
@@ -66,3 +69,24 @@ def test_message_behind_a_line_that_stands_still_is_found_after_the_pause(
     rig.settle()
     assert rig.ids() == [other.pk]
     assert rig.clock.now - began < 2 * PAUSE_SECONDS + 0.05
+
+
+def test_free_messages_between_those_of_a_line_that_stands_still_do_not_pause_parking(
+    rig: Rig,
+) -> None:
+    """All that a window holds of them may be half of a small room, but no line moved on."""
+    head = add(handler="h", key="held", after=-90)
+    QueuedMessage.objects.filter(pk=head.pk).update(
+        leased_until=Now() + timedelta(hours=1), claimed_by="other:1", attempts=1
+    )
+    for number in range(2 * WINDOW):
+        add(handler="h", key=None if number % 10 == 0 else "held", after=-60)
+    rig.make()
+    rig.rooms["sync"] = 10
+    rig.fetcher.fetch(rig.cursor)
+    assert len(rig.ids()) == 10
+    before = parked()
+    rig.fetcher.on_next_in_line()
+    rig.rooms["sync"] = 100
+    rig.fetcher.fetch(rig.cursor)
+    assert parked() > before
