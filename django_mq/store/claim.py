@@ -43,13 +43,14 @@ class Lane(NamedTuple):
 class Claim(NamedTuple):
     """The claimed rows, in order, and a mark per lane: the last row taken from it.
 
-    `unfinished`: there are waiting rows, parked or not to be parked by this claim, and it did not
-    look at the rows behind them.
+    `unfinished`: the claim parked waiting rows and did not look at the rows behind them. `stuck`:
+    it took nothing, and did not look behind rows that it did not park either.
     """
 
     rows: list[ClaimedRow]
     marks: dict[tuple[str, int], tuple[float, int]]
     unfinished: bool = False
+    stuck: bool = False
 
 
 NOTHING = Claim([], {})

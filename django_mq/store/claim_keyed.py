@@ -49,7 +49,7 @@ _WAITING = """lateral (
 # | with_taken | seen, with whether the row is taken                                            |
 # | cutoff     | one: the last seen_n for which heads are looked up; a full claim ends earlier  |
 # | by_line    | seen rows with a key; one per line has the head_key, by which to find the head |
-# | with_head  | the same with the id of their head, and whether that is dead or not yet due    |
+# | with_head  | the same with their head, whether it waits (dead, not yet due), or stands      |
 # | behind     | the rows to park; ours: this claim takes their head                            |
 # | theirs     | rows to park behind heads that it does not take; both are locked               |
 # | ours       | rows to park behind heads that it takes, locked                                |
@@ -66,6 +66,11 @@ _WAITING = """lateral (
 # line.key, or an order by id alone, the planner may scan the primary key, over every row settled
 # since the last vacuum: 10 ms instead of 0.01. While a session holds a snapshot, a lookup walks
 # over the dead entries of its key, so there is one per line, from its first taken row on, if any.
+#
+# A head stands if no other session is claiming its line: it waits, is in flight, or its line is
+# locked here. Another head may have been claimed and acked since the snapshot. To lock its old
+# version, PostgreSQL waits for the ack in spite of SKIP LOCKED (heap_lock_updated_tuple_rec() of
+# heapam.c), which may wait for the lock of another head: a deadlock.
 CLAIM_LINES = f"""
 with seen as materialized ({SEEN}), line as materialized (
     select line.*
@@ -140,18 +145,20 @@ with seen as materialized ({SEEN}), line as materialized (
            case when seen_n = min(seen_n) filter (where not is_taken) over line
                  and (bool_or(is_taken) over line or seen_n <= (select seen_n from cutoff))
                 then key end as head_key,
-           coalesce(min(id) filter (where is_taken) over line, -9223372036854775807) as from_id
+           coalesce(min(id) filter (where is_taken) over line, -9223372036854775807) as from_id,
+           (queue, handler, key) in (select queue, handler, key from line) as is_locked
       from with_taken
      where key is not null and %(park)s::bool and (select bool_or(not is_taken) from with_taken)
     window line as (partition by queue, handler, key)
 ), with_head as (
-    select id, is_taken, max(head) over line as head, bool_or(waits) over line as waits
+    select id, is_taken, max(head) over line as head, bool_or(waits) over line as waits,
+           is_locked or bool_or(waits or in_flight) over line as stands
       from (
-        select by_line.*, head.id as head,
+        select by_line.*, head.id as head, head.leased_until is not null as in_flight,
                head.dead_at is not null or head.at > statement_timestamp() as waits
           from by_line
           left join lateral (
-            select m.id, m.dead_at, m.processable_after as at
+            select m.id, m.dead_at, m.leased_until, m.processable_after as at
               from django_mq_queuedmessage m
              where m.queue = by_line.queue and m.handler = by_line.handler
                and (m.key, m.id) >= (by_line.head_key, by_line.from_id)
@@ -165,7 +172,7 @@ with seen as materialized ({SEEN}), line as materialized (
 ), behind as materialized (
     select with_head.id, with_head.head, with_head.head in (select id from taken) as ours
       from with_head
-     where with_head.head < with_head.id and not with_head.is_taken
+     where with_head.head < with_head.id and not with_head.is_taken and with_head.stands
        and (with_head.waits or (select count(*) from seen) >= %(window)s)
 ), theirs as materialized (
     select waiting.id, ahead.id as head
@@ -209,14 +216,17 @@ with seen as materialized ({SEEN}), line as materialized (
      where is_passed
      order by queue, priority, seen_n desc
 )
-select claimed.*, further.unfinished, case when row_number() over () = 1 then further.marks end
+select claimed.*, further.stuck, further.unfinished, case when row_number() over () = 1 then further.marks end
   from (
-    select case when %(park)s::bool then exists (select from parked)
-                else not (select bool_and(is_taken) from with_taken) end
-           and ((select count(*) from seen) >= %(window)s
-                or cardinality(%(line_starts)s::bigint[]) >= %(limit)s) as unfinished,
+    select further.cut and exists (select from parked) as unfinished,
+           further.cut and not exists (select from taken)
+           and not (select bool_and(id in (select id from parked)) from seen) as stuck,
            (select json_agg(json_build_array(queue, priority, date_part('epoch', at), id))::text
               from passed) as marks
+      from (
+        select (select count(*) from seen) >= %(window)s
+               or cardinality(%(line_starts)s::bigint[]) >= %(limit)s as cut
+      ) further
   ) further
   left join claimed on true
 """
@@ -247,8 +257,7 @@ def claim(
     `with_marks` returns the marks, for a seventh of the server's time. The `more_claimers` share
     the rows. Rows in `excluded`, and the rows behind them in their keys, are left out.
 
-    Without `park` nothing is parked, and the claim is unfinished if there may be rows behind those
-    that it could not take.
+    Without `park` nothing is parked.
     """
     given = {
         **lane_columns(lanes),
@@ -270,13 +279,16 @@ def claim(
         cursor.execute(excluding(CLAIM_LINES, excluded), {**given, **_line_columns(locked)})
         rows = cursor.fetchall()
         # If nothing was taken or parked, other sessions have locked rows of each of these lines.
-        if rows[0][0] is not None or (park and rows[0][-2]) or len(locked) < lines:
+        if rows[0][0] is not None or rows[0][-2] or len(locked) < lines:
             break
-    found = sorted((row for row in rows if row[0] is not None), key=itemgetter(-3))
+    found = sorted((row for row in rows if row[0] is not None), key=itemgetter(-4))
     passed = json.loads(rows[0][-1] or "[]")
     ends = {(queue, priority): (float(at), id) for queue, priority, at, id in passed}
     return Claim(
-        [ClaimedRow._make(row[:COLUMN_COUNT]) for row in found], ends, unfinished=rows[0][-2]
+        [ClaimedRow._make(row[:COLUMN_COUNT]) for row in found],
+        ends,
+        unfinished=rows[0][-2],
+        stuck=rows[0][-3],
     )
 
 

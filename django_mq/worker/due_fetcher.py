@@ -12,7 +12,7 @@ from django_mq.worker.claim_round import ClaimResult, ClaimRound
 from django_mq.worker.claims import KEYED, PLAIN, ClaimRouter
 from django_mq.worker.intake import Intake
 from django_mq.worker.lanes import Lanes
-from django_mq.worker.parking import Parking
+from django_mq.worker.parking import PAUSE_SECONDS, Parking
 from django_mq.worker.queue_options import ClaimOptions
 from django_mq.worker.watermarks import GroupWatermarks, LaneName
 
@@ -130,8 +130,8 @@ class DueFetcher:
             cursor, lanes, options, limit=room, from_marks=not full, park=not pause
         )
         self._parking.record_claim(group, monotonic(), result.claim.rows, room=room)
-        if pause and result.claim.unfinished:  # not at once: it would find the same
-            return result._replace(claim=result.claim._replace(unfinished=False), again_in=pause)
+        if result.claim.stuck:  # not at once: it would find the same
+            return result._replace(again_in=pause or PAUSE_SECONDS)
         return result
 
     def _is_full(self, group: str, queue: str, options: ClaimOptions) -> bool:

@@ -15,7 +15,7 @@ from django_mq.store.claim_keyed import WINDOW
 from django_mq.store.poll import poll
 from tests.rows import pks, stored
 from tests.store.conftest import lock
-from tests.store.keyed import INSERT, Cursor, ack, blocked_by, ids, keyed, states, take
+from tests.store.keyed import INSERT, Cursor, ack, blocked_by, ids, keyed, states, take, take_open
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -123,7 +123,7 @@ def test_followers_of_a_waiting_head_are_parked(cursor: Cursor, state: str) -> N
     assert blocked_by(late) == [head.pk]
 
 
-def test_claim_that_is_not_to_park_says_that_there_may_be_more(cursor: Cursor) -> None:
+def test_claim_that_is_not_to_park_says_that_it_is_stuck(cursor: Cursor) -> None:
     line = [keyed("a") for _ in range(WINDOW + 2)]
     assert ids(take(cursor, limit=2)) == [line[0].pk, line[1].pk]
     assert stored(line[2]).blocked_by == line[0].pk
@@ -131,7 +131,7 @@ def test_claim_that_is_not_to_park_says_that_there_may_be_more(cursor: Cursor) -
     later = keyed("b")
     for _ in range(2):
         claimed = take(cursor, limit=2, park=False)
-        assert (claimed.rows, claimed.unfinished) == ([], True)
+        assert (claimed.rows, claimed.unfinished, claimed.stuck) == ([], False, True)
     assert not QueuedMessage.objects.filter(blocked_by__isnull=False).exists()
     assert take(cursor, limit=2).unfinished
     assert ids(take(cursor, limit=2, park=False)) == [later.pk]
@@ -142,10 +142,26 @@ def test_claim_that_is_not_to_park_finds_all_lines_of_its_window(cursor: Cursor)
     keyed("a", after=60)
     behind, other = keyed("a"), keyed("b")
     claimed = take(cursor, limit=1, park=False)
-    assert (ids(claimed), claimed.unfinished) == ([other.pk], True)
+    assert (ids(claimed), claimed.stuck) == ([other.pk], False)
     assert stored(behind).blocked_by is None
     rest = take(cursor, limit=5, park=False)
-    assert (rest.rows, rest.unfinished) == ([], False)
+    assert (rest.rows, rest.stuck) == ([], False)
+
+
+def test_line_that_another_session_claims_at_this_moment_is_not_parked(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    """Locking its head may wait for the other's ack, and the ack for this claim."""
+    line = [keyed("a") for _ in range(WINDOW)]
+    with other.transaction():
+        assert ids(take_open(other.cursor(), limit=2, park=False)) == [line[0].pk, line[1].pk]
+        claimed = take(cursor)
+    assert (claimed.rows, claimed.unfinished, claimed.stuck) == ([], False, True)
+    assert not QueuedMessage.objects.filter(blocked_by__isnull=False).exists()
+    keyed("a")
+    keyed("a")  # so that the window is full again
+    assert take(cursor).unfinished
+    assert blocked_by(line[2]) == [line[0].pk]
 
 
 def test_followers_of_a_head_in_flight_are_not_parked(cursor: Cursor) -> None:
