@@ -216,7 +216,8 @@ with seen as materialized ({SEEN}), line as materialized (
      where is_passed
      order by queue, priority, seen_n desc
 )
-select claimed.*, further.stuck, further.unfinished, case when row_number() over () = 1 then further.marks end
+select claimed.*, further.stuck, further.unfinished,
+       case when row_number() over () = 1 then further.marks end
   from (
     select further.cut and exists (select from parked) as unfinished,
            further.cut and not exists (select from taken)
