@@ -75,6 +75,8 @@ class TestVacuum:
         )  # it may be quicker
 
         def leaves_dead_rows() -> bool:
+            # What earlier tests left counts as live until something reports how much that is.
+            run("vacuum (analyze) django_mq_queuedmessage")
             for _ in range(100):
                 add()
             run("delete from django_mq_queuedmessage")
