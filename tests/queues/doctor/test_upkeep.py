@@ -75,7 +75,7 @@ class TestVacuum:
         )  # it may be quicker
 
         def leaves_dead_rows() -> bool:
-            # What earlier tests left counts as live until something reports how much that is.
+            # A vacuum that began before earlier tests deleted their rows counts them as live.
             run("vacuum (analyze) django_mq_queuedmessage")
             for _ in range(100):
                 add()
