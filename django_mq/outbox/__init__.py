@@ -69,7 +69,7 @@ def broadcast(
 
     Raises NotInTransaction outside an `atomic()` block (unless REQUIRE_ATOMIC is off), and another
     BroadcastError if the message cannot be stored: BroadcastBusy if the queue is full, if
-    another transaction has held the unique id for 3 s, or if your session's timeouts end the wait
+    another transaction held the unique id for 3 to 4 s, or if your session's timeouts end the wait
     for a key in commit order. Raises TypeError for `unique_for`, or an `on_duplicate` other than
     "skip", without a `unique_id`. Your transaction stays usable.
     """
