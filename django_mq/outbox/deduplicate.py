@@ -33,8 +33,8 @@ logger = logging.getLogger("django_mq")
 
 #: Seconds, in total, that a broadcast waits for transactions that hold its unique ids.
 MAX_WAIT_SECONDS = 3.0
-#: Up to so many seconds are added at random: of two transactions that wait for each other, mostly
-#: only one gives up, and the other one goes on.
+#: The most seconds added at random to MAX_WAIT_SECONDS, so that of two transactions that wait for
+#: each other mostly only one gives up.
 SPREAD_SECONDS = 1.0
 #: Milliseconds that one statement waits, less than the server's deadlock_timeout. After that, all
 #: locks are released and the call tries again, so broadcasts that wait for each other do not

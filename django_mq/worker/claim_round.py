@@ -45,7 +45,7 @@ class ClaimRound:
     again_in: float | None = None
 
     def look_again(self, seconds: float) -> None:
-        """Note that a claim may look further in so many seconds."""
+        """Note that a claim may look further in `seconds`."""
         self.again_in = seconds if self.again_in is None else min(self.again_in, seconds)
 
     def is_filled(self, kind: str) -> bool:

@@ -152,14 +152,17 @@ class Fetcher:
             return 0.0 if claimed.filled else self._until_next()
         if claimed.contended:
             self._repoll_at = min(self._repoll_at, monotonic() + REPOLL_DELAY)
-        if claimed.no_room:
-            self._may_be_due = True  # the thread that makes room pokes the loop
-            wait = min(self._due_at, self._repoll_at) - monotonic()
-            return max(0.0, min(self._poll_interval, wait, self._ordered_queues.next_turn_in()))
+        again = float("inf") if claimed.again_in is None else claimed.again_in
         if claimed.again_in is not None:
             self._may_be_due = True
             self._due.request_full()
-            return min(claimed.again_in, self._sleep(cursor))
+        if claimed.no_room:
+            self._may_be_due = True  # the thread that makes room pokes the loop
+            wait = min(self._due_at, self._repoll_at) - monotonic()
+            turn = self._ordered_queues.next_turn_in()
+            return max(0.0, min(self._poll_interval, wait, turn, again))
+        if claimed.again_in is not None:
+            return min(again, self._sleep(cursor))
         return self._sleep(cursor)
 
     def _take_over(self, cursor: Cursor, now: float) -> None:

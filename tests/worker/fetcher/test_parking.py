@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def line(count: int) -> None:
-    """Store a line of so many messages."""
+    """Store a line of `count` messages."""
     for _ in range(count):
         add(handler="h", key="k", after=-60)
 
@@ -90,3 +90,18 @@ def test_free_messages_between_those_of_a_line_that_stands_still_do_not_pause_pa
     rig.rooms["sync"] = 100
     rig.fetcher.fetch(rig.cursor)
     assert parked() > before
+
+
+def test_line_that_stands_still_is_parked_after_the_pause_while_another_kind_has_no_room(
+    rig: Rig,
+) -> None:
+    line(2 * WINDOW)
+    add("post", after=-1)
+    rig.options["post"] = rig.default._replace(kind="async")
+    rig.make(poll=600.0)
+    rig.rooms.update({"sync": 100, "async": 0})
+    rig.fetcher.fetch(rig.cursor)
+    QueuedMessage.objects.update(blocked_by=None)
+    rig.rooms["sync"] = 100
+    rig.fetcher.on_next_in_line()
+    assert 0 < rig.fetcher.fetch(rig.cursor) <= PAUSE_SECONDS
