@@ -44,7 +44,9 @@ class DueFetcher:
         self._lanes.update(lanes, now)
         known = self._lanes.known
         self._kinds = {self._options(queue).kind for queue, _ in known}
-        self._marks.keep(known, {self._group(lane)[1] for lane in known})
+        groups = {self._group(lane)[1] for lane in known}
+        self._marks.keep(known, groups)
+        self._parking.keep(groups)
 
     def request_full(self) -> None:
         """Claim from the start of each lane next time, not from where the last scan ended."""
@@ -129,8 +131,10 @@ class DueFetcher:
         result = self._claims.claim(
             cursor, lanes, options, limit=room, from_marks=not full, park=not pause
         )
-        self._parking.record_claim(group, monotonic(), result.claim.rows, room=room)
-        if result.claim.stuck:  # not at once: it would find the same
+        rows = result.claim.rows
+        room = len(rows) if result.at_limit else room
+        self._parking.record_claim(group, monotonic(), rows, room=room)
+        if result.claim.stuck:  # the next claim would find the same if it did not park
             return result._replace(again_in=pause or PAUSE_SECONDS)
         return result
 

@@ -105,7 +105,7 @@ class Rig:
     def take(self, cursor: Any, rows: list[ClaimedRow], **given: Any) -> None:
         self.taken.extend(rows)
         for row in rows:
-            kind = self.options.get(row.queue, ClaimOptions("sync", 0, 0, 0)).kind
+            kind = self.options.get(row.queue, self.default).kind
             self.rooms[kind] -= 1
 
     def settle(self, *, maximum: float = 0.1) -> float:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from django.db.models.functions import Now
 
+from django_mq.messages import ClaimedRow
 from django_mq.models import QueuedMessage
 from django_mq.store.claim_keyed import WINDOW
-from django_mq.worker.parking import PAUSE_SECONDS
+from django_mq.worker.parking import PAUSE_SECONDS, Parking
 from tests.rows import add
 from tests.worker.fetcher.conftest import Rig
 
@@ -45,6 +48,35 @@ def test_line_that_moves_on_quickly_is_not_parked(rig: Rig) -> None:
         rig.fetcher.fetch(rig.cursor)
         assert len(rig.taken) == 100
         assert parked() <= before
+
+
+def test_limit_in_flight_below_the_room_of_the_process_also_shows_that_a_line_moves_on(
+    rig: Rig,
+) -> None:
+    line(3 * WINDOW)
+    rig.options["mail"] = rig.default._replace(max_in_flight=20)
+    rig.make()
+    rig.rooms["sync"] = 100
+    rig.fetcher.fetch(rig.cursor)
+    for _ in range(4):
+        end_claimed(rig)
+        head = QueuedMessage.objects.earliest("pk")
+        QueuedMessage.objects.filter(pk=head.pk).update(blocked_by=None)  # as an ack does
+        before = parked()
+        rig.clock.now += PAUSE_SECONDS / 2
+        rig.fetcher.fetch(rig.cursor)
+        assert len(rig.taken) == 20
+        assert parked() <= before
+
+
+def test_pauses_of_groups_without_lanes_are_forgotten() -> None:
+    rows = [cast(ClaimedRow, SimpleNamespace(queue="mail", handler="h", key="k"))] * 2
+    parking = Parking()
+    for group in ("a", "b"):
+        parking.record_claim(group, 1.0, rows, room=2)
+    parking.keep({"b"})
+    assert parking.seconds_left("a", 1.0) == 0
+    assert parking.seconds_left("b", 1.0) > 0
 
 
 @pytest.mark.parametrize("gated", [False, True])
