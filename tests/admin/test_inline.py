@@ -5,12 +5,15 @@ Under a policy that names no origin, only elements with the nonce of the respons
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import django
 import pytest
 from django.urls import reverse
 
+import django_mq
 from django_mq.models import Operation, Result
 from tests.admin.pages import LIST, MODELS, fail, url
 from tests.rows import add, beat, decide
@@ -93,6 +96,13 @@ def nonces(response):
     parser = Nonces()
     parser.feed(response.content.decode())
     return parser.found
+
+
+def test_templates_put_the_nonce_on_all_that_they_load():
+    loading = re.compile(r"<script\b[^>]*>|<style\b[^>]*>|<link\b[^>]*stylesheet[^>]*>")
+    for template in sorted(Path(django_mq.__file__).parent.glob("templates/**/*.html")):
+        for tag in loading.findall(template.read_text()):
+            assert "application/json" in tag or "{% mq_nonce %}" in tag, (template, tag)
 
 
 def pages_with_their_own_files():
