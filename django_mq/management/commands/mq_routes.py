@@ -50,7 +50,8 @@ class Command(OperatorCommand):
         settings = get_settings()
         known = class_of_type(type)
         version = known.version if known else 1
-        handlers.get(type.removeprefix(TASKS))  # registers a task of another package's backend
+        if type.startswith(TASKS):
+            handlers.get(type.removeprefix(TASKS))  # registers a task of another package's backend
         explained = handlers.table().explain(type, metadata)
         found = [
             {
