@@ -1,6 +1,6 @@
 """The process-wide registry of handlers and schedules, and the settings that complete handlers.
 
-A row names a registered handler, never code.
+A row names a registered handler or the task of an imported module, never code.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.schedules: list[Declaration] = []
-        #: Registers a handler when its name is first looked up, and returns it.
+        #: Called by `get()` with a name that is not registered; may register its handler.
         self.finder: Callable[[str], Handler | None] | None = None
         self._handlers: dict[str, Handler] = {}
         self._by_name: dict[str, Handler] = {}
@@ -138,7 +138,7 @@ class Registry:
         self._table = None
 
     def get(self, name: str) -> Handler | None:
-        """Return the handler that has this name or alias, or None."""
+        """Return the handler that has this name or alias, or None; `finder` may register it."""
         found = self._by_name.get(name)
         return self.finder(name) if found is None and self.finder is not None else found
 

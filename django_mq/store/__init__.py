@@ -18,7 +18,7 @@ serve:
 - to read or lock rows: LATERAL with a lock, LIMIT or OFFSET 0;
 - to change rows: `id = any(array(select ...))`;
 - to test for absence: a scalar subquery instead of NOT EXISTS;
-- to change rows by fence: `MATCHES_FENCE`;
+- to delete rows by fence: `MATCHES_FENCE`; to lock or update them: `fenced()`;
 - to change rows with values from `x`: in claims, whose connection disables sequential scans, join
   by `id = any(array[x.id])`; elsewhere join by `id = x.id` next to such an array.
 """

@@ -44,7 +44,7 @@ class Claim(NamedTuple):
     """The claimed rows, in order, and a mark per lane: the last row taken from it.
 
     `unfinished`: the claim parked waiting rows and did not look at the rows behind them. `stuck`:
-    it took nothing, and did not look behind rows that it did not park either.
+    it took nothing and left waiting rows unparked, so it did not look at the rows behind those.
     """
 
     rows: list[ClaimedRow]

@@ -21,8 +21,8 @@ from django_mq.store.key_lines import NONE_LEASED, SEEN
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
-#: The number of waiting rows that one claim examines, unless it may take more. A claim that fills
-#: its window parks the rows that it cannot take, so that no claim scans a long line twice.
+#: The number of waiting rows that one claim examines, unless it may take more. With `park`, a claim
+#: that fills its window parks the rows that it cannot take: no claim scans a long line twice.
 WINDOW = 250
 
 # A row to park, locked if it still waits. With the conditions of mq_claim, the planner might scan
@@ -49,7 +49,7 @@ _WAITING = """lateral (
 # | with_taken | seen, with whether the row is taken                                            |
 # | cutoff     | one: the last seen_n for which heads are looked up; a full claim ends earlier  |
 # | by_line    | seen rows with a key; one per line has the head_key, by which to find the head |
-# | with_head  | the same with their head, whether it waits (dead, not yet due), or stands      |
+# | with_head  | the same with their head: waits if it is dead or not yet due; may_park: below   |
 # | behind     | the rows to park; ours: this claim takes their head                            |
 # | theirs     | rows to park behind heads that it does not take; both are locked               |
 # | ours       | rows to park behind heads that it takes, locked                                |
@@ -67,10 +67,10 @@ _WAITING = """lateral (
 # since the last vacuum: 10 ms instead of 0.01. While a session holds a snapshot, a lookup walks
 # over the dead entries of its key, so there is one per line, from its first taken row on, if any.
 #
-# A head stands if no other session is claiming its line: it waits, is in flight, or its line is
-# locked here. Another head may have been claimed and acked since the snapshot. To lock its old
-# version, PostgreSQL waits for the ack in spite of SKIP LOCKED (heap_lock_updated_tuple_rec() of
-# heapam.c), which may wait for the lock of another head: a deadlock.
+# Rows may_park if no other session is claiming their line: the head waits or is in flight, or the
+# line is locked here. Another head may have been claimed and acked since the snapshot. To lock its
+# old version, PostgreSQL waits for the ack in spite of SKIP LOCKED (heap_lock_updated_tuple_rec()
+# of heapam.c), which may wait for the lock of another head: a deadlock.
 CLAIM_LINES = f"""
 with seen as materialized ({SEEN}), line as materialized (
     select line.*
@@ -152,7 +152,7 @@ with seen as materialized ({SEEN}), line as materialized (
     window line as (partition by queue, handler, key)
 ), with_head as (
     select id, is_taken, max(head) over line as head, bool_or(waits) over line as waits,
-           is_locked or bool_or(waits or in_flight) over line as stands
+           is_locked or bool_or(waits or in_flight) over line as may_park
       from (
         select by_line.*, head.id as head, head.leased_until is not null as in_flight,
                head.dead_at is not null or head.at > statement_timestamp() as waits
@@ -172,7 +172,7 @@ with seen as materialized ({SEEN}), line as materialized (
 ), behind as materialized (
     select with_head.id, with_head.head, with_head.head in (select id from taken) as ours
       from with_head
-     where with_head.head < with_head.id and not with_head.is_taken and with_head.stands
+     where with_head.head < with_head.id and not with_head.is_taken and with_head.may_park
        and (with_head.waits or (select count(*) from seen) >= %(window)s)
 ), theirs as materialized (
     select waiting.id, ahead.id as head
@@ -258,7 +258,7 @@ def claim(
     `with_marks` returns the marks, for a seventh of the server's time. The `more_claimers` share
     the rows. Rows in `excluded`, and the rows behind them in their keys, are left out.
 
-    Without `park` nothing is parked.
+    Without `park`, nothing is parked, and `Claim.stuck` may be true.
     """
     given = {
         **lane_columns(lanes),
@@ -279,7 +279,7 @@ def claim(
         locked = key_lines.lock(cursor, given, limit=lines, excluded=excluded)
         cursor.execute(excluding(CLAIM_LINES, excluded), {**given, **_line_columns(locked)})
         rows = cursor.fetchall()
-        # If nothing was taken or parked, other sessions have locked rows of each of these lines.
+        # If none of these lines gave a row to take or park, others may: try all of the window.
         if rows[0][0] is not None or rows[0][-2] or len(locked) < lines:
             break
     found = sorted((row for row in rows if row[0] is not None), key=itemgetter(-4))

@@ -1,7 +1,7 @@
-"""The nonce of the response's Content-Security-Policy, on what pages load.
+"""The nonce of the response's Content-Security-Policy, for the files that a page loads.
 
-Templates have it as `csp_nonce` with Django's context processor `csp`. Django 6.1 has a tag for the
-same; its own pages of the admin have no nonces before.
+Django's context processor `csp` gives it to templates as `csp_nonce`. Django 6.1 has such a tag,
+too, and uses it on the admin's own pages; earlier versions have neither.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class ClaimResult(NamedTuple):
     `at_limit`: the queue has as many messages in flight as it may, and more may wait.
     `contended`: another session is claiming from the queue at this moment.
     `size`: the bytes of all payloads. `scanned`: it looked for messages. `again_in`: the seconds
-    until a claim may look behind those that wait for their keys; None if it did.
+    until a claim may look behind the rows that this one left unparked; else None.
     """
 
     claim: Claim
@@ -33,7 +33,7 @@ class ClaimRound:
     skipped. `unfinished`: a claim stopped early. `at_limit`: a queue has as many messages in
     flight as it may. `contended`: another session was claiming from the queue. `again_in`: the
     seconds until a claim that found nothing may look further, from the front of its lanes instead
-    of from marks, or behind messages that it parks; None if there is no such claim.
+    of from marks, or behind messages that it parks; else None.
     """
 
     count: int = 0

@@ -115,8 +115,8 @@ class ClaimRouter:
         """Claim up to `limit` messages of `lanes`, which have the same options and statement group.
 
         A claimer gets at most a batch: a larger limit makes several claims in one statement. With
-        `from_marks` all scans begin at marks; only then, a queue with keys returns new ones. `park`
-        says whether a queue with keys parks messages that it cannot take.
+        `from_marks` all scans begin at marks; only then, a queue with keys returns new ones. With
+        `park`, a queue with keys parks the messages that it cannot take.
         """
         if self.stopped_queues:
             lanes = [lane for lane in lanes if not self.stopped_queues.is_all_stopped(lane.queue)]

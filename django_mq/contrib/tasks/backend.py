@@ -201,8 +201,8 @@ class MessageQueueBackend(BaseTaskBackend):
     def _find(cls, path: str) -> handlers.Handler | None:
         """Register the task at `path` if it is declared for the backend of another package.
 
-        `using(backend=...)` sends it here, perhaps in another process. Every process registers it
-        with the options of the first backend, whichever it is sent to.
+        `using(backend=...)` sends such a task here, perhaps in another process. So that all
+        processes agree, it gets the options of the first backend of this class in TASKS.
         """
         if (task := declared(path)) is not None:
             for backend in cls._all():
@@ -211,7 +211,7 @@ class MessageQueueBackend(BaseTaskBackend):
 
     def _handler_of(self, task: Task[..., Any]) -> handlers.Handler:
         """Return the handler of the task's function; the first call registers it."""
-        handlers.get(task.module_path)  # may find the function as a task of another package
+        handlers.get(task.module_path)  # registers another package's task as a worker does
         return self._register(task)
 
     def _register(self, task: Task[..., Any]) -> handlers.Handler:

@@ -1,6 +1,6 @@
 """Each task is a handler without patterns, which runs its function and announces the start.
 
-A row names a registered task, never code.
+A row names the task of an imported module, never code.
 """
 
 from __future__ import annotations
