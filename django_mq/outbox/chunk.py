@@ -104,10 +104,11 @@ class Chunk:
     def _dedupe(self, writer: RowWriter) -> list[Receipt]:
         """Store rows with unique ids; observers are not called for duplicates."""
         candidates = [self._unique.get(n) or Candidate(row) for n, row in enumerate(self.rows)]
-        copies = writer.dedupe(candidates)
+        result = writer.dedupe(candidates)
+        self.rows.stored_at = result.stored_at
         receipts = []
         for share, found in zip(
-            _split(candidates, self._counts), _split(copies, self._counts), strict=True
+            _split(candidates, self._counts), _split(result.copies, self._counts), strict=True
         ):
             both = zip(share, found, strict=True)
             stored = [each.row for each, copy in both if copy.outcome != "duplicate"]

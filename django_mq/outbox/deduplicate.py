@@ -49,11 +49,15 @@ MAX_SIZE = 4 * 1024 * 1024
 
 
 class StoreResult(NamedTuple):
-    """The outcome of each candidate, the rows that are due soon, and the rows that left a key."""
+    """The outcome of each candidate, the rows that are due soon, and the rows that left a key.
+
+    `stored_at` is the `created_at` of the last new row, in seconds since 1970; None without any.
+    """
 
     copies: list[CopyReceipt]
     rows: list[NewRow]
     left_keys: list[message_changes.Removed]
+    stored_at: float | None
 
 
 class _ChangedMeanwhile(Exception):
@@ -138,32 +142,39 @@ def _write(
 ) -> StoreResult:
     writes = call.writes(seen)
     ids: dict[int, int] = {}
+    stored_at = None
     left: list[message_changes.Removed] = []
     if writes:
         with _writing(connection) as cursor:
-            ids = _add(cursor, writes, admit)
+            ids, stored_at = _add(cursor, writes, admit)
             left = _replace(cursor, writes)
             _move(cursor, writes)
             _put_aside(connection, cursor, writes)
     soon = [each.row for _, each in writes.adding]
     soon += [each.row for each, sets_due in writes.replacing if sets_due]
     soon += [each.row for each in writes.moving]
-    return StoreResult(call.copies(writes, ids), soon, left)
+    return StoreResult(call.copies(writes, ids), soon, left, stored_at)
 
 
 def _add(
     cursor: CursorWrapper, writes: PlannedWrites, admit: Callable[[list[NewRow]], None]
-) -> dict[int, int]:
-    """Insert the rows; return their ids by index. Ids rise with the index."""
+) -> tuple[dict[int, int], float | None]:
+    """Insert the rows; return their ids by index, and when the last was stored.
+
+    Ids rise with the index.
+    """
     if not writes.adding:
-        return {}
+        return {}, None
+    stored: dict[int, float] = {}
     admit([each.row for _, each in writes.adding])
     drawn = draw(cursor, len(writes.adding)).ids
     rows = [each._replace(id=id) for (_, each), id in zip(writes.adding, drawn, strict=True)]
     for chunk in _chunks(sorted(rows, key=_id_of)):
-        if len(unique_ids.add(cursor, chunk)) < len(chunk):
+        stored = unique_ids.add(cursor, chunk)
+        if len(stored) < len(chunk):
             raise _ChangedMeanwhile
-    return {index: id for (index, _), id in zip(writes.adding, drawn, strict=True)}
+    ids = {index: id for (index, _), id in zip(writes.adding, drawn, strict=True)}
+    return ids, max(stored.values())
 
 
 def _replace(cursor: CursorWrapper, writes: PlannedWrites) -> list[message_changes.Removed]:

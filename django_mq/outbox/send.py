@@ -57,7 +57,7 @@ def send_to(
 
     Writes in the open transaction, if there is one, else in a transaction of its own. `reserved` is
     as in `send()`. Also returns when the message was stored, in seconds since 1970 by the
-    database's clock; None for a message with a unique id.
+    database's clock; None if it was not, since its unique id was taken.
     """
     connection = queue_connection(using)
     builder = RowBuilder(connection.alias, wants_result=True, handler=handler, reserved=reserved)

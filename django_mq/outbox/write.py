@@ -12,7 +12,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.errors import DeadlockDetected, LockNotAvailable, QueryCanceled
 
 from django_mq.exceptions import BroadcastBusy
-from django_mq.messages import CopyReceipt
 from django_mq.outbox import deduplicate, notify
 from django_mq.outbox.backlog import admit
 from django_mq.outbox.dedupe_plan import Candidate
@@ -85,7 +84,7 @@ class RowWriter:
             insert(cursor, rows, on_ids=on_ids)
         self._ring(rows.templates)
 
-    def dedupe(self, candidates: Sequence[Candidate]) -> list[CopyReceipt]:
+    def dedupe(self, candidates: Sequence[Candidate]) -> deduplicate.StoreResult:
         """Store rows, some with unique ids, all or none; return the outcome of each."""
         block = transaction.atomic(using=self.connection.alias)
         with block if self._needs_block() else nullcontext():
@@ -96,7 +95,7 @@ class RowWriter:
             )
             self._ring(stored.rows)
             notify.ring_for_next(self.connection, self._settings, stored.left_keys)
-        return stored.copies
+        return stored
 
     def _needs_block(self) -> bool:
         """Return whether rows join a line outside a transaction (REQUIRE_ATOMIC is off)."""

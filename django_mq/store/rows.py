@@ -48,7 +48,7 @@ class Rows(Sequence[NewRow]):
     def __init__(self, rows: Iterable[NewRow] = ()) -> None:
         self.templates: list[NewRow] = []
         self.payloads: list[str] = []
-        #: When one statement stored the rows: their `created_at`, in seconds since 1970.
+        #: When the last row was stored, unless by COPY: its `created_at`, in seconds since 1970.
         self.stored_at: float | None = None
         for row in rows:
             self.add(row._replace(payload=""), row.payload)

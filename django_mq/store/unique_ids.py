@@ -188,18 +188,20 @@ select
     coalesce(expires, statement_timestamp() + lifetime * interval '1 second')
   from new
  where unique_id is null or id in (select message_id from taken)
-returning id
+returning id, date_part('epoch', statement_timestamp())
 """
 
 
-def add(cursor: Cursor, rows: Sequence[UniqueRow]) -> set[int]:
-    """Insert the rows whose unique ids are still as they were seen; return the rows' ids.
+def add(cursor: Cursor, rows: Sequence[UniqueRow]) -> dict[int, float]:
+    """Insert the rows whose unique ids are still as they were seen.
+
+    Returns the `created_at` of the inserted rows, in seconds since 1970, by id.
 
     Takes the unique ids in sorted order, and waits for open transactions that have taken one of
     them. A message broadcast in a quiet time is due after it.
     """
     cursor.execute(ADD, {"rows": documents(rows)})
-    return {id for (id,) in cursor.fetchall()}
+    return dict(cursor.fetchall())
 
 
 def documents(rows: Sequence[UniqueRow]) -> str:

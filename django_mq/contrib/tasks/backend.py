@@ -124,7 +124,7 @@ class MessageQueueBackend(BaseTaskBackend):
         if copy.outcome in ("duplicate", "debounced"):
             return self._existing(message, copy.id)
         assert copy.id is not None  # noqa: S101  (only what is put aside has none)
-        if copy.outcome == "updated":  # the stored task may have failed attempts
+        if stored_at is None:  # it was updated, and may have failed attempts
             result = self._stored(str(copy.id))
         else:
             result = results.enqueued(task, copy.id, args, kwargs, at=stored_at)

@@ -56,15 +56,15 @@ class TaskAttempts:
 
 
 def enqueued(
-    task: Task[..., Any], id: int, args: list[Any], kwargs: dict[str, Any], *, at: float | None
+    task: Task[..., Any], id: int, args: list[Any], kwargs: dict[str, Any], *, at: float
 ) -> TaskResult[..., Any]:
-    """Return the result of a task that was stored just now, `at` seconds since 1970 if known."""
+    """Return the result of a task that was stored just now, `at` seconds since 1970."""
     return _result(
         task,
         id,
         TaskResultStatus.READY,
         arguments=(args, kwargs),
-        enqueued_at=timezone.now() if at is None else from_epoch(at),
+        enqueued_at=from_epoch(at),
         attempts=TaskAttempts(),
     )
 

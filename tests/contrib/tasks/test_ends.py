@@ -360,6 +360,13 @@ def test_a_result_has_all_that_it_shows() -> None:
     assert found.enqueued_at == result.enqueued_at
 
 
+@pytest.mark.parametrize("unique_id", [None, "once"])
+def test_enqueue_and_get_result_agree(unique_id: str | None) -> None:
+    task = jobs.note.using(unique_id=unique_id) if unique_id else jobs.note
+    result = task.enqueue(1)
+    assert replace(task.get_result(result.id), task=task) == replace(result, task=task)
+
+
 def test_malformed_task_has_no_result() -> None:
     results = [jobs.note.enqueue() for _ in range(4)]
     payloads = ("[]", '{"args": 1, "kwargs": {}}', '{"args": []}', '"text"')
