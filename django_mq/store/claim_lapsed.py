@@ -49,6 +49,7 @@ _NOT_RUNNING = """not coalesce((
 # primary key up to the row. The scan goes queue by queue, from the mark of each, and stops at the
 # window. Without lines the window is the limit: no more rows are scanned and locked than are
 # changed, unless their payloads are too large.
+# Behind a pooler the planner may hash the queues, which loses their order: hence `ordinal`.
 # PostgreSQL 15 fails on `nth <= limit`: it makes that the run condition of a window that it has
 # optimized away.
 CLAIM_LAPSED = f"""
@@ -56,8 +57,13 @@ with found as materialized (
     select found.*, row_number() over () as n
       from (
         select m.*
-          from unnest(%(queues)s::text[], %(ats)s::float8[], %(ids)s::bigint[])
-               as asked (queue, at, id)
+          from (
+            select asked.queue, asked.at, asked.id
+              from unnest(%(queues)s::text[], %(ats)s::float8[], %(ids)s::bigint[])
+                   with ordinality as asked (queue, at, id, ordinal)
+             where {is_open("asked.queue")}
+             order by asked.ordinal
+         ) asked
          cross join lateral (
             select m.*
               from django_mq_queuedmessage m
@@ -68,7 +74,6 @@ with found as materialized (
              limit %(window)s
                for no key update of m skip locked
          ) m
-         where {is_open("asked.queue")}
          limit %(window)s
       ) found
 ), asking as (
@@ -185,9 +190,9 @@ def claim_lapsed(
 ) -> Lapsed:
     """Take over up to `limit` messages of `queues` whose lease lapsed.
 
-    From each queue it takes the longest lapsed first, until the limit is reached. `max_bytes` is as
-    in `claim()`. The scan of a queue begins behind its mark, if it has one; rows that were locked
-    at an earlier scan lie before the mark.
+    Queue by queue, in their order, it takes the longest lapsed first, until the limit is reached.
+    `max_bytes` is as in `claim()`. The scan of a queue begins behind its mark, if it has one; rows
+    that were locked at an earlier scan lie before the mark.
 
     A row that its worker still has locked is running, however old its lease, and is skipped. So is
     a row that the worker listed at its last heartbeat, as running or as not renewed, if that is not

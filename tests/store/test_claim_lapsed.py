@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from itertools import permutations
 from typing import Any
 
 import psycopg
@@ -78,6 +79,17 @@ def test_lapsed_rows_come_longest_lapsed_first_and_never_too_many(cursor: Cursor
         messages[1].pk, messages[2].pk
     ]  # fmt: skip
     assert [row.id for row in take_lapsed(cursor).taken] == [messages[0].pk]
+
+
+def test_queues_are_taken_over_in_the_order_asked_for(cursor: Cursor) -> None:
+    """Also on a connection behind a pooler, whose planner may choose any kind of join."""
+    queues = ["mail", "stock", "bills", "shop"]
+    for queue in queues:
+        add(queue, leased=-1)
+    for order in permutations(queues):
+        with cursor.connection.transaction(force_rollback=True):
+            (row,) = take_lapsed(cursor, *order, limit=1).taken
+        assert row.queue == order[0]
 
 
 def test_a_scan_resumes_behind_its_mark(cursor: Cursor, other: psycopg.Connection[Any]) -> None:
