@@ -79,8 +79,11 @@ def arrays_of(kind: Any, rows: Iterable[Any]) -> dict[str, Any]:
 
 
 def _are_texts(values: Sequence[object]) -> bool:
-    """Return whether `texts()` can write these values; the driver refuses a text with NUL."""
-    return all(isinstance(value, str) and "\0" not in value for value in values)
+    """Return whether these are texts that `texts()` can write; the driver refuses one with NUL.
+
+    An empty column stays a list: it may be one of fences.
+    """
+    return bool(values) and all(isinstance(each, str) and "\0" not in each for each in values)
 
 
 def fenced(columns: str = "m.id", *, last: str = "offset 0") -> str:

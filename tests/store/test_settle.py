@@ -183,6 +183,14 @@ def test_mixed_claims_and_attempts_keep_their_own_fences(cursor: Cursor) -> None
         assert left == {row.pk for row in [*rows, back]} - right
 
 
+@pytest.mark.parametrize("change", [settle.fail, settle.snooze, settle.hold])
+def test_nothing_to_settle_changes_nothing(
+    cursor: Cursor, change: Callable[[Cursor, list[Any]], set[int]]
+) -> None:
+    add(leased=30)
+    assert change(cursor, []) == set()
+
+
 def test_ack_removes_the_row(cursor: Cursor) -> None:
     """PMQ-23, CAR-19."""
     message = add(leased=30, attempts=1)
