@@ -135,7 +135,9 @@ def promote_put_aside(cursor: Cursor, ids: Sequence[UniqueId]) -> list[int]:
     return [row[0] for row in cursor.fetchall()]
 
 
-LOCK = """
+def _locked(condition: str) -> str:
+    """Return a query that locks the rows of `columns()` with this condition, in column order."""
+    return f"""
 select u.id
   from (
     select *
@@ -147,17 +149,16 @@ select u.id
     select u.id
       from django_mq_uniquekey u
      where u.queue = wanted.queue and u.handler = wanted.handler and u.type = wanted.type
-       and u.unique_id = wanted.unique_id and u.put_aside is null
-    union all
-    select u.id
-      from django_mq_uniquekey u
-     where u.queue = wanted.queue and u.handler = wanted.handler and u.type = wanted.type
-       and u.unique_id = wanted.unique_id and u.put_aside is not null
- ) found
- cross join lateral (
-    select u.id from django_mq_uniquekey u where u.id = found.id for update
+       and u.unique_id = wanted.unique_id and u.{condition}
+       for update
   ) u
 """
+
+
+# The content comes first, as in PROMOTE_PUT_ASIDE, so the two do not deadlock. A transaction that
+# puts content aside may stay open for long: whoever waits for it must not hold the row of an id,
+# for which workers wait when they end a message.
+LOCK = f"""{_locked("put_aside is not null")} union all {_locked("put_aside is null")}"""
 
 
 def lock(cursor: Cursor, ids: Sequence[UniqueId]) -> None:

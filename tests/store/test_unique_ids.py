@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -19,7 +20,7 @@ from django_mq.store.free_unique_ids import EndedMessage
 from django_mq.store.put_aside import put_aside
 from django_mq.store.rows import NewRow
 from django_mq.store.unique_ids import StoredUniqueId, UniqueId, UniqueRow
-from tests.database import second_connection
+from tests.database import second_connection, until_blocked
 from tests.rows import add, stored
 from tests.store.conftest import lock
 
@@ -138,6 +139,26 @@ def test_ends_wait_for_no_transaction_that_puts_aside(
     [id] = promotion.promote_put_aside(cursor, [ID])
     assert promotion.promote_put_aside(cursor, [ID]) == []
     assert QueuedMessage.objects.get().pk == id
+
+
+def test_ends_wait_for_no_session_that_waits_for_such_a_transaction(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    """A producer looks after its commit while another one replaces what was put aside."""
+    message = take(leased=30)
+    put_aside(cursor, [new(0)])
+    put_aside(other.cursor(), [new(0, priority=7)])
+    with second_connection() as third, ThreadPoolExecutor(1) as pool:
+        locking = pool.submit(promotion.lock, third.cursor(), [ID])
+        try:
+            until_blocked(third.info.backend_pid)
+            cursor.execute("set lock_timeout = '1s'")
+            assert end(cursor, message) == []
+        finally:
+            other.commit()
+        locking.result(60)
+    [id] = promotion.promote_put_aside(cursor, [ID])
+    assert QueuedMessage.objects.get(priority=7).pk == id
 
 
 def test_put_aside_message_stays_while_its_id_is_taken(cursor: Cursor) -> None:
