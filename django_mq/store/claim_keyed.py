@@ -70,7 +70,9 @@ _WAITING = """lateral (
 # Rows may_park if no other session is claiming their line: the head waits or is in flight, or the
 # line is locked here. Another head may have been claimed and acked since the snapshot. To lock its
 # old version, PostgreSQL waits for the ack in spite of SKIP LOCKED (heap_lock_updated_tuple_rec()
-# of heapam.c), which may wait for the lock of another head: a deadlock.
+# of heapam.c), which may wait for the lock of another head: a deadlock. A head that waits or is in
+# flight may be claimed or renewed, and then acked, while a long statement runs; so heads are locked
+# by id, as acks lock them.
 CLAIM_LINES = f"""
 with seen as materialized ({SEEN}), line as materialized (
     select line.*
@@ -176,7 +178,7 @@ with seen as materialized ({SEEN}), line as materialized (
        and (with_head.waits or (select count(*) from seen) >= %(window)s)
 ), theirs as materialized (
     select waiting.id, ahead.id as head
-      from behind
+      from (select * from behind order by head) behind
      cross join lateral (
         select m.id from django_mq_queuedmessage m where m.id = behind.head
            for key share skip locked

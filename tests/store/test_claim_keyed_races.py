@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
 
-from django_mq.store.claim_keyed import CLAIM_LINES
+from django_mq.messages import Fence
+from django_mq.store import settle
+from django_mq.store.claim_keyed import CLAIM_LINES, WINDOW
 from django_mq.store.key_lines import LOCK_LINES
-from tests.database import second_connection, until_any_blocked
+from tests.database import second_connection, until_any_blocked, until_blocked
 from tests.rows import pks
-from tests.store.keyed import Cursor, claim_params, ids, keyed, line_params, take, take_open
+from tests.store.keyed import (
+    Cursor,
+    blocked_by,
+    claim_params,
+    ids,
+    keyed,
+    line_params,
+    take,
+    take_open,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -97,6 +109,33 @@ def claimed_while(
     other.rollback()
     thread.join(30)
     return took
+
+
+def test_claim_and_ack_lock_heads_in_the_same_order(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    """A claim that parks behind a head renewed since its snapshot waits for the head's ack."""
+    heads = [keyed("z", leased=30), keyed("a", leased=30)]  # lines are found by their keys
+    followers = [keyed("az"[n % 2], after=-60) for n in range(WINDOW)]
+    slow = CLAIM_LINES.replace(
+        "     where not behind.ours\n",
+        "     where not behind.ours and case when waiting.id is not null"
+        " then pg_advisory_xact_lock(4711) is not null end\n",
+    )
+    assert "pg_advisory" in slow
+    other.execute("select pg_advisory_xact_lock(4711)")
+    with second_connection() as third, second_connection() as fourth, ThreadPoolExecutor(2) as pool:
+        claim = pool.submit(third.execute, slow, line_params(window=WINDOW))
+        until_blocked(third.info.backend_pid)  # it has locked the first of the heads
+        cursor.execute("update django_mq_queuedmessage set leased_until = now() + interval '1 h'"
+                       " where leased_until is not null")  # fmt: skip
+        fences = [Fence(head.pk, head.attempts, head.claimed_by or "") for head in heads]
+        acked = pool.submit(settle.ack, fourth.cursor(), fences)
+        until_blocked(fourth.info.backend_pid)
+        other.rollback()
+        assert acked.result(30) == set(pks(*heads))
+        claim.result(30)
+    assert blocked_by(*followers) == [heads[1].pk, heads[0].pk] * (WINDOW // 2)
 
 
 def test_a_head_that_changes_between_snapshot_and_lock_is_taken_all_the_same(
