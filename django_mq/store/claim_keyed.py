@@ -13,10 +13,10 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from django_mq.messages import ClaimedRow
-from django_mq.store import array, key_lines, names, texts
+from django_mq.store import array, key_lines, names
 from django_mq.store.claim import EXCLUDED, Claim, Lane, excluding, lane_columns
 from django_mq.store.claimed_row import COLUMN_COUNT, NEXT_ATTEMPT, claimed_columns, unstarted_claim
-from django_mq.store.key_lines import NONE_LEASED, SEEN
+from django_mq.store.key_lines import NONE_LEASED, SEEN, SEEN_UNLOCKED
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
@@ -233,6 +233,7 @@ select claimed.*, further.stuck, further.unfinished,
   ) further
   left join claimed on true
 """
+CLAIM_UNLOCKED_LINES = CLAIM_LINES.replace(SEEN, SEEN_UNLOCKED)
 
 
 def claim(
@@ -262,7 +263,8 @@ def claim(
 
     Without `park`, nothing is parked, and `Claim.stuck` may be true.
     """
-    given = {
+    locked: list[tuple[Any, ...]] = []
+    given: dict[str, object] = {
         **lane_columns(lanes),
         "limit": limit,
         "window": (window := max(WINDOW, limit)),
@@ -277,25 +279,22 @@ def claim(
         "excluded": array(excluded),
         "nonatomic": names(nonatomic),
     }
-    for lines in limit, window:
-        locked = key_lines.lock(cursor, given, limit=lines, excluded=excluded)
-        cursor.execute(excluding(CLAIM_LINES, excluded), {**given, **_line_columns(locked)})
+    # If none of these lines gave a row to take or park, others of the window may; if none of those
+    # did although no session is claiming them, others have locked rows: look behind these.
+    for lines, unlocked in (limit, False), (window, False), (window, True):
+        given |= key_lines.columns("tried", locked)
+        locked = key_lines.lock(cursor, given, limit=lines, excluded=excluded, unlocked=unlocked)
+        statement = CLAIM_UNLOCKED_LINES if unlocked else CLAIM_LINES
+        cursor.execute(excluding(statement, excluded), given | key_lines.columns("line", locked))
         rows = cursor.fetchall()
-        # If none of these lines gave a row to take or park, others may: try all of the window.
-        if rows[0][0] is not None or rows[0][-2] or len(locked) < lines:
+        stuck, unfinished, passed = rows[0][-3:]
+        if rows[0][0] is not None or unfinished:
+            break
+        if len(locked) < lines and not (stuck and park and locked):
             break
     found = sorted((row for row in rows if row[0] is not None), key=itemgetter(-4))
-    passed = json.loads(rows[0][-1] or "[]")
-    ends = {(queue, priority): (float(at), id) for queue, priority, at, id in passed}
-    return Claim(
-        [ClaimedRow._make(row[:COLUMN_COUNT]) for row in found],
-        ends,
-        unfinished=rows[0][-2],
-        stuck=rows[0][-3],
-    )
-
-
-def _line_columns(lines: Sequence[Sequence[Any]]) -> dict[str, object]:
-    *names, numbers = zip(*lines, strict=True) if lines else ((),) * 4
-    columns = zip(("line_queues", "line_handlers", "line_keys"), map(texts, names), strict=True)
-    return {**dict(columns), "line_starts": array(numbers)}
+    ends = {
+        (queue, priority): (float(at), id) for queue, priority, at, id in json.loads(passed or "[]")
+    }
+    claimed = [ClaimedRow._make(row[:COLUMN_COUNT]) for row in found]
+    return Claim(claimed, ends, unfinished=unfinished, stuck=stuck)

@@ -9,14 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from django_mq.store import array, texts
 from django_mq.store.advisory_locks import KEYED_CLAIM
 from django_mq.store.claim import EXCLUDED, OPEN_LANES, excluding
 
 if TYPE_CHECKING:
     from django_mq.store import Cursor
 
-# The window: the first waiting rows of the lanes, in the order of claims, numbered by seen_n.
-SEEN = f"""
+
+def _seen(condition: str = "", lock: str = "") -> str:
+    """Return the window: the first waiting rows of the lanes, in the order of claims.
+
+    seen_n numbers them. `condition` and `lock`, a locking clause, are for each row.
+    """
+    return f"""
     select window_.*, row_number() over () as seen_n
       from (
         select row_.*
@@ -28,12 +34,26 @@ SEEN = f"""
                and m.leased_until is null and m.blocked_by is null and m.dead_at is null
                and (m.processable_after, m.id) > (lane.at, lane.id)
                and m.processable_after <= statement_timestamp() {EXCLUDED}
+               {condition}
              order by m.processable_after, m.id
              limit %(window)s
+             {lock}
          ) row_
          limit %(window)s
       ) window_
 """
+
+
+SEEN = _seen()
+#: The window without lines that were tried, and without rows that other sessions have locked. Its
+#: own rows are locked.
+SEEN_UNLOCKED = _seen(
+    """and (m.key is null or (m.queue, m.handler, m.key) not in (
+                   select *
+                     from unnest(%(tried_queues)s::text[], %(tried_handlers)s::text[],
+                                 %(tried_keys)s::text[])))""",
+    "for no key update skip locked",
+)
 
 # With key = line.key, the planner may scan mq_lease, over all rows leased since the oldest held
 # snapshot was taken: 300 pages per line among 2,000 dead leases.
@@ -69,14 +89,33 @@ select line.queue, line.handler, line.key, line.seen_n
  limit %(limit)s
 """
 
+LOCK_UNLOCKED_LINES = LOCK_LINES.replace(SEEN, SEEN_UNLOCKED)
+
 
 def lock(
-    cursor: Cursor, given: Mapping[str, object], *, limit: int, excluded: Sequence[int]
+    cursor: Cursor,
+    given: Mapping[str, object],
+    *,
+    limit: int,
+    excluded: Sequence[int],
+    unlocked: bool = False,
 ) -> list[tuple[Any, ...]]:
     """Lock up to `limit` lines that have a row in the window and none in flight, until the commit.
 
     Returns queue, handler, key and `seen_n` of the first row seen of each. `given` has the lanes,
-    the window and `admitted`; rows in `excluded` do not count as waiting.
+    the window and `admitted`; rows in `excluded` do not count as waiting. If `unlocked`, neither do
+    rows that other sessions have locked, and the lines in `given` that were tried.
     """
-    cursor.execute(excluding(LOCK_LINES, excluded), {**given, "limit": limit})
+    statement = LOCK_UNLOCKED_LINES if unlocked else LOCK_LINES
+    cursor.execute(excluding(statement, excluded), {**given, "limit": limit})
     return cursor.fetchall()
+
+
+def columns(role: str, lines: Sequence[Sequence[Any]]) -> dict[str, object]:
+    """Return lines, as `lock()` returns them, as parameters for statements: parallel arrays.
+
+    `role` is `line` for those to claim from, `tried` for those that an earlier claim tried.
+    """
+    *names, numbers = zip(*lines, strict=True) if lines else ((),) * 4
+    arrays = zip(("queues", "handlers", "keys"), map(texts, names), strict=True)
+    return {f"{role}_{name}": each for name, each in (*arrays, ("starts", array(numbers)))}

@@ -10,7 +10,7 @@ import psycopg
 from django_mq.messages import ClaimedRow, Fence
 from django_mq.models import QueuedMessage
 from django_mq.store import claim_keyed as with_keys
-from django_mq.store import keys, settle
+from django_mq.store import key_lines, keys, settle
 from django_mq.store.claim import Claim, Lane, lane_columns
 from django_mq.store.keys import KeyLine
 from tests.rows import add, stored
@@ -89,9 +89,8 @@ def claim_params(**more: Any) -> dict[str, Any]:
 
 def line_params(*lines: tuple[str, str, str, int], **more: Any) -> dict[str, Any]:
     """Return the parameters of the second statement, for lines that the first one returned."""
-    names = ("line_queues", "line_handlers", "line_keys", "line_starts")
     return claim_params(
-        **{name: [line[n] for line in lines] for n, name in enumerate(names)},
+        **key_lines.columns("line", lines),
         claimers=["me:1"],
         per_claimer=100,
         lease=30.0,

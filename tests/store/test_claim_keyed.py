@@ -13,7 +13,7 @@ from django_mq.store import settle
 from django_mq.store.claim import Lane
 from django_mq.store.claim_keyed import WINDOW
 from django_mq.store.poll import poll
-from tests.rows import pks, stored
+from tests.rows import insert_all, pks, stored
 from tests.store.conftest import lock
 from tests.store.keyed import INSERT, Cursor, ack, blocked_by, ids, keyed, states, take, take_open
 
@@ -233,6 +233,36 @@ def test_a_locked_row_stops_its_line_alone_however_small_the_claim(
     assert ids(take(cursor, limit=1)) == [goes.pk]
     other.rollback()
     assert ids(take(cursor, limit=1)) == ([head.pk] if locked == "head" else [])
+
+
+@pytest.mark.parametrize("keys", [WINDOW + 1, 50])
+def test_locked_rows_that_fill_a_window_do_not_stop_other_lines(
+    cursor: Cursor, other: psycopg.Connection[Any], keys: int
+) -> None:
+    """An import may change hundreds of waiting messages in one long transaction."""
+    given = ({"handler": "h", "key": f"k{n % keys}", "after": -60} for n in range(WINDOW + 1))
+    locked, goes = insert_all(given), keyed("other")
+    lock(other, *locked)
+    assert ids(take(cursor, limit=5)) == [goes.pk]
+    assert (nothing := take(cursor, limit=5)).rows == []
+    assert not nothing.stuck
+    other.rollback()
+    assert ids(take(cursor, limit=5)) == locked[:5]
+
+
+def test_heads_that_an_open_transaction_removes_do_not_stop_other_lines(
+    cursor: Cursor, other: psycopg.Connection[Any]
+) -> None:
+    """It may be long: a producer cancels messages. Those behind them cannot be parked meanwhile."""
+    heads = [keyed("a"), keyed("b")]
+    insert_all({"handler": "h", "key": "ab"[n % 2], "after": -60} for n in range(WINDOW + 1))
+    plain, goes = keyed(None), keyed("other")
+    other.execute("delete from django_mq_queuedmessage where id = any(%s)", [pks(*heads)])
+    assert ids(take(cursor, limit=5)) == [plain.pk, goes.pk]
+    assert (nothing := take(cursor, limit=5)).rows == []
+    assert not nothing.stuck
+    other.commit()
+    assert len(take(cursor, limit=5).rows) == 5
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])

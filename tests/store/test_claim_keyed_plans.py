@@ -9,8 +9,9 @@ import pytest
 from django_mq.executor.statements import ONE_PLAN
 from django_mq.models import QueuedMessage
 from django_mq.store import claim_keyed as with_keys
-from django_mq.store.claim_keyed import CLAIM_LINES
-from django_mq.store.key_lines import LOCK_LINES
+from django_mq.store import key_lines
+from django_mq.store.claim_keyed import CLAIM_LINES, CLAIM_UNLOCKED_LINES
+from django_mq.store.key_lines import LOCK_LINES, LOCK_UNLOCKED_LINES
 from tests.rows import pks
 from tests.slow import mostly_slow
 from tests.store.keyed import Cursor, ack, claim_params, ids, keyed, line_params, take
@@ -82,9 +83,12 @@ def crowd(cursor: Cursor) -> Cursor:
     return cursor
 
 
+LOCKS, CLAIMS = (LOCK_LINES, LOCK_UNLOCKED_LINES), (CLAIM_LINES, CLAIM_UNLOCKED_LINES)
+
+
 @pytest.mark.parametrize(
     ("statement", "explain", "setting"),
-    mostly_slow([LOCK_LINES, CLAIM_LINES], [plan, generic_plan], ["", ONE_PLAN]),
+    mostly_slow([*LOCKS, *CLAIMS], [plan, generic_plan], ["", ONE_PLAN]),
     ids=lambda each: each[:12] if isinstance(each, str) else None,
 )
 def test_the_plans_of_a_claim_name_their_indexes(
@@ -93,13 +97,17 @@ def test_the_plans_of_a_claim_name_their_indexes(
     if setting:
         crowd.execute(setting)
     params = claim_params(window=100)  # a scan of this table may well find a whole window
-    if statement == CLAIM_LINES:
+    if statement in CLAIMS:
         lines = [("mail", "h", key, n) for n, key in enumerate(("k1", "k2", "long"), 1)]
         params = line_params(*lines, window=100)
+    if statement in (LOCK_UNLOCKED_LINES, CLAIM_UNLOCKED_LINES):
+        tried = key_lines.columns("tried", [("mail", "h", "k3", 1)])
+        params |= {name: tried[name] for name in tried if name in statement}
     text = explain(crowd, statement, **params)
     assert "using mq_claim on" in text
-    assert "using mq_key on" in text or statement == LOCK_LINES
+    assert "using mq_key on" in text or statement in LOCKS
     assert "using mq_key_leased on" in text
+    assert "hashed SubPlan" in text or statement in (LOCK_LINES, CLAIM_LINES)
     if setting or explain is plan:
         assert "Seq Scan on django_mq_queuedmessage" not in text
 
