@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import operator
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -95,6 +97,32 @@ def source_of(function: Callable[..., Any]) -> tuple[str, str, str, int] | None:
 def code_of(function: Callable[..., Any]) -> CodeType | None:
     """Return the code of the innermost function; None if it is not Python."""
     return getattr(layers_of(function)[-1], "__code__", None)
+
+
+def is_same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Return whether two functions of one code object have the same defaults, closure and self.
+
+    >>> def repeat(times):
+    ...     return lambda text: text * times
+    >>> is_same_function(repeat(2), repeat(2)), is_same_function(repeat(2), repeat(3))
+    (True, False)
+    """
+    values, others = _values_of(one), _values_of(other)
+    return len(values) == len(others) and all(map(operator.is_, values, others))
+
+
+def _values_of(function: Callable[..., Any]) -> list[object]:
+    """Return the values that the innermost function has from outside its code.
+
+    They are compared by identity: the `==` of a user's object may do anything.
+    """
+    inner: Any = layers_of(function)[-1]
+    values = [*(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).values()]
+    values.append(getattr(inner, "__self__", None))
+    for cell in inner.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a name that the factory has not bound yet
+            values.append(cell.cell_contents)
+    return values
 
 
 def shown(function: object) -> str:

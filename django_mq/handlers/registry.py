@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from django.apps import apps
 
 from django_mq.exceptions import InvalidHandler
-from django_mq.handlers.callables import code_of, layers_of, shown, source_of
+from django_mq.handlers.callables import (
+    code_of,
+    is_same_function,
+    layers_of,
+    shown,
+    source_of,
+)
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.due_times import CatchUp, Overlap
 from django_mq.policy.routing import TASKS, RoutingTable
@@ -113,8 +119,8 @@ class Registry:
     def add(self, new: Handler) -> None:
         """Register `new`; raise InvalidHandler if one of its names is taken.
 
-        A handler from a reloaded module replaces the one from the same source line; a function that
-        a loop makes for other messages does not, while the apps are loading.
+        A handler from a reloaded module replaces the one from the same source line; while the apps
+        are loading, another function from a loop, a factory or a decorator does not.
         """
         old = self._handlers.get(new.name)
         if old and any(old.function is layer for layer in layers_of(new.function)):
@@ -126,11 +132,7 @@ class Registry:
         for name in (new.name, *new.aliases):
             holder = self._by_name.get(name)
             if holder is not None and holder is not replaced:
-                raise InvalidHandler(
-                    f"the name {name} of {shown(new.function)} already belongs to the handler"
-                    f" {shown(holder.function)}: give one of them name=..., and list its old name"
-                    " in aliases=(...) if stored messages may still carry it"
-                )
+                raise _name_taken(name, new, holder)
         if replaced:
             self._by_name = {k: v for k, v in self._by_name.items() if v is not replaced}
         self._handlers[new.name] = new
@@ -161,16 +163,31 @@ class Registry:
 def _is_reloaded(old: Handler, new: Handler) -> bool:
     """Return whether `new` is `old` from a module that was loaded again.
 
-    A loop or a factory also makes several functions at one source line, but from one code object;
-    loading a module compiles another one. The code of all tasks is that of their runner. Once the
-    apps are ready, tests make handlers by calling one helper again and again.
+    A loop, a factory or a decorator also makes several functions at one source line, but from one
+    code object; loading a module compiles another one. The code of all tasks is that of their
+    runner. Once the apps are ready, tests make handlers by calling one helper again and again.
     """
     source = source_of(new.function)
     if source is None or source != source_of(old.function):
         return False
     if apps.ready or not new.patterns or code_of(new.function) is not code_of(old.function):
         return True
-    return all(getattr(new, name) == getattr(old, name) for name in SUBSCRIPTION)
+    return is_same_function(new.function, old.function) and all(
+        getattr(new, name) == getattr(old, name) for name in SUBSCRIPTION
+    )
+
+
+def _name_taken(name: str, new: Handler, holder: Handler) -> InvalidHandler:
+    """Return the error for two handlers of one name."""
+    text = (
+        f"the name {name} of {shown(new.function)} already belongs to the handler"
+        f" {shown(holder.function)}: give one of them name=..., and list its old name in"
+        " aliases=(...) if stored messages may still carry it"
+    )
+    code = code_of(new.function)
+    if code is not None and code is code_of(holder.function):
+        text += "; if a decorator made both, it needs functools.wraps"
+    return InvalidHandler(text)
 
 
 _registry = Registry()

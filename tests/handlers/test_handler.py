@@ -439,6 +439,70 @@ def test_the_same_subscription_of_one_function_replaces_itself(
     assert len(handlers.all_handlers()) == 1
 
 
+def test_a_decorator_without_wraps_gives_two_functions_one_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(apps, "ready", False)
+
+    def logged(function: Callable[[Delivery], None]) -> Callable[[Delivery], None]:
+        def inner(delivery: Delivery) -> None:
+            function(delivery)
+
+        return inner
+
+    handler("shop.placed")(logged(plain))
+    with pytest.raises(InvalidHandler, match=r"if a decorator made both, it needs functools"):
+        handler("shop.placed")(logged(another))
+    assert len(handlers.all_handlers()) == 1
+
+
+def test_functions_of_a_loop_with_other_values_do_not_replace_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(apps, "ready", False)
+    regions: list[str] = []
+
+    def subscribe(region: str) -> None:
+        @handler("shop.placed")
+        def on_order(delivery: Delivery) -> None:
+            regions.append(region)
+
+    subscribe("eu")
+    with pytest.raises(InvalidHandler, match="give one of them name="):
+        subscribe("us")
+    subscribe("eu")  # an equal function
+    assert len(handlers.all_handlers()) == 1
+
+
+def test_functions_of_a_loop_with_other_defaults_do_not_replace_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(apps, "ready", False)
+
+    def subscribe(region: str) -> None:
+        @handler("shop.placed")
+        def on_order(delivery: Delivery, region: str = region) -> None: ...
+
+    subscribe("eu")
+    with pytest.raises(InvalidHandler, match="give one of them name="):
+        subscribe("us")
+
+
+def test_methods_of_other_instances_do_not_replace_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(apps, "ready", False)
+
+    class Exporter:
+        def export(self, delivery: Delivery) -> None: ...
+
+    exporter = Exporter()
+    handler("shop.placed", name="export")(exporter.export)
+    handler("shop.placed", name="export")(exporter.export)
+    with pytest.raises(InvalidHandler, match="give one of them name="):
+        handler("shop.placed", name="export")(Exporter().export)
+
+
 def test_a_helper_of_tests_may_subscribe_its_function_again() -> None:
     for pattern in "shop.placed", "shop.paid":
 
