@@ -98,6 +98,12 @@ def message(type: str, *, version: int = 1) -> Callable[[C], C]:
     old version. Raises InvalidMessage for any other object, if the type already has a class, or if
     the class already has a type.
     """
+    given: object = type
+    if isinstance(given, _Type):
+        raise InvalidMessage(
+            f"say what type {given.__qualname__} is the class of, in brackets after @message:"
+            " @message('shop.orders.placed')"
+        )
     try:
         type = check_name(type, "type")
     except InvalidName as error:

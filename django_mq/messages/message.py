@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
@@ -73,11 +74,13 @@ class Message:
         """Take type, payload and version from an instance that was passed as the type."""
         found = class_of(instance)
         if found is None:
-            given = instance.__class__.__qualname__
+            given = f"a {instance.__class__.__qualname__}"
             if isinstance(instance, Message):
                 given += ": store it with broadcast_many([message])"
+            elif inspect.isclass(instance):
+                given = f"the class {instance.__qualname__}: pass an instance"
             raise InvalidName(
-                f"the type of a message is text or an instance of a @message class, not a {given}"
+                f"the type of a message is text or an instance of a @message class, not {given}"
             )
         if self.payload is not None or self.schema_version != 1:
             raise TypeError(

@@ -106,6 +106,8 @@ def broadcast_many(
     iterable is read and stored in chunks, in constant memory, behind a savepoint; returns a
     BulkReceipt with the number of rows stored or changed.
     """
+    if isinstance(messages, Message):
+        raise TypeError("broadcast_many() takes several messages: write broadcast_many([message])")
     if isinstance(messages, list | tuple):
         return send_many(messages, using=using)
     return send_stream(messages, using=using)

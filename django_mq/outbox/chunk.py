@@ -10,6 +10,7 @@ from django.db import ProgrammingError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_mq.messages import Message, Receipt
+from django_mq.messages.classes import class_of
 from django_mq.outbox.build import RowBuilder
 from django_mq.outbox.dedupe_plan import Candidate
 from django_mq.outbox.options import unique_seconds
@@ -51,9 +52,10 @@ class Chunk:
     def add(self, message: object) -> None:
         """Check a message, without any SQL, and add its rows."""
         if not isinstance(message, Message):
-            raise TypeError(
-                f"broadcast_many() takes Message(...) objects, not {type(message).__name__}"
-            )
+            given = type(message).__name__
+            if class_of(message) is not None:
+                given += ": write Message(instance)"
+            raise TypeError(f"broadcast_many() takes Message(...) objects, not {given}")
         rows = self.rows
         added = self._builder.add(rows, message)
         self._counts.append(added)

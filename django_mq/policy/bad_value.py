@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 from django_mq.exceptions import InvalidPayload
+
+#: The attributes of dataclasses, pydantic models and msgspec Structs.
+FIELDS = ("__dataclass_fields__", "__pydantic_fields__", "__struct_fields__")
+SEND_FIELDS = ": send a dict of its fields"
+ALONE = ", or broadcast an instance of a @message class alone, without type and payload"
 
 
 def unencodable(
@@ -13,7 +18,9 @@ def unencodable(
 ) -> InvalidPayload:
     """Return the error of a value that `dumps` refused with `error`."""
     path, culprit = _culprit(value, dumps)
-    advice = ": send its pk" if _is_model(culprit) else ""
+    advice = _advice(culprit)
+    if advice == SEND_FIELDS and (what, path) == ("payload", ""):
+        advice += ALONE
     return InvalidPayload(f"{what}{short(path)}: {_encoder_error(error)}{advice}")
 
 
@@ -55,12 +62,20 @@ def _culprit(value: object, dumps: Callable[[Any], str]) -> tuple[str, object]:
     return "", None
 
 
-def _is_model(value: object) -> bool:
-    """Return whether `value` is an instance of a Django model, which this module cannot import."""
+def _advice(culprit: object) -> str:
+    """Return what to send instead of a value that the encoder does not know; else ""."""
     try:  # on the value, not its class: request.user is a lazy object
-        return hasattr(value, "_meta") and hasattr(value, "pk")
+        if hasattr(culprit, "_meta") and hasattr(culprit, "pk"):  # a Django model
+            return ": send its pk"
+        if hasattr(culprit, "values_list"):  # a queryset
+            return ": send a list of pks"
+        if any(hasattr(culprit, name) for name in FIELDS):
+            return SEND_FIELDS
     except Exception:  # code of the value
-        return False
+        return ""
+    if isinstance(culprit, Set | Iterator):
+        return ": send a list"
+    return ": send text, such as base64" if isinstance(culprit, bytes | bytearray) else ""
 
 
 def _encoder_error(error: Exception) -> str:

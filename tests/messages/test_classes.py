@@ -69,6 +69,17 @@ def test_an_instance_of_another_class_is_refused() -> None:
         Message(Placed(1))
 
 
+def test_the_class_itself_is_refused() -> None:
+    message("a.b")(Placed)
+    with pytest.raises(InvalidName, match="not the class Placed: pass an instance"):
+        Message(Placed)  # type: ignore[arg-type]
+
+
+def test_the_brackets_must_not_be_forgotten() -> None:
+    with pytest.raises(InvalidMessage, match=r"say what type Placed is the class of.*@message\('"):
+        message(Placed)  # type: ignore[arg-type]
+
+
 def test_wrong_content_is_refused_with_its_path() -> None:
     message("a.b")(Placed)
     with pytest.raises(

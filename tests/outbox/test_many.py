@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from django_mq import (
     broadcast_many,
     handler,
     handlers,
+    message,
 )
+from django_mq.messages.classes import isolated
 from django_mq.models import QueuedMessage
 from django_mq.outbox import chunk as chunks
 from django_mq.store.insert import MAX_INSERT_ROWS
@@ -70,6 +73,25 @@ def test_many_are_stored_all_or_none(
 def test_wrong_type_of_message_is_refused() -> None:
     with transaction.atomic(), pytest.raises(TypeError, match=r"takes Message\(...\) objects"):
         broadcast_many([{"type": "a"}])  # type: ignore[list-item]
+
+
+@pytest.mark.django_db
+def test_one_message_is_no_list_of_messages() -> None:
+    with transaction.atomic(), pytest.raises(TypeError, match=r"\(\[message\]\)$"):
+        broadcast_many(Message("a"))  # type: ignore[call-overload]
+
+
+@pytest.mark.django_db
+def test_an_instance_of_a_message_class_needs_a_message_around_it() -> None:
+    @dataclass
+    class Placed:
+        order_id: int
+
+    with isolated(), transaction.atomic():
+        message("a.b")(Placed)
+        with pytest.raises(TypeError, match=r"not Placed: write Message\(instance\)"):
+            broadcast_many([Placed(7)])  # type: ignore[list-item]
+        assert broadcast_many([Message(Placed(7))])
 
 
 @pytest.mark.django_db

@@ -1,8 +1,11 @@
 """Errors of broadcast(): one class per cause, before any SQL; the transaction stays usable."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
+import msgspec
+import pydantic
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connection, transaction
@@ -249,6 +252,59 @@ def test_a_model_in_a_payload_is_answered_with_its_pk(value: object, text: str) 
     with transaction.atomic(), pytest.raises(InvalidPayload) as caught:
         broadcast("a.b", {"lines": [{"product": value}]})
     assert str(caught.value) == f"payload.lines[0].product: {text}"
+
+
+@dataclass
+class Line:
+    product_id: int
+
+
+class Model(pydantic.BaseModel):
+    product_id: int
+
+
+class Struct(msgspec.Struct):
+    product_id: int
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "instance", [Line(7), Model(product_id=7), Struct(7)], ids=["dataclass", "pydantic", "msgspec"]
+)
+def test_an_instance_in_a_payload_is_answered_with_a_dict_or_a_message_class(
+    instance: object,
+) -> None:
+    name = type(instance).__name__
+    wrong = f"Object of type {name} is not JSON serializable"
+    with transaction.atomic():
+        with pytest.raises(InvalidPayload) as caught:
+            broadcast("a.b", instance)
+        assert str(caught.value) == (
+            f"payload: {wrong}: send a dict of its fields, or broadcast an instance of a @message"
+            " class alone, without type and payload"
+        )
+        with pytest.raises(InvalidPayload) as caught:
+            broadcast("a.b", {"line": instance})
+        assert str(caught.value) == f"payload.line: {wrong}: send a dict of its fields"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [
+        ({7}, "send a list"),
+        (frozenset({7}), "send a list"),
+        ((n for n in (7,)), "send a list"),
+        (Product.objects.all(), "send a list of pks"),
+        (b"7", "send text, such as base64"),
+    ],
+    ids=["set", "frozenset", "generator", "queryset", "bytes"],
+)
+def test_a_collection_in_a_payload_is_answered_with_a_list(value: object, advice: str) -> None:
+    with transaction.atomic(), pytest.raises(InvalidPayload) as caught:
+        broadcast("a.b", {"products": value})
+    text = f"Object of type {type(value).__name__} is not JSON serializable: {advice}"
+    assert str(caught.value) == f"payload.products: {text}"
 
 
 @pytest.mark.django_db
