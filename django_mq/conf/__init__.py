@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from json import JSONEncoder
 from types import MappingProxyType
 from typing import Literal
@@ -27,6 +27,7 @@ from django_mq.conf.readers import (
     SettingError,
     duration,
     flag,
+    hint_of,
     integer,
     one_of,
     option,
@@ -264,13 +265,21 @@ def _read_settings(raw: object) -> tuple[Settings | None, list[SettingError]]:
     if not isinstance(raw, Mapping):
         return None, [SettingError("DJANGO_MQ", f"is {short_repr(raw)}: must be a dict.")]
     errors: list[SettingError] = []
-    values = read_fields(Settings, raw, str.upper, "DJANGO_MQ", errors)
+    option_of_a_queue = partial(
+        hint_of, QueueOptions, str.lower, "It is an option of a queue: DJANGO_MQ['QUEUES'][...]"
+    )
+    setting_for_all = partial(
+        hint_of, Settings, str.upper, "It is a setting for all queues: DJANGO_MQ"
+    )
+    values = read_fields(Settings, raw, str.upper, "DJANGO_MQ", errors, elsewhere=option_of_a_queue)
     inherited = {each: values[each] for each in INHERITED}
     queues = {}
     for name, options in values.pop("queues").items():
         where = f"DJANGO_MQ['QUEUES'][{name!r}]"
         if (given := readers.read_entry(name, options, where, errors)) is not None:
-            listed = read_fields(QueueOptions, given, str.lower, where, errors, inherited)
+            listed = read_fields(
+                QueueOptions, given, str.lower, where, errors, inherited, setting_for_all
+            )
             queues[name] = QueueOptions(**listed)
     values["relays"] = read_destinations(values["relays"], errors)
     values["inboxes"] = read_inboxes(values["inboxes"], errors)

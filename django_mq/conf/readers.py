@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
@@ -190,14 +190,15 @@ def read_fields(
     where: str,
     errors: list[SettingError],
     inherited: Mapping[str, Any] = MappingProxyType({}),
+    elsewhere: Callable[[str], str | None] = lambda key: None,
 ) -> dict[str, Any]:
     """Return a value for each field of the dataclass `kind` that has a reader.
 
     The keys of `raw` are field names passed through `spell`. A field that is missing or bad takes
     the inherited value, else its default. Errors are appended to `errors`; they refer to `raw` as
-    `where`.
+    `where`. `elsewhere` returns the hint for a key that belongs to another dict of the settings.
     """
-    known = {spell(each.name): each for each in fields(kind) if "read" in each.metadata}
+    known = _options(kind, spell)
     values = dict(inherited)
     for each in known.values():
         if each.default is not MISSING:
@@ -211,7 +212,18 @@ def read_fields(
             except ValueError as error:
                 errors.append(setting_error(f"{where}[{key!r}]", value, error))
         else:
-            near = get_close_matches(spell(str(key)), known, 1)
-            hint = f"Did you mean {near[0]!r}?" if near else None
+            spelled = spell(str(key))
+            near = get_close_matches(spelled, known, 1)
+            meant = f"Did you mean {near[0]!r}?" if near else None
+            hint = meant if near == [spelled] else elsewhere(str(key)) or meant
             errors.append(SettingError(f"{where}[{key!r}]", "is unknown.", hint))
     return values
+
+
+def hint_of(kind: type[Any], spell: Callable[[str], str], place: str, key: str) -> str | None:
+    """Return the hint that `key` belongs to `place`, if the dataclass `kind` has such an option."""
+    return f"{place}[{spell(key)!r}]." if spell(key) in _options(kind, spell) else None
+
+
+def _options(kind: type[Any], spell: Callable[[str], str]) -> dict[str, Field[Any]]:
+    return {spell(each.name): each for each in fields(kind) if "read" in each.metadata}

@@ -367,6 +367,19 @@ def test_bad_name_of_a_queue_is_an_error(name: object) -> None:
         ({"QUEUES": {"mail": {"batchsize": 5}}}, "Did you mean 'batch_size'?"),
         ({"QUEUES": {"mail": {"LEASE": 5}}}, "Did you mean 'lease'?"),
         ({"QUEUES": {"{x}": {}, "mail": {"xyzzy": 5}}}, None),
+        (
+            {"MAX_BACKLOG": 5},
+            "It is an option of a queue: DJANGO_MQ['QUEUES'][...]['max_backlog'].",
+        ),
+        ({"ordered": True}, "It is an option of a queue: DJANGO_MQ['QUEUES'][...]['ordered']."),
+        (
+            {"QUEUES": {"mail": {"timeout": 5}}},
+            "It is a setting for all queues: DJANGO_MQ['TIMEOUT'].",
+        ),
+        (
+            {"QUEUES": {"mail": {"HOLD_FOR": 5}}},
+            "It is a setting for all queues: DJANGO_MQ['HOLD_FOR'].",
+        ),
     ],
 )
 def test_unknown_key_is_an_error_with_a_hint(raw: dict[Any, Any], hint: str | None) -> None:
