@@ -79,7 +79,8 @@ def _admit(connection: BaseDatabaseWrapper, queue: str, limit: int, more: int) -
             waiting = f"{count:,} or more messages"
         raise BroadcastBusy(
             f"queue {queue} has {waiting} waiting and no room for {more:,} more: max_backlog is"
-            f" {limit:,}. Try again later, send fewer at once, or run more workers"
+            f" {limit:,}. Try again later, or send fewer at once; manage.py mq_status {queue} shows"
+            " whether it is paused or needs more workers"
         )
     known.added += more
     known.writer = _transaction_of(connection)

@@ -82,7 +82,10 @@ class Topology:
 
     @property
     def uncalled(self) -> tuple[Subscriber, ...]:
-        """The handlers not called in the last seven days; empty if nothing is `observed`."""
+        """The handlers without a counted call in the last seven days; empty unless `observed`.
+
+        A worker process that is killed takes the counts of its last seconds with it.
+        """
         return tuple(each for each in self.handlers if self.observed and not each.attempts)
 
 

@@ -99,7 +99,7 @@ class TestQueues:
         """NSQ-23: a limit of zero is a limit."""
         settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_in_flight": 1200}, "post": {}}}
         address = url("queuestate", "change", "mail")
-        assert "Max in flight 1200 Ordered" in text(boss.get(address))
+        assert "Max in flight 1200 Max backlog" in text(boss.get(address))
         decide("mail", max_in_flight=0)
         page = text(boss.get(address))
         assert "Max in flight 0 set by an operator; in the settings: 1200" in page
@@ -108,6 +108,12 @@ class TestQueues:
         page = boss.get(url("queuestate"))
         assert self.cell(page, "mail", "in_flight").limit == "0"
         assert self.cell(page, "post", "in_flight").limit == ""
+
+    def test_the_largest_backlog_is_shown(self, boss, settings):
+        settings.DJANGO_MQ = {"QUEUES": {"mail": {"max_backlog": 1200}, "post": {}}}
+        page = text(boss.get(url("queuestate", "change", "mail")))
+        assert "Max backlog 1200 : broadcast() refuses more" in page
+        assert "Max backlog no limit" in text(boss.get(url("queuestate", "change", "post")))
 
     def test_owners_and_probes(self, boss, settings):
         settings.DJANGO_MQ = {"QUEUES": {"mail": {"ordered": True, "backoff": {}}}}

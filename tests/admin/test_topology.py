@@ -33,7 +33,7 @@ def test_page_shows_types_and_their_handlers(viewer):
     assert "shop.placed 1 ● yes ● yes" in page
     beat()
     page = text(viewer.get(PAGE))
-    assert "Not called in the last 7 days: audits , mails" in page
+    assert "No call counted in the last 7 days: audits , mails" in page
 
 
 def test_it_takes_few_queries(viewer, django_assert_max_num_queries):

@@ -121,7 +121,7 @@ def test_the_command_without_a_type() -> None:
     text = run("mq_routes")
     assert "Handlers that take none of these types: odds (odd.#)\n" in text
     assert "Types that no handler here takes: nobody.hears\n" in text
-    assert "Handlers not called in the last 7 days: audits, odds\n" in text
+    assert "Handlers without a counted call in the last 7 days: audits, odds\n" in text
     told = run_json("mq_routes")
     assert (told["unheard"], told["uncalled"]) == (["nobody.hears"], ["audits", "odds"])
     assert told["types"][0] == {

@@ -106,7 +106,10 @@ class Command(OperatorCommand):
                 [f"{each.name} ({', '.join(each.patterns)})" for each in _idle(found)],
             ),
             ("Types that no handler here takes", [each.type for each in found.unheard]),
-            ("Handlers not called in the last 7 days", [h.name for h in found.uncalled]),
+            (
+                "Handlers without a counted call in the last 7 days",
+                [each.name for each in found.uncalled],
+            ),
             ("Tasks, which only enqueue() reaches", found.tasks),
         ):
             if names:
