@@ -22,8 +22,9 @@ from django_mq.values import When
 
 ASK_IN_ATOMIC = """\
 ask() inside an atomic() block on the database {alias!r}, or while autocommit is off, would wait \
-for a reply to a message that is not committed yet. Call it before or after the block, and in a \
-handler with @handler(atomic=False); or store a request with your data and wait later:
+for a reply to a message that is not committed yet. Call it before or after the block, in a view \
+under ATOMIC_REQUESTS with @transaction.non_atomic_requests, and in a handler with \
+@handler(atomic=False); or store a request with your data and wait later:
 
     with transaction.atomic(using={alias!r}):
         order.save()

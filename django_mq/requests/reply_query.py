@@ -46,11 +46,15 @@ class ReplyQuery:
         """Raise CannotWait if waiting here could not succeed."""
         if self._stored_in is not None and self._stored_in.is_open():
             delivery = current_delivery.get()
-            in_handler = delivery is not None and delivery._is_atomic
+            if delivery is not None and delivery._is_atomic:
+                who = "a handler that waits needs @handler(atomic=False)"
+            else:
+                who = (
+                    "with ATOMIC_REQUESTS, a view that waits needs @transaction.non_atomic_requests"
+                )
             raise CannotWait(
                 f"the transaction of request {self.id} is still open, so no worker can see it:"
-                " wait after its atomic() block"
-                f"{'; a handler that waits needs @handler(atomic=False)' if in_handler else ''}"
+                f" wait after its atomic() block; {who}"
             )
         self._refuse_own_queue()
 
