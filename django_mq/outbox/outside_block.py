@@ -20,8 +20,10 @@ A post_save receiver runs after its own save has committed: open the block aroun
 saves, or set ATOMIC_REQUESTS. In a receiver of a signal that is not yours, open it around \
 broadcast() alone: if the sender has no transaction, the message commits right after the data, and \
 a process that dies in between leaves the data without its message (see the guide "Signals of code \
-that is not yours"). The block that TestCase opens does not count. In async code, put this into a \
-function and await sync_to_async(function)(), or use abroadcast(), which commits by itself. \
+that is not yours"). An on_commit() hook runs after the commit: call broadcast() in the block \
+itself; no worker sees the message before the commit. The block that TestCase opens does not \
+count. In async code, put this into a function and await sync_to_async(function)(), or use \
+abroadcast(), which commits by itself. \
 DJANGO_MQ = {{"REQUIRE_ATOMIC": False}} turns this check off."""
 
 _ON_ANOTHER = """\

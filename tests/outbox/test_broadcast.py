@@ -69,6 +69,14 @@ def test_without_a_block_it_raises_and_stores_nothing(
     assert not QueuedMessage.objects.exists()
 
 
+@pytest.mark.django_db(transaction=True)
+def test_in_an_on_commit_hook_the_block_is_over() -> None:
+    """Projects that come from a broker send there."""
+    says = r"on_commit\(\) hook runs after the commit"
+    with pytest.raises(NotInTransaction, match=says), transaction.atomic():
+        transaction.on_commit(lambda: broadcast("a.b"))
+
+
 @pytest.mark.django_db
 def test_app_missing_in_installed_apps_is_reported() -> None:
     without = modify_settings(INSTALLED_APPS={"remove": "django_mq"})
