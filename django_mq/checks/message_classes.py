@@ -1,4 +1,4 @@
-"""Message classes that no upcast reaches, that no handler can get, or that a handler holds."""
+"""What handlers get: message classes and their upcasts, and annotations that do not fit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django_mq.checks.registering import TAG, CheckMessages, check
 from django_mq.conf import Settings
 from django_mq.handlers import all_handlers
 from django_mq.handlers.registry import is_subscribed
-from django_mq.handlers.typed import annotation_errors, refusal
+from django_mq.handlers.typed import annotation_errors, argument_misfit, refusal
 from django_mq.messages.classes import message_classes, upcasts_without_class
 from django_mq.messages.codecs import Unsupported
 
@@ -39,6 +39,29 @@ def check_message_classes(settings: Settings) -> CheckMessages:
     for handler in all_handlers():
         for problem in annotation_errors(handler):
             yield checks.Error(f"{problem}.", id="django_mq.E012")
+
+
+@check(TAG)
+def check_arguments(settings: Settings) -> CheckMessages:
+    """W012: a handler expects something else than it gets, such as the payload."""
+    for handler in all_handlers():
+        if handler.patterns and (found := argument_misfit(handler)):
+            given = "a Delivery"
+            hint = (
+                "Read the payload from delivery.payload, or annotate the argument with a class that"
+                " has @message(...)."
+            )
+            if handler.batch:
+                given = "a list of deliveries, because of batch=True"
+                hint = (
+                    "Annotate it with list[Delivery] or a list of a class that has @message(...)."
+                )
+            yield checks.Warning(
+                f"The argument of the handler {handler.name} is annotated with {found}, but the"
+                f" handler gets {given}.",
+                hint=hint,
+                id="django_mq.W012",
+            )
 
 
 @check(TAG)

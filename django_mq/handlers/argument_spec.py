@@ -73,6 +73,33 @@ def argument_spec(function: Callable[..., Any], *, batch: bool) -> ArgumentSpec:
     return ArgumentSpec(classes, wrapped)
 
 
+def misfit(function: Callable[..., Any], *, batch: bool) -> str:
+    """Return the annotation if the argument, a delivery or a list of them, is certainly none.
+
+    Else "": also if the annotation cannot be resolved, or is a protocol or a type variable.
+    """
+    if _annotation(function) is None:
+        return ""
+    try:
+        hint = _resolved(function)
+    except Unresolved:
+        return ""
+    return "" if _may_be(hint, list if batch else Delivery) else inspect.formatannotation(hint)
+
+
+def _may_be(hint: Any, given: type) -> bool:
+    """Return whether a value of the class `given` may fit the annotation."""
+    members = _members(hint)
+    if len(members) > 1:
+        return any(_may_be(each, given) for each in members)
+    kind = typing.get_origin(hint) or hint
+    if kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return True
+    if typing.is_typeddict(kind) or not issubclass(given, kind):
+        return False
+    return given is not list or all(_may_be(each, Delivery) for each in typing.get_args(hint))
+
+
 def _innermost(function: Callable[..., Any]) -> tuple[Any, int]:
     """Return the Python function that gets the delivery, and the index of its parameter.
 

@@ -8,7 +8,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django_mq.exceptions import InvalidPayload, UnexpectedPayload
-from django_mq.handlers.argument_spec import ArgumentSpec, Unresolved, argument_spec, takes_plain
+from django_mq.handlers.argument_spec import (
+    ArgumentSpec,
+    Unresolved,
+    argument_spec,
+    misfit,
+    takes_plain,
+)
 from django_mq.messages import Delivery
 from django_mq.messages.classes import MessageClass
 from django_mq.policy.routing import Pattern
@@ -133,6 +139,17 @@ def annotation_errors(handler: Handler) -> Iterator[str]:
                 f"the argument of the handler {handler.name} is annotated with the class of"
                 f" {type}, to which it does not subscribe"
             )
+
+
+def argument_misfit(handler: Handler) -> str:
+    """Return the annotation of a plain handler's argument if it is not what the handler gets."""
+    if isinstance(handler.call, TypedCall):
+        try:
+            if handler.call.takes.classes:
+                return ""
+        except Unresolved:
+            return ""
+    return misfit(handler.function, batch=handler.batch)
 
 
 def _instance(delivery: Delivery[Any], classes: dict[str, MessageClass]) -> Any:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from io import StringIO
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol, TypedDict, TypeVar
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -31,15 +31,22 @@ from django_mq import (
     signals,
     upcast,
 )
-from django_mq.checks.message_classes import check_message_classes, check_versions
+from django_mq.checks.message_classes import (
+    check_arguments,
+    check_message_classes,
+    check_versions,
+)
 from django_mq.exceptions import InvalidMessage
 from django_mq.messages import classes
 from django_mq.models import FailedAttempt, QueuedMessage
 from django_mq.testing import answering, assert_broadcast, deliver, drain
 from django_mq.worker import Worker
+from testproject.shop.models import Order
 from tests.rows import add
 
 pytestmark = pytest.mark.django_db
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -594,3 +601,84 @@ def test_mq_types_without_any() -> None:
         out = StringIO()
         call_command("mq_types", stdout=out)
     assert "No class is registered" in out.getvalue()
+
+
+class HasPayload(Protocol):
+    payload: Any
+
+
+class Fields(TypedDict):
+    order_id: int
+
+
+def on_dict(payload: dict[str, Any]) -> None: ...
+def on_plain_dict(payload: dict) -> None: ...  # type: ignore[type-arg]
+def on_fields(payload: Fields) -> None: ...
+def on_number(order_id: int) -> None: ...
+def on_model(order: Order) -> None: ...
+def on_deliveries(deliveries: list[Delivery]) -> None: ...
+def on_delivery(delivery: Delivery) -> None: ...
+def on_text_or_delivery(delivery: str | Delivery) -> None: ...
+def on_protocol(delivery: HasPayload) -> None: ...
+def on_anything(delivery: Any) -> None: ...
+def on_unnamed(delivery) -> None: ...  # type: ignore[no-untyped-def]
+def on_sequence(deliveries: Sequence[Delivery]) -> None: ...
+def on_list(deliveries: list) -> None: ...  # type: ignore[type-arg]
+def on_dicts(payloads: list[dict[str, Any]]) -> None: ...
+def on_variable(delivery: T) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "batch", "given"),
+    [
+        (on_dict, False, "a Delivery"),
+        (on_plain_dict, False, "a Delivery"),
+        (on_fields, False, "a Delivery"),
+        (on_number, False, "a Delivery"),
+        (on_model, False, "a Delivery"),
+        (on_deliveries, False, "a Delivery"),
+        (on_sequence, False, "a Delivery"),
+        (functools.partial(on_dict), False, "a Delivery"),
+        (on_delivery, True, "a list of deliveries, because of batch=True"),
+        (on_dict, True, "a list of deliveries, because of batch=True"),
+        (on_dicts, True, "a list of deliveries, because of batch=True"),
+    ],
+)
+def test_w012_an_annotation_that_is_not_what_the_handler_gets(
+    function: Callable[..., Any], batch: bool, given: str
+) -> None:
+    handler("shop.#", name="odd", batch=batch)(function)
+    [warning] = check_arguments(None) or ()
+    assert warning.id == "django_mq.W012"
+    assert str(warning.msg).startswith("The argument of the handler odd is annotated with ")
+    assert str(warning.msg).endswith(f", but the handler gets {given}.")
+
+
+@pytest.mark.parametrize(
+    ("function", "batch"),
+    [
+        (on_delivery, False),
+        (on_text_or_delivery, False),
+        (on_protocol, False),
+        (on_anything, False),
+        (on_unnamed, False),
+        (on_variable, False),
+        (on_deliveries, True),
+        (on_sequence, True),
+        (on_list, True),
+        (on_anything, True),
+        (on_unnamed, True),
+    ],
+)
+def test_w012_leaves_out_annotations_that_may_be_right(
+    function: Callable[..., Any], batch: bool
+) -> None:
+    handler("shop.#", name="even", batch=batch)(function)
+
+    @handler("shop.orders.placed", name="typed")
+    def typed(event: Placed) -> None: ...
+
+    @handler("shop.orders.placed", name="unresolved")
+    def unresolved(event: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    assert list(check_arguments(None) or ()) == []
