@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from time import monotonic
 
@@ -14,7 +15,7 @@ from django_mq.worker.lanes import Lanes
 from django_mq.worker.lapsed_fetcher import LapsedFetcher
 from django_mq.worker.ordered_queues import OrderedQueues
 from django_mq.worker.queue_options import ClaimOptions
-from django_mq.worker.watermarks import Rest
+from django_mq.worker.watermarks import LaneName, Rest
 
 #: Seconds until the next poll, after a ring or a claim that took something: it finds messages whose
 #: rings were coalesced.
@@ -34,7 +35,8 @@ class Fetcher:
     `fetch()` set `empty` at once, it may be wrong for a round: the loop looks twice before it ends.
 
     `options(queue)` returns the options of a claim. `intake` says how much room there is, and takes
-    the rows. `last_starts` says when messages of each lane last started.
+    the rows. `last_starts` says when messages of each lane last started. `shuffle` puts new lanes
+    in order.
     """
 
     def __init__(
@@ -47,13 +49,14 @@ class Fetcher:
         ordered_queues: OrderedQueues,
         last_starts: LastStarts,
         poll_interval: float,
+        shuffle: Callable[[list[LaneName]], None] = random.shuffle,
     ) -> None:
         self._intake = intake
         self._claims = claims
         self._ordered_queues = ordered_queues
         self._last_starts = last_starts
         self._poll_interval = poll_interval
-        self._lanes = Lanes(patterns)
+        self._lanes = Lanes(patterns, shuffle=shuffle)
         self._due = DueFetcher(options=options, intake=intake, claims=claims, lanes=self._lanes)
         self._lapsed = LapsedFetcher(
             options=options, intake=intake, claims=claims, ordered_queues=ordered_queues

@@ -29,9 +29,17 @@ class Lanes:
 
     They are in the order of the patterns, then of the priorities. Equal lanes take turns at being
     first: a claim uses up the turn of its lanes, a release gives it to lanes that started nothing.
+    `shuffle` puts new lanes in order, in place. By name, each successor of a process that was ended
+    for a handler that hangs would begin with the same queue, and those behind it never start.
     """
 
-    def __init__(self, patterns: Sequence[str]) -> None:
+    def __init__(
+        self,
+        patterns: Sequence[str],
+        *,
+        shuffle: Callable[[list[LaneName]], None] = lambda lanes: None,
+    ) -> None:
+        self._shuffle = shuffle
         self._patterns = [Pattern(text) for text in patterns]
         self._fixed = [(text, 0) for text in patterns if "*" not in text and "#" not in text]
         self._seen_at: dict[LaneName, float] = {}
@@ -48,9 +56,10 @@ class Lanes:
         self._seen_at = {lane: at for lane, at in self._seen_at.items() if now - at < LANE_TTL}
         known = {*self._fixed, *self._seen_at}
         self.known = sorted(known)
-        ordered = dict.fromkeys(
-            [*(lane for lane in self._in_order() if lane in known), *self.known]
-        )
+        ordered = dict.fromkeys(lane for lane in self._in_order() if lane in known)
+        new = [lane for lane in self.known if lane not in ordered]
+        self._shuffle(new)
+        ordered |= dict.fromkeys(new)
         self._equals = {}
         for lane in sorted(ordered, key=self._rank):
             self._equals.setdefault(self._rank(lane), {})[lane] = None

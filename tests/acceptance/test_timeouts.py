@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from django_mq.models import FailedAttempt
+from django_mq.models import FailedAttempt, QueuedMessage
 from tests.acceptance.app.witness import Witness
 from tests.acceptance.conftest import Queue
 from tests.acceptance.processes import Worker, is_running
@@ -46,6 +46,17 @@ def test_its_process_is_ended(
     limit = r"the handler ran for .+, past its timeout: the option timeout, or the setting TIMEOUT"
     assert re.fullmatch(limit, failed.error_text)
     assert re.search(f"message {slow}, attempt 1: {limit}: ending process {ended}", worker.said())
+
+
+def test_a_queue_that_hangs_does_not_keep_others_from_starting(
+    start: Callable[..., Worker], queue: Queue
+) -> None:
+    """Each timeout ends the process: its successor must not always begin with the same queue."""
+    queue.send("hang", *[f"slow{n}" for n in range(100)], queue="first", until=3)
+    queue.send("write", "quick")  # in the queue `work`, which is behind `first` by name
+    worker = start()
+    worker.until(lambda: queue.done()["quick"], "the other queue starts")
+    assert QueuedMessage.objects.filter(queue="first").exists()
 
 
 def test_the_process_of_a_hook_that_hangs_is_ended(

@@ -78,6 +78,14 @@ def test_a_look_keeps_the_turns_and_adds_new_lanes_behind() -> None:
     assert lanes.known == named("abd")
 
 
+def test_new_lanes_are_shuffled_among_their_equals_and_once() -> None:
+    lanes = Lanes(["a", "#"], shuffle=list.reverse)
+    lanes.update([*named("abc"), ("b", 5), ("d", 5)], 0.0)
+    assert in_order(lanes) == [("a", 0), ("d", 5), ("b", 5), *named("cb")]
+    lanes.update(named("abcde"), 1.0)
+    assert in_order(lanes) == [("a", 0), ("d", 5), ("b", 5), *named("cbed")]
+
+
 def test_named_queues_are_lanes_before_any_message() -> None:
     lanes = Lanes(["b", "a", "c.#"])
     lanes.update([], 0.0)

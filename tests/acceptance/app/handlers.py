@@ -158,7 +158,7 @@ def answered_one_by_one(deliveries: list[Any]) -> None:
     witness().wait_at(gate_of(deliveries[0]))
 
 
-@handler("acceptance.hang", queue="work", timeout=1, retry=SOON)
+@handler("acceptance.hang", queue="work", queues=OTHERS, timeout=1, retry=SOON)
 def hang(delivery: Any) -> None:
     """Write, then run past the timeout of 1 s, unless the attempt is the one in `until`."""
     payload = begin(delivery)

@@ -89,6 +89,7 @@ class Rig:
             ),
             last_starts=self.last_starts,
             poll_interval=poll,
+            shuffle=lambda lanes: None,  # by name
         )
         return self
 
