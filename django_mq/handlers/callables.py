@@ -38,16 +38,25 @@ def check_function(function: object) -> bool:
         raise InvalidHandler(
             f"{shown(function)} is a generator: calling it runs nothing; remove the yield"
         )
-    try:
-        inspect.signature(function).bind(object())
-    except TypeError:
-        raise InvalidHandler(
-            f"{shown(function)} must take one positional argument, the delivery:"
-            " def send_confirmation(delivery): ..."
-        ) from None
-    except ValueError:  # written in C, without a signature
-        pass
+    _check_signature(function)
     return inspect.iscoroutinefunction(called)
+
+
+def _check_signature(function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # written in C, without a signature
+        return
+    try:
+        signature.bind(object())
+    except TypeError:
+        text = "must take one positional argument, the delivery: def send(delivery): ..."
+        if next(iter(signature.parameters), "") == "self":
+            text = (
+                "is a method of a class: put @handler on a function outside, or register a method"
+                " of an instance by handler(...)(instance.method)"
+            )
+        raise InvalidHandler(f"{shown(function)} {text}") from None
 
 
 def is_django_task(thing: object) -> bool:

@@ -189,7 +189,7 @@ def test_a_name_leaves_out_locals() -> None:
         pytest.param("plain", "put @handler on a function, not on a str", id="text"),
         pytest.param(no_argument, "no_argument must take one positional", id="no-argument"),
         pytest.param(two_arguments, "must take one positional", id="two-arguments"),
-        pytest.param(Service.method, "must take one positional", id="unbound-method"),
+        pytest.param(Service.method, "method is a method of a class", id="unbound-method"),
         pytest.param(keyword_only, "must take one positional", id="keyword-only"),
         pytest.param(required_keyword, "must take one positional", id="required-keyword"),
         pytest.param(generator, "generator is a generator", id="generator"),
