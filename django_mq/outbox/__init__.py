@@ -53,7 +53,7 @@ def broadcast(
     - `schema_version`: the version of the payload's format, from 1.
     - `after`, `expires`: no attempt starts before `after`, or at `expires` or later. Give seconds,
       a timedelta or an aware datetime. Seconds count from now, by the database's clock.
-    - `priority`: -100..100, higher first.
+    - `priority`: -100..100, higher first, over all queues that a worker serves in turn.
     - `key`: the order key: 1 to 128 characters without control characters. Per queue and handler,
       messages with the same key run one at a time, in order.
     - `unique_id`: text, as for a key. While a message with this id waits or runs, no second one is
