@@ -31,6 +31,7 @@ from django_mq.policy.names import check_key, check_name
 from django_mq.policy.routing import plain_types
 from django_mq.store import Cursor
 from django_mq.testing.on_loop import refuse_on_loop
+from django_mq.worker.inline_run import NoTimeout
 
 _delivered = count(1)
 
@@ -147,9 +148,9 @@ class _Unstored(LeasedDelivery):
     """A leased delivery without a row to renew or remove."""
 
     def __init__(self, row: ClaimedRow, alias: str) -> None:
-        super().__init__(Delivery(row), alias=alias, lease=0.0, timeout=self)
+        super().__init__(Delivery(row), alias=alias, lease=0.0, timeout=NoTimeout())
 
-    def extend(self, seconds: float) -> None:
+    def _extend_lease(self, lease: float) -> None:
         """Do nothing: there is no lease."""
 
     def _ack(self, cursor: Cursor) -> bool:
@@ -163,10 +164,15 @@ class _UnstoredOfBatch(BatchDelivery):
 
     def __init__(self, row: ClaimedRow, alias: str) -> None:
         super().__init__(
-            Delivery(row), alias=alias, lease=0.0, timeout=self, on_verdict=self._keep, fences=()
+            Delivery(row),
+            alias=alias,
+            lease=0.0,
+            timeout=NoTimeout(),
+            on_verdict=self._keep,
+            fences=(),
         )
 
-    def extend(self, seconds: float) -> None:
+    def _extend_lease(self, lease: float) -> None:
         """Do nothing: there is no lease."""
 
     def _keep(self, delivery: BatchDelivery, error: BaseException) -> None:

@@ -195,9 +195,7 @@ class InlineRun:
         if started.get(task.delivery.id):
             self._settle(Ended(task.delivery, Settled.DEAD_UNSTARTED, reason="expired"))
             return
-        leased = leased_call(
-            [task], alias=self._connection.alias, lease=lease, timeout=_NoTimeout()
-        )
+        leased = leased_call([task], alias=self._connection.alias, lease=lease, timeout=NoTimeout())
         [delivery] = leased.deliveries
         if is_observed(message_started):
             reports.started(delivery)
@@ -238,7 +236,7 @@ class _RightsRequired(Outage):
         super().wait(error, logged=logged)
 
 
-class _NoTimeout:
+class NoTimeout:
     """The timeout of a handler that has none."""
 
     def extend(self, seconds: float) -> None:

@@ -292,6 +292,19 @@ class DeliverTest(TestCase):
         with pytest.raises(InvalidOption, match="schema version 3 is newer than version 2"):
             deliver("one", schema_version=3)
 
+    def test_a_wrong_argument_of_extend_is_refused_as_by_a_worker(self) -> None:
+        @handler("test.one", name="one", atomic=False)
+        def one(delivery: Any) -> None:
+            delivery.extend("1h")
+
+        @handler("test.list", name="list", atomic=False, batch=True)
+        def many(deliveries: list[Any]) -> None:
+            deliveries[0].extend("1h")
+
+        for name in "one", "list":
+            with pytest.raises(ValueError, match=r"extend\('1h'\): give seconds or a timedelta"):
+                deliver(name)
+
     def test_a_handler_that_is_not_atomic_may_finish(self) -> None:
         @handler("test.one", name="one", atomic=False)
         def one(delivery: Any) -> None:
