@@ -28,8 +28,7 @@ from django_mq.worker.releasing import release_skipping_refused
 
 #: Seconds between two attempts: the backends of a dead process hold its locks for a moment.
 RETRY_PAUSE = 0.25
-#: Seconds, after this process has learned of the death, in which a claim of the dead process mostly
-#: commits.
+#: Seconds after the death in which a claim of the dead process mostly commits.
 LATE_CLAIM = 1.0
 #: Seconds in which it may still commit: a busy disk, a replica or a trigger may hold it up.
 LATEST_CLAIM = STATEMENT_SECONDS + STALL_MARGIN
@@ -185,7 +184,9 @@ class Recovery:
         left = recover.anything_left(cursor, worker=dead.worker)
         if left and monotonic() - dead.received_at < GIVE_UP_SECONDS:
             return False
-        if monotonic() - dead.received_at < LATE_CLAIM:
+        # Since the death, not since this process was told: if processes die one after another, none
+        # lives for so long, and the dead ones that each of them has to look at would add up.
+        if monotonic() - dead.died_at < LATE_CLAIM:
             return False
         leases.leave(cursor, worker=dead.worker)
         return True

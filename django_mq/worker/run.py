@@ -208,12 +208,16 @@ class Run:
         self._announce_started()
 
     def take_recoveries(self) -> None:
-        """Begin to settle messages of dead siblings once this run has started; from any thread."""
+        """Begin to settle messages of dead siblings once this run has started; from any thread.
+
+        Those of the first death come first: if processes die one after another, each of them may
+        live just long enough to settle one.
+        """
         if not self.parts.liveness.is_ready:
             return
         with contextlib.suppress(IndexError):
             while True:
-                self.parts.recovery.recover(*self.worker.to_recover.pop())
+                self.parts.recovery.recover(*self.worker.to_recover.pop(0))
 
     def _end_lease_keeper(self) -> None:
         lease_keeper = self.parts.lease_keeper

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -14,13 +15,14 @@ from django_mq import RetryPolicy, fixed, handler
 from django_mq.executor.watchdog import Link
 from django_mq.messages import Delivery, Fence
 from django_mq.models import FailedAttempt, QueuedMessage
-from django_mq.worker import DeadWorker, recovery
+from django_mq.worker import DeadWorker, Worker, recovery
 from django_mq.worker.recovery import Recovery
 from tests.database import second_connection
 from tests.rows import add, stored
 from tests.waiting import until
 from tests.worker.conftest import (
     PATIENCE,
+    Running,
     Said,
     ShortOutage,
     Start,
@@ -226,6 +228,44 @@ def test_a_worker_that_ends_waits_a_moment_for_a_late_claim(
     monkeypatch.setattr(recovery, "LATE_CLAIM", 0.0)
     assert done.wait(PATIENCE)
     recovers.finish(PATIENCE)
+
+
+def test_a_process_that_died_long_ago_has_no_late_claim(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While processes die one after another, each would begin the wait for it anew."""
+    monkeypatch.setattr(recovery, "LATE_CLAIM", 3600.0)
+    message = add(handler="h", leased=600, claimed_by="dead:4", attempts=1)
+    running = start()
+    done = threading.Event()
+    died_at = monotonic() - 3601
+    running.worker.recover(DeadWorker("dead", "was killed", died_at=died_at), done.set)
+    assert done.wait(PATIENCE)
+    running.stop()
+    assert stored(message).leased_until is None
+
+
+def test_the_process_that_died_first_is_settled_first(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, while processes die one after another, none would come to the first one."""
+    settled: list[str] = []
+    settle = Recovery.settle
+
+    def recorded(self: Recovery, dead: DeadWorker) -> bool:
+        settled.append(dead.worker)
+        return settle(self, dead)
+
+    monkeypatch.setattr(Recovery, "settle", recorded)
+    names = [f"dead{n}" for n in range(5)]
+    ended = [threading.Event() for _ in names]
+    worker = Worker()
+    for name, done in zip(names, ended, strict=True):
+        worker.recover(DeadWorker(name, "was killed", died_at=monotonic() - 60), done.set)
+    running = Running(worker, until_empty=False)
+    assert all(done.wait(PATIENCE) for done in ended)
+    running.stop()
+    assert settled == names
 
 
 REFUSE = """
