@@ -169,11 +169,11 @@ class SliceRunner:
         if state.bound.ended:
             keyed = any(each.delivery._row.key is not None for each in state.bound.ended)
             if keyed and not self._session.borrowed:
-                # A claim that parks messages behind these holds a lock that their ack needs. That
-                # claim leaves out lines which others are claiming (see `claim_keyed`), so it does
-                # not wait for this ack. Wait for it: if the ack failed, all of them would run
-                # again, one by one.
-                simple_query(self._session.connect(), slice_limits.worker_limits({}))
+                # A claim that parks messages behind these holds locks that their ack needs. Both
+                # take locks in the order of ids, so they do not deadlock. Wait for it: if the ack
+                # failed, all of them would run again, one by one.
+                own = f"{slice_limits.worker_limits({})}; {settle.ORDER_BY_ID}"
+                simple_query(self._session.connect(), own)
             refused = self._conflicts.refused_effects
             skip = bool(refused) and any(each.delivery.id in refused for each in state.bound.ended)
             if settle_all(self._session.cursor(), state.bound.ended, skip_refused=skip):

@@ -72,7 +72,7 @@ _WAITING = """lateral (
 # old version, PostgreSQL waits for the ack in spite of SKIP LOCKED (heap_lock_updated_tuple_rec()
 # of heapam.c), which may wait for the lock of another head: a deadlock. A head that waits or is in
 # flight may be claimed or renewed, and then acked, while a long statement runs; so heads are locked
-# by id, as acks lock them.
+# in the order of ids, as acks lock them (settle.ORDER_BY_ID).
 CLAIM_LINES = f"""
 with seen as materialized ({SEEN}), line as materialized (
     select line.*
@@ -259,9 +259,8 @@ def claim(
     `blocked_by` set to the head. The caller opens a transaction and commits it at once. The marks
     pass only messages that were taken or parked, so messages freed later lie before them.
     `with_marks` returns the marks, for a seventh of the server's time. The `more_claimers` share
-    the rows. Rows in `excluded`, and the rows behind them in their keys, are left out.
-
-    Without `park`, nothing is parked, and `Claim.stuck` may be true.
+    the rows. Rows in `excluded`, and the rows behind them in their keys, are left out. Without
+    `park`, nothing is parked, and `Claim.stuck` may be true.
     """
     locked: list[tuple[Any, ...]] = []
     given: dict[str, object] = {

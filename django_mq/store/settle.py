@@ -57,6 +57,10 @@ delete from django_mq_queuedmessage m
 returning m.id
 """
 
+#: After these statements, an ack of several messages in the transaction deletes them in the order
+#: of their ids. A scan of the table, or of a bitmap, deletes them in the order of the table.
+ORDER_BY_ID = "set local enable_seqscan = off; set local enable_bitmapscan = off"
+
 
 ACK_ONE = """
 delete from django_mq_queuedmessage m

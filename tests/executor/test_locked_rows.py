@@ -197,6 +197,43 @@ def test_once_the_drain_is_over_a_locked_row_is_tried_once(
     assert FailedAttempt.objects.count() == 0
 
 
+def test_ack_locks_heads_by_id_as_a_claim_that_parks_does(bench: Bench) -> None:
+    """In the order of the table, which a small one is read in, the two could deadlock."""
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        """Do nothing."""
+
+    first, second = add(handler="h", key="a", after=-10), add(handler="h", key="b", after=-60)
+    with second_connection() as claiming, claiming.transaction():
+        tasks = [bench.task(row) for row in take_open(claiming.cursor()).rows]
+    # The claim also wrote them in this order.
+    assert [task.delivery.id for task in tasks] == [second.pk, first.pk]
+    bench.session.connect()
+    pid = pid_of(bench)
+    one = "select id from django_mq_queuedmessage where id = %s for key share nowait"
+    seen: list[Any] = []
+    with second_connection() as other, second_connection() as third:
+        other.execute("vacuum (analyze) django_mq_queuedmessage")
+        other.execute("begin")
+        other.execute(one, [first.pk])
+
+        def look() -> None:
+            try:
+                until_blocked(pid)
+                with contextlib.suppress(psycopg.errors.LockNotAvailable):
+                    seen.extend(third.execute(one, [second.pk]).fetchall())
+            finally:
+                other.execute("rollback")
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        bench.run_all(tasks)
+        looking.join()
+    assert seen == [(second.pk,)]
+    assert waiting() == set()
+
+
 def test_ack_waits_for_a_claim_that_parks_followers(make_bench: Any) -> None:
     """Such a claim briefly locks the head of the line. Otherwise the whole slice runs again."""
     ran: list[int] = []
