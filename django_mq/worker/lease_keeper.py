@@ -108,7 +108,7 @@ class LeaseKeeper(threading.Thread):
         self._statements = Statements(alias, limits=Limits(seconds, seconds), link=link)
         self._renewal = LeaseRenewal(self._statements, local_queue.unsettled, lease_of=lease_of)
         self._wake = threading.Event()
-        self._ending = self._heartbeat_requested = False
+        self._ending = self._heartbeat_requested = self._figures_requested = False
         self._leaves = True
         # Whether the last heartbeat may have taken commands without an answer, and the ids of the
         # commands that arrived.
@@ -129,6 +129,11 @@ class LeaseKeeper(threading.Thread):
     def request_heartbeat(self) -> None:
         """Write the heartbeat soon: it also reads commands for this worker. From any thread."""
         self._heartbeat_requested = True
+        self._wake.set()
+
+    def request_figures(self) -> None:
+        """Store the figures soon. From any thread."""
+        self._figures_requested = True
         self._wake.set()
 
     def report(self) -> None:
@@ -159,6 +164,9 @@ class LeaseKeeper(threading.Thread):
                     # Every role that can log in may NOTIFY, and must not be able to keep this
                     # thread busy.
                     times.pull_forward(KeeperStep.HEARTBEAT, self._beat_at + MIN_HEARTBEAT_SECONDS)
+                if self._figures_requested:
+                    self._figures_requested = False
+                    times.pull_forward(KeeperStep.FIGURES, monotonic())
             self._succeeds(self._write_figures)
             if self._leaves:
                 self._succeeds(self._leave)

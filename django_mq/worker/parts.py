@@ -200,6 +200,7 @@ class Parts:
             outage=self.outage,
             policy_of=self._policy_of,
             on_freed=self._on_freed,
+            on_charged=lambda: self.lease_keeper.request_figures(),
             link=self._link(),
         )
 

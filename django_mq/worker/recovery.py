@@ -70,7 +70,11 @@ class DeadWorker:
 
 
 class Recovery:
-    """Settles what dead siblings held; calls `on_freed` when a message may be claimed again."""
+    """Settles what dead siblings held.
+
+    Calls `on_freed` when a message may be claimed again. Calls `on_charged` when failures were
+    counted: if processes die one after another, this one may soon die, too, and its counts with it.
+    """
 
     def __init__(
         self,
@@ -79,12 +83,14 @@ class Recovery:
         outage: Outage,
         policy_of: Callable[[ClaimedRow], RetryPolicy],
         on_freed: Callable[[], None],
+        on_charged: Callable[[], None],
         link: Link,
     ) -> None:
         self._statements = Statements(alias, limits=LIMITS, link=link)
         self._outage = outage
         self._policy_of = policy_of
         self._on_freed = on_freed
+        self._on_charged = on_charged
         self._changed = threading.Condition()
         self._dead: list[tuple[DeadWorker, Callable[[], None]]] = []
         self._settled: list[DeadWorker] = []
@@ -176,6 +182,8 @@ class Recovery:
         ended = self._charge(dead, dead.timed_out, _timed_out)
         ended += self._charge(dead, dead.lost, _lost)
         reports.all_ended(ended)
+        if ended:
+            self._on_charged()
         probed = queue_backoff.drop_probes_of(cursor, worker=dead.worker)
         ordered_queues.disown(cursor, worker=dead.worker)
         if freed or ended or probed:

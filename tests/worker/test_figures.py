@@ -10,9 +10,10 @@ from django.db import connection
 from django.db.models import Sum
 
 from django_mq import Reject, RetryPolicy, Snooze, fixed, handler
-from django_mq.messages import Delivery
-from django_mq.models import MinuteFigures
+from django_mq.messages import Delivery, Fence
+from django_mq.models import MinuteFigures, WorkerHeartbeat
 from django_mq.store import read_figures
+from django_mq.worker import DeadWorker
 from django_mq.worker import lease_keeper as keeping
 from tests.database import second_connection
 from tests.rows import add
@@ -68,6 +69,24 @@ def test_a_handler_that_only_snoozes_or_fails_is_found(start: Start) -> None:
     assert start(until_empty=True, queues=["mail", "post"]).join()
     with connection.cursor() as cursor:
         assert read_figures.unsuccessful(cursor, since=600.0) == [("mail", "h", 3)]
+
+
+def test_failures_of_dead_processes_are_stored_at_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler that kills its processes may also end the one that counts its failures."""
+    monkeypatch.setattr(keeping, "HEARTBEAT_SECONDS", 600.0)
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None: ...
+
+    message = add(handler="h", leased=600, claimed_by="dead:4", attempts=1)
+    running = start()
+    until(WorkerHeartbeat.objects.exists, "it has stored its first figures, which are none")
+    dead = DeadWorker("dead", "was killed by SIGKILL", lost=[Fence(message.pk, 1, "dead:4")])
+    running.worker.recover(dead, lambda: None)
+    until(lambda: stored(queue="mail", handler="h") == (0, 1, 1, 0, 1), "its failure is stored")
+    running.stop()
 
 
 def test_figures_that_cannot_be_stored_delay_nothing_and_are_stored_later(

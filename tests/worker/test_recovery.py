@@ -217,6 +217,7 @@ def test_a_worker_that_ends_waits_a_moment_for_a_late_claim(
         outage=ShortOutage(threading.Event()),
         policy_of=lambda row: RetryPolicy(),
         on_freed=lambda: None,
+        on_charged=lambda: None,
         link=Link(),
     )
     recovers.recover(DeadWorker("dead", "was killed by SIGKILL"), done.set)

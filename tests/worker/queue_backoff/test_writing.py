@@ -164,6 +164,7 @@ def test_a_dying_worker_does_not_keep_its_probe(freed: Told, cursor: Cursor) -> 
         outage=Outage(threading.Event()),
         policy_of=lambda row: RetryPolicy(),
         on_freed=freed,
+        on_charged=lambda: None,
         link=Link(),
     )
     recovery.settle(DeadWorker("dead", "killed"))
