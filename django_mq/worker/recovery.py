@@ -93,6 +93,7 @@ class Recovery:
         self._on_charged = on_charged
         self._changed = threading.Condition()
         self._dead: list[tuple[DeadWorker, Callable[[], None]]] = []
+        self._untried: set[str] = set()
         self._settled: list[DeadWorker] = []
         self._runs = self._finishing = False
         # Messages that the database refuses to charge: their leases lapse.
@@ -102,11 +103,17 @@ class Recovery:
         """Begin to settle what `dead` held; `done` is called at the end. From any thread."""
         with self._changed:
             self._dead.append((dead, done))
+            self._untried.add(dead.worker)
             self._changed.notify_all()
             if not self._runs:
                 # Starting a thread may fail: then the next call starts it. It waits for this lock.
                 threading.Thread(target=self._run, name="mq-recovery", daemon=True).start()
                 self._runs = True
+
+    def wait_for_first_try(self, seconds: float) -> None:
+        """Wait, for at most `seconds`, until it has tried once to settle everything it knows of."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._untried, seconds)
 
     def recovering(self) -> bool:
         """Return whether a message of a dead process is not settled yet."""
@@ -122,7 +129,11 @@ class Recovery:
     def _run(self) -> None:
         while True:
             for each, done in list(self._dead):
-                if self._is_settled(each):
+                settled = self._is_settled(each)
+                with self._changed:
+                    self._untried.discard(each.worker)
+                    self._changed.notify_all()
+                if settled:
                     with contextlib.suppress(OSError):  # the supervisor may be gone
                         done()
                     with self._changed:
@@ -136,7 +147,8 @@ class Recovery:
                     self._runs = False
                     self._changed.notify_all()
                     return
-                self._changed.wait(RETRY_PAUSE if self._dead else LOOK_INTERVAL)
+                if not self._untried:  # another may have been added meanwhile
+                    self._changed.wait(RETRY_PAUSE if self._dead else LOOK_INTERVAL)
 
     def _has_work(self) -> bool:
         return bool(self._dead or (self._settled and not self._finishing))

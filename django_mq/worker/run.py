@@ -30,6 +30,9 @@ from django_mq.worker.worker_options import WorkerOptions
 BACKOFF_RETRY_SECONDS = 0.25
 #: Seconds until a worker with `until_empty` rechecks an ordered queue that is not empty.
 RECHECK_SECONDS = 0.25
+#: Seconds that a new process leaves to the first try to settle the messages of dead ones, before it
+#: claims. If it dies of its first message, as they did, they would wait for the next process.
+FIRST_TRY_SECONDS = 1.0
 #: Seconds between two checks whether commits still hang.
 HANG_RECHECK_SECONDS = 1.0
 
@@ -86,6 +89,8 @@ class Run:
     def _loop(self, until_empty: bool) -> None:
         parts = self.parts
         looked_after = -1
+        if not self.worker.stopping.is_set():
+            parts.recovery.wait_for_first_try(FIRST_TRY_SECONDS)
         while not self.worker.stopping.is_set() and not self._deadline.passed():
             try:
                 sleep = self._fetch()

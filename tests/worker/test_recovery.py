@@ -15,7 +15,7 @@ from django_mq import RetryPolicy, fixed, handler
 from django_mq.executor.watchdog import Link
 from django_mq.messages import Delivery, Fence
 from django_mq.models import FailedAttempt, QueuedMessage
-from django_mq.worker import DeadWorker, Worker, recovery
+from django_mq.worker import DeadWorker, Worker, recovery, run
 from django_mq.worker.recovery import Recovery
 from tests.database import second_connection
 from tests.rows import add, stored
@@ -267,6 +267,60 @@ def test_the_process_that_died_first_is_settled_first(
     assert all(done.wait(PATIENCE) for done in ended)
     running.stop()
     assert settled == names
+
+
+def test_a_process_that_died_meanwhile_is_settled_without_a_pause(
+    transactional_db: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = threading.Event()
+    settle = Recovery.settle
+
+    def look(self: Recovery, dead: DeadWorker) -> bool:
+        if dead.worker == "first":
+            self.recover(DeadWorker("second", "was killed", died_at=0.0), done.set)
+        return settle(self, dead)
+
+    monkeypatch.setattr(Recovery, "settle", look)
+    monkeypatch.setattr(recovery, "RETRY_PAUSE", 2 * PATIENCE)
+    recovers = Recovery(
+        "default",
+        outage=ShortOutage(threading.Event()),
+        policy_of=lambda row: RetryPolicy(),
+        on_freed=lambda: None,
+        link=Link(),
+    )
+    recovers.recover(DeadWorker("first", "was killed", died_at=0.0), lambda: None)
+    assert done.wait(PATIENCE)
+    recovers.finish(PATIENCE)
+
+
+def test_a_new_process_tries_to_settle_dead_ones_before_it_claims(
+    transactional_db: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first message may kill it, too: those of its predecessors would wait for the next one."""
+    order: list[str] = []
+    ran = threading.Event()
+    settle = Recovery.settle
+
+    def look(self: Recovery, dead: DeadWorker) -> bool:
+        ran.wait(0.3)  # time for a worker that does not wait to run the message
+        settled = settle(self, dead)
+        order.append("settled")
+        return settled
+
+    monkeypatch.setattr(Recovery, "settle", look)
+    monkeypatch.setattr(run, "FIRST_TRY_SECONDS", PATIENCE)
+
+    @handler("#", queue="mail", name="h")
+    def h(delivery: Delivery) -> None:
+        order.append("ran")
+        ran.set()
+
+    add(handler="h")
+    worker = Worker()
+    worker.recover(DeadWorker("dead", "was killed by SIGKILL"), lambda: None)
+    assert Running(worker, until_empty=True).join()
+    assert order[:2] == ["settled", "ran"]
 
 
 REFUSE = """
