@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
+from math import log2
 from time import monotonic
 
 from django_mq.executor.async_slots import Slots
@@ -22,8 +23,12 @@ from django_mq.executor.unsettled import Unsettled
 from django_mq.executor.waiting_coroutines import WaitingCoroutines
 from django_mq.executor.waiting_tasks import WaitingTasks
 
-#: Seconds that a suspect waits for a moment when nothing else runs. After that nothing else starts.
+#: Seconds that a suspect waits for a moment when nothing else runs. After that nothing else starts,
+#: until the first of the turns that it takes with the others is over.
 SUSPECT_WAIT_SECONDS = 10.0
+#: Seconds of that turn. Each following one lasts twice as long: a handler may run for hours, but in
+#: some turn of the suspect all handlers end.
+FIRST_TURN_SECONDS = 20.0
 #: Seconds without a new slice after which the waiting tasks are released.
 STUCK_AFTER = 1.0
 
@@ -118,7 +123,7 @@ class LocalQueue:
                 return None
             self.running.take(alone=True)
             return waiting.take_suspect()
-        if not waiting.ready or monotonic() - waiting.suspect_waits_since() > SUSPECT_WAIT_SECONDS:
+        if not waiting.ready or _stops_others(waiting.suspect_waits_for()):
             return None
         slice_ = next_slice(
             waiting.ready,
@@ -150,10 +155,13 @@ class LocalQueue:
         """Return whether a suspect has waited to run alone for so long that nothing else starts.
 
         That takes SUSPECT_WAIT_SECONDS; coroutines are no longer claimed after STUCK_AFTER seconds.
+        False while it is the turn of the others.
         """
         with self._lock:
-            since = self._waiting.suspect_waits_since()
-        return monotonic() - since > (STUCK_AFTER if coroutines else SUSPECT_WAIT_SECONDS)
+            waits = self._waiting.suspect_waits_for()
+        return _stops_others(waits) or (
+            coroutines and waits > STUCK_AFTER and not _lets_others_start(waits)
+        )
 
     def take_waiting(self, *, suspects: bool = True) -> list[Task]:
         """Remove and return what waits, for the worker to release; `suspects`: those, too."""
@@ -259,5 +267,27 @@ class LocalQueue:
             return not (self.unsettled or running or waiting.ready or waiting.suspects)
 
     def exclusive(self) -> bool:
-        """Return whether a suspect runs, or waits for everything else to end."""
-        return self.running.alone or bool(self._waiting.suspects)
+        """Return whether a suspect runs, or waits for everything else to end.
+
+        False while it waits, but it is the turn of the others.
+        """
+        with self._lock:
+            waits = self._waiting.suspect_waits_for()
+        return self.running.alone or (waits >= 0 and not _lets_others_start(waits))
+
+
+def _stops_others(waits: float) -> bool:
+    """Return whether nothing else starts because a suspect has waited for `waits` seconds."""
+    return waits > SUSPECT_WAIT_SECONDS and not _lets_others_start(waits)
+
+
+def _lets_others_start(waits: float) -> bool:
+    """Return whether it is the turn of the others while a suspect has waited for `waits` seconds.
+
+    Without these turns, all threads would be idle for as long as one long handler runs.
+
+    >>> [_lets_others_start(seconds) for seconds in (0, 29, 31, 69, 71, 149, 151)]
+    [False, False, True, True, False, False, True]
+    """
+    late = waits - SUSPECT_WAIT_SECONDS
+    return late > 0 and int(log2(late / FIRST_TURN_SECONDS + 1)) % 2 == 1

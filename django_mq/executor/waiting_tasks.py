@@ -243,6 +243,6 @@ class WaitingTasks:
         lines = {suspect.line} if suspect.line is not None else set()
         return Slice([suspect], alone=True, lines=lines)
 
-    def suspect_waits_since(self) -> float:
-        """Return when the first suspect began to wait; infinity if there is none."""
-        return self.suspects[0][0] if self.suspects else float("inf")
+    def suspect_waits_for(self) -> float:
+        """Return the seconds for which the first suspect has waited; -infinity without one."""
+        return monotonic() - self.suspects[0][0] if self.suspects else float("-inf")

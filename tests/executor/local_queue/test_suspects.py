@@ -100,6 +100,29 @@ def test_a_suspect_that_waited_long_stops_the_others(
     assert got == [1]
 
 
+def test_a_suspect_takes_turns_with_the_others_while_a_long_handler_runs(
+    local_queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise nothing would start beside that handler, although the suspect does not run."""
+    now = [100.0]
+    for module in ("local_queue", "waiting_tasks"):
+        monkeypatch.setattr(f"django_mq.executor.{module}.monotonic", lambda: now[0])
+    dispatch(local_queue, [task(9, "coroutine")])
+    dispatch(local_queue, [task(1, suspect=True), task(2)])
+    now[0] += 11.0
+    assert local_queue.waits_for_suspect(coroutines=False)
+    assert local_queue.exclusive()
+    now[0] += 20.0
+    assert not local_queue.waits_for_suspect(coroutines=True)
+    assert not local_queue.exclusive()
+    assert take(local_queue) == [2]
+    now[0] += 40.0
+    assert local_queue.waits_for_suspect(coroutines=False)
+    assert local_queue.exclusive()
+    local_queue.coroutines_done(None)
+    assert take(local_queue) == [1]
+
+
 def test_a_suspect_that_could_not_start_is_a_suspect_still(local_queue: LocalQueue) -> None:
     """The database was lost before its slice: it must not run among the others."""
     dispatch(local_queue, [task(1, suspect=True), task(2)])
