@@ -69,6 +69,7 @@ with found as materialized (
               from django_mq_queuedmessage m
              where m.queue = asked.queue and m.leased_until <= statement_timestamp()
                and (m.leased_until, m.id) > (to_timestamp(asked.at), asked.id) {EXCLUDED}
+               and (%(suspects)s or not m.suspect)
                and {_NOT_RUNNING}
              order by m.leased_until, m.id
              limit %(window)s
@@ -184,6 +185,7 @@ def claim_lapsed(
     window: int = 0,
     skip_dead: bool = False,
     admitted: bool = False,
+    suspects: bool = True,
     marks: Mapping[str, Mark] | None = None,
     excluded: Sequence[int] = (),
     nonatomic: Sequence[str] = (),
@@ -198,11 +200,11 @@ def claim_lapsed(
     a row that the worker listed at its last heartbeat, as running or as not renewed, if that is not
     older than `lease`. Nothing is taken from a queue that is paused or backs off: its messages may
     be killing the workers. `admitted`: the caller holds the gate of the queue, which may then back
-    off or be limited. Only the first message of a line is taken (with `skip_dead`, the first that
-    is not dead); the others are released, and so are messages that their claim (`unstarted_claim`)
-    has not started. It examines `limit` rows, or `window` if that is more, so that the other
-    messages of a line are released with the first. Rows in `excluded` are left out. `nonatomic` is
-    as in `claim()`.
+    off or be limited. Without `suspects`, those are left out. Only the first message of a line is
+    taken (with `skip_dead`, the first that is not dead); the others are released, and so are
+    messages that their claim (`unstarted_claim`) has not started. It examines `limit` rows, or
+    `window` if that is more, so that the other messages of a line are released with the first. Rows
+    in `excluded` are left out. `nonatomic` is as in `claim()`.
     """
     begin = [(marks or {}).get(queue, LANE_START) for queue in queues]
     cursor.execute(
@@ -219,6 +221,7 @@ def claim_lapsed(
             "bytes": max_bytes,
             "skip_dead": skip_dead,
             "admitted": admitted,
+            "suspects": suspects,
             "nonatomic": names(nonatomic),
         },
     )

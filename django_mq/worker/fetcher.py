@@ -128,7 +128,7 @@ class Fetcher:
         now = monotonic()
         if now >= self._poll_at:
             self._may_be_due |= self._poll(cursor)
-        if self._lapsed.more or now >= self._lapsed.due_at:
+        if self._lapsed.more or now >= self._lapsed.due_at or self._must_take_suspects:
             self._take_over(cursor, now)
         if now >= self._due_at:
             self._due_at = float("inf")
@@ -172,7 +172,9 @@ class Fetcher:
         # Twice per poll interval while there is a backlog, since a lapsed row also waits behind the
         # local queue. Otherwise together with the next poll: one wakeup per poll interval.
         next_at = now + (self._poll_interval / 2 if self._may_be_due else self._poll_interval)
-        done = self._lapsed.fetch(cursor, next_at=min(next_at, self._poll_at))
+        done = self._lapsed.fetch(
+            cursor, next_at=min(next_at, self._poll_at), others_due=self._may_be_due
+        )
         if done.freed:
             self.on_freed()
         if done.taken:
@@ -203,12 +205,19 @@ class Fetcher:
         self._intake.drop(facts.withdrawn, facts.backing_off)
         return new_keys or bool(self.due_queues)
 
+    @property
+    def _must_take_suspects(self) -> bool:
+        """Whether suspects were left out because other messages were due, and none is now."""
+        return self._lapsed.left_out and not self._may_be_due
+
     def _sleep(self, cursor: Cursor) -> float:
         if self._must_poll and monotonic() >= self._poll_allowed_at:
             before = set(self._lanes.known)
             if self._poll(cursor) or not before.issuperset(self._lanes.known):
                 self._may_be_due = True  # committed since the claim, or in a lane unknown to it
                 return 0.0
+        if self._must_take_suspects:
+            return 0.0
         self.empty = not (
             self._may_be_due or self._lapsed.more or self._must_poll or self._was_limited
         ) and (monotonic() >= self._lapsed.postponed_until)

@@ -14,6 +14,10 @@ from django_mq.worker.queue_options import ClaimOptions
 from django_mq.worker.take_over import LapsedRouter
 from django_mq.worker.watermarks import Watermarks
 
+#: Seconds after its start for which a process takes over no suspects while other messages are due.
+#: A suspect may end the whole host: if each new worker began with it, it would run nothing else.
+SUSPECTS_AFTER = 10.0
+
 
 @dataclass(slots=True)
 class TakenOver:
@@ -46,6 +50,9 @@ class LapsedFetcher:
         self._queues: list[str] = []
         self._marks: Watermarks[str] = Watermarks()
         self._rows_behind = False
+        self._suspects_at = monotonic() + SUSPECTS_AFTER
+        #: Whether the last look left out suspects, if there were any.
+        self.left_out = False
         #: Whether there may be more than the last look took.
         self.more = False
         #: The time of `monotonic()` at which to look again.
@@ -62,11 +69,17 @@ class LapsedFetcher:
         """Do not look before `until`, a time of `monotonic()`."""
         self.more, self.due_at, self.postponed_until = False, until, until
 
-    def fetch(self, cursor: Cursor, *, next_at: float) -> TakenOver:
-        """Take over what there is room for; look again at `next_at`, or sooner if there is more."""
+    def fetch(self, cursor: Cursor, *, next_at: float, others_due: bool) -> TakenOver:
+        """Take over what there is room for; look again at `next_at`, or sooner if there is more.
+
+        `others_due`: messages may be due whose leases have not lapsed.
+        """
         self.more, self.due_at = False, next_at
         done, found, begun = TakenOver(), False, False
-        full = self._marks.full_is_due()
+        young = monotonic() < self._suspects_at
+        self.left_out = others_due and young and bool(self._queues)
+        # Marks would pass over the suspects that are left out.
+        full = self.left_out or self._marks.full_is_due()
         for options, queues in self._groups():
             room = min(self._intake.room(options.kind), options.batch_size)
             if room <= 0:
@@ -77,9 +90,12 @@ class LapsedFetcher:
                 begun = True
             began = self._claims.clock()
             marks = {queue: self._marks.mark(queue, full=full) for queue in queues}
-            lapsed = self._router.take_over(cursor, queues, options, limit=room, marks=marks)
+            lapsed = self._router.take_over(
+                cursor, queues, options, limit=room, marks=marks, suspects=not self.left_out
+            )
             seconds = self._claims.clock() - began
-            self._marks.record_scan(lapsed.marks, seconds, full=full, rest_key=options)
+            if not self.left_out:
+                self._marks.record_scan(lapsed.marks, seconds, full=full, rest_key=options)
             found |= bool(lapsed.marks)
             done.freed |= bool(lapsed.released or lapsed.dead)
             if lapsed.taken:

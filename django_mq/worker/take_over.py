@@ -39,11 +39,13 @@ class LapsedRouter:
         *,
         limit: int,
         marks: Mapping[str, Mark],
+        suspects: bool,
     ) -> Lapsed:
         """Take over up to `limit` lapsed messages of `queues`, which make up one statement group.
 
-        The scan of a queue begins behind its mark, if it has one. A lapsed message of a queue that
-        backs off becomes its probe: there may be no other.
+        The scan of a queue begins behind its mark, if it has one. Without `suspects`, those are
+        left out. A lapsed message of a queue that backs off becomes its probe: there may be no
+        other.
         """
         if self._claims.stopped_queues:
             queues = [
@@ -53,7 +55,7 @@ class LapsedRouter:
                 return claim_lapsed.NOTHING
         maximum = max(limit, options.batch_size, claim_keyed.WINDOW)
         rows = partial(refused_rows.lapsed, cursor, queues=queues, limit=maximum)
-        take = partial(self._take_over, cursor, queues, options, limit, marks)
+        take = partial(self._take_over, cursor, queues, options, limit, marks, suspects)
         found = self._claims.refused.claim_without_refused(cursor, take, rows)
         reports.all_ended(list(map(_died, found.dead)))  # after the commit
         return found
@@ -65,6 +67,7 @@ class LapsedRouter:
         options: ClaimOptions,
         limit: int,
         marks: Mapping[str, Mark],
+        suspects: bool,
     ) -> Lapsed:
         lined = options.ordered or any(map(self._claims.facts.has_keys, queues))
         take = partial(
@@ -74,6 +77,7 @@ class LapsedRouter:
             window=options.batch_size if lined else 0,
             skip_dead=options.skip_dead,
             marks=marks,
+            suspects=suspects,
         )
         if not self._claims.facts.is_gated(queues[0], options):
             return take(**self._claims.arguments(options, self._claims.next_claimer(), limit))

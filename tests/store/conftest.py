@@ -42,6 +42,7 @@ def take_lapsed(
     window: int = 0,
     max_bytes: int = 4 << 20,
     marks: Mapping[str, Mark] | None = None,
+    suspects: bool = True,
 ) -> Lapsed:
     return claim_lapsed(
         cursor,
@@ -52,4 +53,5 @@ def take_lapsed(
         window=window,
         max_bytes=max_bytes,
         marks=marks,
+        suspects=suspects,
     )

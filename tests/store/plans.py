@@ -20,6 +20,7 @@ TYPES = {
     "lease": "float8",
     "claimer": "text",
     "admitted": "bool",
+    "suspects": "bool",
     "skip_dead": "bool",
     "with_marks": "bool",
     "park": "bool",

@@ -119,6 +119,7 @@ PIECES: dict[str, tuple[str, dict[str, Any]]] = {
             "bytes": 1 << 20,
             "skip_dead": False,
             "admitted": False,
+            "suspects": True,
             "nonatomic": "{}",
         },
     ),

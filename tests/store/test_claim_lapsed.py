@@ -43,6 +43,13 @@ def test_a_lapsed_row_is_taken_over_and_its_attempt_written_down(cursor: Cursor)
     assert again.suspect is True
 
 
+def test_suspects_are_left_out_on_request(cursor: Cursor) -> None:
+    suspect = add(handler="h", leased=-2, claimed_by="gone:3", attempts=2, suspect=True)
+    other = add(handler="h", leased=-1, claimed_by="gone:3", attempts=1)
+    assert [row.id for row in take_lapsed(cursor, suspects=False).taken] == [other.pk]
+    assert [row.id for row in take_lapsed(cursor).taken] == [suspect.pk]
+
+
 def test_a_row_that_did_not_start_may_lapse_once_more(cursor: Cursor) -> None:
     """It was taken over and then released: nothing tells that it was the cause."""
     message = add(handler="h", leased=-1, claimed_by="gone:3", attempts=2)
@@ -149,7 +156,8 @@ def test_the_first_of_a_line_is_not_looked_for_along_the_primary_key(cursor: Cur
     params = {"queues": ["line"], "ats": [float("-inf")], "ids": [0], "limit": 100, "window": 100}
     params.update(claimer="me:1", lease=30.0, nonatomic="{}")
     cursor.execute(ONE_PLAN)
-    text = plan(cursor, CLAIM_LAPSED, **params, bytes=4 << 20, skip_dead=False, admitted=False)
+    params |= {"bytes": 4 << 20, "skip_dead": False, "admitted": False, "suspects": True}
+    text = plan(cursor, CLAIM_LAPSED, **params)
     assert "using mq_lease on django_mq_queuedmessage e\n" in text
     assert "using django_mq_queuedmessage_pkey on django_mq_queuedmessage e\n" not in text
 

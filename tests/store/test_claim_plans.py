@@ -112,6 +112,7 @@ def test_the_plan_for_lapsed_rows_names_its_index(
         "window": 100,
     }
     params.update(claimer="me:1", lease=30.0, nonatomic="{}")
-    text = explain(crowd, CLAIM_LAPSED, **params, bytes=4 << 20, skip_dead=False, admitted=False)
+    params |= {"bytes": 4 << 20, "skip_dead": False, "admitted": False, "suspects": True}
+    text = explain(crowd, CLAIM_LAPSED, **params)
     assert "mq_lease" in text
     assert "Seq Scan on django_mq_queuedmessage" not in text

@@ -54,6 +54,7 @@ def touched(queue: str, marks: Mapping[str, Mark]) -> int:
             "bytes": 4 << 20,
             "skip_dead": False,
             "admitted": False,
+            "suspects": True,
             "nonatomic": "{}",
         },
     )

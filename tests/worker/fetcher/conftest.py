@@ -15,6 +15,7 @@ from django_mq.policy.line_marks import LineMarks
 from django_mq.worker import claims as claims_module
 from django_mq.worker import due_fetcher as due_fetcher_module
 from django_mq.worker import fetcher as fetcher_module
+from django_mq.worker import lapsed_fetcher as lapsed_fetcher_module
 from django_mq.worker import watermarks as marks_module
 from django_mq.worker.claims import ClaimRouter
 from django_mq.worker.fetcher import Fetcher
@@ -138,6 +139,7 @@ def rig(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig
     clock = Clock()
     monkeypatch.setattr(fetcher_module, "monotonic", clock)
     monkeypatch.setattr(due_fetcher_module, "monotonic", clock)
+    monkeypatch.setattr(lapsed_fetcher_module, "monotonic", clock)
     # A slow full scan, as on a busy machine, would put off the next one.
     monkeypatch.setattr(claims_module, "perf_counter", clock)
     monkeypatch.setattr(marks_module, "monotonic", clock)

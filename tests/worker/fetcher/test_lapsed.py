@@ -6,6 +6,7 @@ import pytest
 
 from django_mq.models import QueuedMessage
 from django_mq.worker.fetcher import RENEWALS_AFTER_OUTAGE
+from django_mq.worker.lapsed_fetcher import SUSPECTS_AFTER
 from django_mq.worker.queue_options import ClaimOptions
 from tests.rows import add, stored
 from tests.worker.fetcher.conftest import Rig
@@ -23,6 +24,31 @@ def test_lapsed_rows_come_before_the_backlog(rig: Rig) -> None:
     rig.fetcher.fetch(rig.cursor)
     assert rig.taken[0].id == lapsed.pk
     assert stored(dead).dead_reason == "exhausted"
+
+
+def test_a_new_process_takes_over_no_suspect_while_other_messages_are_due(rig: Rig) -> None:
+    """If it ends the host, each new worker would begin with it, and run nothing else."""
+    suspect = add(leased=-1, attempts=2, suspect=True)
+    due, lapsed = add(), add(leased=-1, attempts=1)
+    rig.rooms["sync"] = 2
+    rig.make()
+    rig.fetcher.fetch(rig.cursor)
+    assert rig.ids() == [lapsed.pk, due.pk]
+    waiting = add()
+    rig.rooms["sync"] = 0
+    rig.pass_time(SUSPECTS_AFTER)
+    rig.rooms["sync"] = 2
+    rig.fetcher.fetch(rig.cursor)
+    assert rig.ids() == [suspect.pk, waiting.pk]
+
+
+def test_a_new_process_takes_over_a_suspect_at_once_if_nothing_else_is_due(rig: Rig) -> None:
+    due, suspect = add(), add(leased=-1, attempts=2, suspect=True)
+    rig.make()
+    before = rig.clock.now
+    rig.settle()
+    assert rig.ids() == [due.pk, suspect.pk]
+    assert rig.clock.now < before + 1.0
 
 
 def test_living_processes_renew_their_leases_after_an_outage_before_others_look(rig: Rig) -> None:
