@@ -88,4 +88,4 @@ def test_queues_alternate_although_prefetched_messages_are_released(
             until(lambda number=number: len(released) > number)  # type: ignore[misc]
             gated.open(number)
             until(lambda number=number: len(gated.began) > number + 1)  # type: ignore[misc]
-    assert gated.began[:4] == ["mail", "post"] * 2
+    assert gated.began[:4] in (["mail", "post"] * 2, ["post", "mail"] * 2)
