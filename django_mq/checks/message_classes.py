@@ -49,7 +49,7 @@ def check_arguments(settings: Settings) -> CheckMessages:
             given = "a Delivery"
             hint = (
                 "Read the payload from delivery.payload, or annotate the argument with a class that"
-                " has @message(...)."
+                " has @message(...). A list of deliveries needs batch=True."
             )
             if handler.batch:
                 given = "a list of deliveries, because of batch=True"

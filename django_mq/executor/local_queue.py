@@ -163,6 +163,11 @@ class LocalQueue:
             coroutines and waits > STUCK_AFTER and not _lets_others_start(waits)
         )
 
+    def suspect_takes_turns(self) -> bool:
+        """Return whether a suspect has waited so long that it takes turns with the others."""
+        with self._lock:
+            return self._waiting.suspect_waits_for() > SUSPECT_WAIT_SECONDS
+
     def take_waiting(self, *, suspects: bool = True) -> list[Task]:
         """Remove and return what waits, for the worker to release; `suspects`: those, too."""
         with self._lock:

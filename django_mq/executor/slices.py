@@ -172,7 +172,9 @@ class SliceRunner:
                 # A claim that parks messages behind these holds locks that their ack needs. Both
                 # take locks in the order of ids, so they do not deadlock. Wait for it: if the ack
                 # failed, all of them would run again, one by one.
-                own = f"{slice_limits.worker_limits({})}; {settle.ORDER_BY_ID}"
+                own = slice_limits.worker_limits({})
+                if len(state.bound.ended) > 1:
+                    own += f"; {settle.ORDER_BY_ID}"
                 simple_query(self._session.connect(), own)
             refused = self._conflicts.refused_effects
             skip = bool(refused) and any(each.delivery.id in refused for each in state.bound.ended)

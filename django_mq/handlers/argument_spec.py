@@ -76,9 +76,10 @@ def argument_spec(function: Callable[..., Any], *, batch: bool) -> ArgumentSpec:
 def misfit(function: Callable[..., Any], *, batch: bool) -> str:
     """Return the annotation if the argument, a delivery or a list of them, is certainly none.
 
-    Else "": also if the annotation cannot be resolved, or is a protocol or a type variable.
+    Else "": also if the annotation cannot be resolved, or is a protocol or a type variable, or if a
+    wrapper of the annotated function may pass it something else.
     """
-    if _annotation(function) is None:
+    if _annotation(function) is None or hasattr(function, "__wrapped__"):
         return ""
     try:
         hint = _resolved(function)

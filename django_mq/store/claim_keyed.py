@@ -218,7 +218,7 @@ with seen as materialized ({SEEN}), line as materialized (
      where is_passed
      order by queue, priority, seen_n desc
 )
-select claimed.*, further.stuck, further.unfinished,
+select claimed.*, exists (select from seen where key is null), further.stuck, further.unfinished,
        case when row_number() over () = 1 then further.marks end
   from (
     select further.cut and exists (select from parked) as unfinished,
@@ -257,7 +257,7 @@ def claim(
     From each key it takes the first messages, without a gap. A head that is dead (unless
     `skip_dead`), delayed, retrying or claimed blocks those behind it; they are parked, with
     `blocked_by` set to the head. The caller opens a transaction and commits it at once. The marks
-    pass only messages that were taken or parked, so messages freed later lie before them.
+    pass only messages that were taken, parked or locked, so those freed later lie before them.
     `with_marks` returns the marks, for a seventh of the server's time. The `more_claimers` share
     the rows. Rows in `excluded`, and the rows behind them in their keys, are left out. Without
     `park`, nothing is parked, and `Claim.stuck` may be true.
@@ -278,20 +278,20 @@ def claim(
         "excluded": array(excluded),
         "nonatomic": names(nonatomic),
     }
-    # If none of these lines gave a row to take or park, others of the window may; if none of those
-    # did although no session is claiming them, others have locked rows: look behind these.
+    # If none of these lines gave a row to take or park, others of the window may. If none of those
+    # did, nor rows without a key, although no session is claiming them: look behind locked rows.
     for lines, unlocked in (limit, False), (window, False), (window, True):
         given |= key_lines.columns("tried", locked)
         locked = key_lines.lock(cursor, given, limit=lines, excluded=excluded, unlocked=unlocked)
         statement = CLAIM_UNLOCKED_LINES if unlocked else CLAIM_LINES
         cursor.execute(excluding(statement, excluded), given | key_lines.columns("line", locked))
         rows = cursor.fetchall()
-        stuck, unfinished, passed = rows[0][-3:]
+        keyless, stuck, unfinished, passed = rows[0][-4:]
         if rows[0][0] is not None or unfinished:
             break
-        if len(locked) < lines and not (stuck and park and locked):
+        if len(locked) < lines and not (stuck and park and (locked or keyless)):
             break
-    found = sorted((row for row in rows if row[0] is not None), key=itemgetter(-4))
+    found = sorted((row for row in rows if row[0] is not None), key=itemgetter(-5))
     ends = {
         (queue, priority): (float(at), id) for queue, priority, at, id in json.loads(passed or "[]")
     }

@@ -58,8 +58,12 @@ returning m.id
 """
 
 #: After these statements, an ack of several messages in the transaction deletes them in the order
-#: of their ids. A scan of the table, or of a bitmap, deletes them in the order of the table.
-ORDER_BY_ID = "set local enable_seqscan = off; set local enable_bitmapscan = off"
+#: of their ids. A scan of the table, or of a bitmap, deletes them in the order of the table; so may
+#: a plan that was kept from an ack without these settings.
+ORDER_BY_ID = (
+    "set local enable_seqscan = off; set local enable_bitmapscan = off;"
+    " set local plan_cache_mode = force_custom_plan"
+)
 
 
 ACK_ONE = """

@@ -67,7 +67,8 @@ class LapsedFetcher:
 
     def postpone(self, until: float) -> None:
         """Do not look before `until`, a time of `monotonic()`."""
-        self.more, self.due_at, self.postponed_until = False, until, until
+        self.more = self.left_out = False
+        self.due_at = self.postponed_until = until
 
     def fetch(self, cursor: Cursor, *, next_at: float, others_due: bool) -> TakenOver:
         """Take over what there is room for; look again at `next_at`, or sooner if there is more.

@@ -66,7 +66,8 @@ class Unstarted:
         waiting, taken = parts.intake.waiting(), parts.local_queue.running.taken
         if parts.prefetch.holds_too_much(waiting, taken) or stuck:
             # Elsewhere a suspect would begin anew to wait until nothing else runs.
-            self._release_waiting(cursor, suspects=bool(stuck))
+            takes_turns = parts.local_queue.suspect_takes_turns()
+            self._release_waiting(cursor, suspects=bool(stuck) and not takes_turns)
         if parts.runner.blocked():
             self._leave_to_siblings(cursor, self.take_back())
         self._leave_lines(cursor)

@@ -628,6 +628,11 @@ def on_dicts(payloads: list[dict[str, Any]]) -> None: ...
 def on_variable(delivery: T) -> None: ...
 
 
+@functools.wraps(on_dict)
+def unpacked(delivery: Delivery) -> None:
+    on_dict(delivery.payload)
+
+
 @pytest.mark.parametrize(
     ("function", "batch", "given"),
     [
@@ -663,6 +668,7 @@ def test_w012_an_annotation_that_is_not_what_the_handler_gets(
         (on_anything, False),
         (on_unnamed, False),
         (on_variable, False),
+        (unpacked, False),
         (on_deliveries, True),
         (on_sequence, True),
         (on_list, True),

@@ -287,6 +287,7 @@ def test_a_process_that_died_meanwhile_is_settled_without_a_pause(
         outage=ShortOutage(threading.Event()),
         policy_of=lambda row: RetryPolicy(),
         on_freed=lambda: None,
+        on_charged=lambda: None,
         link=Link(),
     )
     recovers.recover(DeadWorker("first", "was killed", died_at=0.0), lambda: None)

@@ -462,6 +462,25 @@ def test_messages_prefetched_for_too_long_are_released(
     assert rung == [cursor] * too_long
 
 
+@pytest.mark.parametrize("takes_turns", [False, True])
+def test_a_suspect_that_takes_turns_stays_when_all_executors_are_busy(
+    run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch, takes_turns: bool
+) -> None:
+    """Its wait would begin anew, and with busy executors it would never run."""
+    released: list[bool] = []
+
+    def take_waiting(*, suspects: bool) -> list[Task]:
+        released.append(suspects)
+        return []
+
+    monkeypatch.setattr(parts.local_queue, "waiting", lambda: 1)
+    monkeypatch.setattr(parts.local_queue, "stuck", lambda: True)
+    monkeypatch.setattr(parts.local_queue, "suspect_takes_turns", lambda: takes_turns)
+    monkeypatch.setattr(parts.local_queue, "take_waiting", take_waiting)
+    run.unstarted.start_or_release(parts.statements.cursor())
+    assert released == [not takes_turns]
+
+
 @pytest.mark.parametrize("is_written", [False, True])
 def test_another_level_moves_the_time_at_which_its_queue_is_due(
     run: Run, parts: Parts, monkeypatch: pytest.MonkeyPatch, is_written: bool

@@ -109,7 +109,9 @@ def test_a_suspect_takes_turns_with_the_others_while_a_long_handler_runs(
         monkeypatch.setattr(f"django_mq.executor.{module}.monotonic", lambda: now[0])
     dispatch(local_queue, [task(9, "coroutine")])
     dispatch(local_queue, [task(1, suspect=True), task(2)])
+    assert not local_queue.suspect_takes_turns()
     now[0] += 11.0
+    assert local_queue.suspect_takes_turns()
     assert local_queue.waits_for_suspect(coroutines=False)
     assert local_queue.exclusive()
     now[0] += 20.0

@@ -51,6 +51,23 @@ def test_a_new_process_takes_over_a_suspect_at_once_if_nothing_else_is_due(rig: 
     assert rig.clock.now < before + 1.0
 
 
+def test_an_outage_of_a_new_process_also_puts_off_what_it_left_out(rig: Rig) -> None:
+    """Its next look would take over what living processes are about to renew."""
+    rig.rooms["sync"] = 1
+    add()
+    add(leased=600, attempts=1)
+    rig.make()
+    rig.fetcher.fetch(rig.cursor)  # leaves out suspects, if there were any
+    rig.ids()
+    rig.rooms["sync"] = 10
+    lapsed = add(leased=-1, attempts=1)
+    rig.fetcher.postpone_lapsed()
+    rig.pass_time(RENEWALS_AFTER_OUTAGE - 0.1)
+    assert rig.ids() == []
+    rig.pass_time(2.0)
+    assert rig.ids() == [lapsed.pk]
+
+
 def test_living_processes_renew_their_leases_after_an_outage_before_others_look(rig: Rig) -> None:
     """All of them lapsed while the database was away, and so did the heartbeats."""
     rig.make()
