@@ -1,4 +1,4 @@
-"""What handlers get: message classes and their upcasts, and annotations that do not fit."""
+"""Checks of message classes, their upcasts, and the annotations of handlers."""
 
 from __future__ import annotations
 

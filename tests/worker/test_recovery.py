@@ -101,6 +101,18 @@ def test_a_message_of_a_lost_host_that_is_released_unstarted_is_no_suspect(
 # ---- leases, recovery
 
 
+def alone() -> Recovery:
+    """Return a recovery without the rest of a worker."""
+    return Recovery(
+        "default",
+        outage=ShortOutage(threading.Event()),
+        policy_of=lambda row: RetryPolicy(),
+        on_freed=lambda: None,
+        on_charged=lambda: None,
+        link=Link(),
+    )
+
+
 def test_leases_are_renewed_in_hand_and_while_it_runs(
     start: Start, said: Said, gate: threading.Event, settings: Any
 ) -> None:
@@ -212,14 +224,7 @@ def test_a_worker_that_ends_waits_a_moment_for_a_late_claim(
 
     monkeypatch.setattr(Recovery, "settle", look)
     monkeypatch.setattr(recovery, "LATE_CLAIM", PATIENCE)
-    recovers = Recovery(
-        "default",
-        outage=ShortOutage(threading.Event()),
-        policy_of=lambda row: RetryPolicy(),
-        on_freed=lambda: None,
-        on_charged=lambda: None,
-        link=Link(),
-    )
+    recovers = alone()
     recovers.recover(DeadWorker("dead", "was killed by SIGKILL"), done.set)
     recovers.finish(0.0)
     assert looked.wait(PATIENCE)
@@ -282,14 +287,7 @@ def test_a_process_that_died_meanwhile_is_settled_without_a_pause(
 
     monkeypatch.setattr(Recovery, "settle", look)
     monkeypatch.setattr(recovery, "RETRY_PAUSE", 2 * PATIENCE)
-    recovers = Recovery(
-        "default",
-        outage=ShortOutage(threading.Event()),
-        policy_of=lambda row: RetryPolicy(),
-        on_freed=lambda: None,
-        on_charged=lambda: None,
-        link=Link(),
-    )
+    recovers = alone()
     recovers.recover(DeadWorker("first", "was killed", died_at=0.0), lambda: None)
     assert done.wait(PATIENCE)
     recovers.finish(PATIENCE)
