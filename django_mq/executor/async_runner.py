@@ -195,7 +195,9 @@ class AsyncRunner(threading.Thread):
             ended = [Ended(task.delivery, settled) for task in tasks]
             entries.end()
         failed = any(each.settled is not ACKED for each in ended)
-        self._slots.end(fences(tasks), failed=failed, seconds=monotonic() - entries.made_at)
+        seconds = monotonic() - entries.made_at
+        self._slots.end(fences(tasks), failed=failed, seconds=seconds)
+        self._local_queue.paces.of(tasks[0].handler).seconds = seconds
         self._starts.free(entries)
         self._settler.settle(ended, tasks)
         # Lists wait for the notice: more slots may be free then, and a list has more messages.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime
-from math import log2
 from time import monotonic
 
 from django_mq.executor.async_slots import Slots
@@ -22,13 +21,8 @@ from django_mq.executor.tasks import Line, Slice, Task
 from django_mq.executor.unsettled import Unsettled
 from django_mq.executor.waiting_coroutines import WaitingCoroutines
 from django_mq.executor.waiting_tasks import WaitingTasks
+from django_mq.policy.suspect_turns import lets_others_start, stops_others, takes_turns
 
-#: Seconds that a suspect waits for a moment when nothing else runs. After that nothing else starts,
-#: until the first of the turns that it takes with the others is over.
-SUSPECT_WAIT_SECONDS = 10.0
-#: Seconds of that turn. Each following one lasts twice as long: a handler may run for hours, but in
-#: some turn of the suspect all handlers end.
-FIRST_TURN_SECONDS = 20.0
 #: Seconds without a new slice after which the waiting tasks are released.
 STUCK_AFTER = 1.0
 
@@ -123,7 +117,7 @@ class LocalQueue:
                 return None
             self.running.take(alone=True)
             return waiting.take_suspect()
-        if not waiting.ready or _stops_others(waiting.suspect_waits_for()):
+        if not waiting.ready or stops_others(waiting.suspect_waits_for()):
             return None
         slice_ = next_slice(
             waiting.ready,
@@ -148,8 +142,18 @@ class LocalQueue:
         with self._lock:
             busy = self.running.alone or not self.free.count
             stuck = busy and monotonic() - self.running.taken_at > STUCK_AFTER
-            self._notify_when_free = stuck and bool(self.running.count)
-            return self._notify_when_free
+            stuck &= bool(self.running.count)
+            self._notify_when_free |= stuck
+            return stuck
+
+    def unused(self) -> int:
+        """Return the number of executors for which no task is ready.
+
+        The loop is poked when an executor becomes free.
+        """
+        with self._lock:
+            self._notify_when_free = True
+            return max(0, self.free.count - len(self._waiting.ready))
 
     def waits_for_suspect(self, *, coroutines: bool) -> bool:
         """Return whether a suspect has waited to run alone for so long that nothing else starts.
@@ -159,14 +163,14 @@ class LocalQueue:
         """
         with self._lock:
             waits = self._waiting.suspect_waits_for()
-        return _stops_others(waits) or (
-            coroutines and waits > STUCK_AFTER and not _lets_others_start(waits)
+        return stops_others(waits) or (
+            coroutines and waits > STUCK_AFTER and not lets_others_start(waits)
         )
 
     def suspect_takes_turns(self) -> bool:
         """Return whether a suspect has waited so long that it takes turns with the others."""
         with self._lock:
-            return self._waiting.suspect_waits_for() > SUSPECT_WAIT_SECONDS
+            return takes_turns(self._waiting.suspect_waits_for())
 
     def take_waiting(self, *, suspects: bool = True) -> list[Task]:
         """Remove and return what waits, for the worker to release; `suspects`: those, too."""
@@ -278,21 +282,4 @@ class LocalQueue:
         """
         with self._lock:
             waits = self._waiting.suspect_waits_for()
-        return self.running.alone or (waits >= 0 and not _lets_others_start(waits))
-
-
-def _stops_others(waits: float) -> bool:
-    """Return whether nothing else starts because a suspect has waited for `waits` seconds."""
-    return waits > SUSPECT_WAIT_SECONDS and not _lets_others_start(waits)
-
-
-def _lets_others_start(waits: float) -> bool:
-    """Return whether it is the turn of the others while a suspect has waited for `waits` seconds.
-
-    Without these turns, all threads would be idle for as long as one long handler runs.
-
-    >>> [_lets_others_start(seconds) for seconds in (0, 29, 31, 69, 71, 149, 151)]
-    [False, False, True, True, False, False, True]
-    """
-    late = waits - SUSPECT_WAIT_SECONDS
-    return late > 0 and int(log2(late / FIRST_TURN_SECONDS + 1)) % 2 == 1
+        return self.running.alone or (waits >= 0 and not lets_others_start(waits))

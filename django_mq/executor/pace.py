@@ -19,13 +19,16 @@ class Pace:
     After a conflict (deadlock, serialization) the limit is 1 until `run_singly` messages have run:
     handlers that update shared counters ran 75 a second, with 22 deadlocks, in transactions of 100,
     and 3,200 one by one.
-    `seconds` is how long a message of the last slice took, on average over all its handlers.
+    `seconds` is how long a message of the last slice took, on average over all its handlers, or the
+    last coroutine. The handler may get lists (`listed`), or be async.
     """
 
     limit: int = 1
     seconds: float = 0.0
     patience: int = 0
     run_singly: int = 0
+    listed: bool = False
+    is_async: bool = False
 
     def ended_in_time(self, ran: int, slice_size: int) -> None:
         """Record that a slice with `ran` messages of this handler ended in time."""
@@ -55,5 +58,10 @@ class Paces:
         """Return the pace of `handler`."""
         pace = self._paces.get(handler.name)
         if pace is None:
-            pace = self._paces.setdefault(handler.name, Pace())
+            pace = Pace(listed=handler.batch, is_async=handler.is_async)
+            pace = self._paces.setdefault(handler.name, pace)
         return pace
+
+    def find(self, name: str) -> Pace | None:
+        """Return the pace of the handler `name`; None if it has not run yet."""
+        return self._paces.get(name)

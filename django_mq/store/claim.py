@@ -45,12 +45,14 @@ class Claim(NamedTuple):
 
     `unfinished`: the claim parked waiting rows and did not look at the rows behind them. `stuck`:
     it took nothing and left waiting rows unparked, so it did not look at the rows behind those.
+    `left_lines`: it took nothing from some lines, because their limit was 0.
     """
 
     rows: list[ClaimedRow]
     marks: dict[tuple[str, int], tuple[float, int]]
     unfinished: bool = False
     stuck: bool = False
+    left_lines: bool = False
 
 
 NOTHING = Claim([], {})

@@ -26,6 +26,7 @@ from django_mq.store import (
     refused_rows,
 )
 from django_mq.store.claim import NOTHING, Claim, Lane
+from django_mq.store.claim_keyed import LineLimits
 from django_mq.store.gates import Gate
 from django_mq.worker.claim_round import ClaimResult
 from django_mq.worker.queue_facts import QueueFacts
@@ -49,7 +50,8 @@ class ClaimRouter:
     `facts` are from the last poll. `owned` are the ordered queues that this process owns, with the
     marks of their lines, which claims move. `has_any(queue)` says whether it has an unsettled
     message of the queue; `probing(queue, claimer)` is called for a claim that is the probe of its
-    queue. Nothing is claimed from `stopped_queues`: it would be released at once.
+    queue; `line_limits` limits what a claim takes of each key. Nothing is claimed from
+    `stopped_queues`: it would be released at once.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class ClaimRouter:
         stopped_queues: StoppedQueues,
         has_any: Callable[[str], bool] = lambda queue: False,
         probing: Callable[[str, str], None] = lambda queue, claimer: None,
+        line_limits: LineLimits = claim_keyed.without_limits,
     ) -> None:
         self._worker = worker
         self._numbers = count(1)
@@ -68,6 +71,7 @@ class ClaimRouter:
         self.stopped_queues = stopped_queues
         self.facts = QueueFacts()
         self._probing = probing
+        self._line_limits = line_limits
         # How many messages a statement that begins with this queue may claim, so that their
         # payloads probably fit into `batch_bytes`. For each queue: large messages of one must not
         # slow the others down.
@@ -266,6 +270,7 @@ class ClaimRouter:
                 more_claimers=more_claimers,
                 with_marks=from_marks,
                 park=park,
+                line_limits=self._line_limits,
                 **arguments,
             )
         return claim.claim(cursor, lanes=lanes, more_claimers=more_claimers, **arguments)

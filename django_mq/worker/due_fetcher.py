@@ -65,7 +65,7 @@ class DueFetcher:
             ahead = options.ahead and group in (PLAIN, KEYED)
             room = self._intake.room(kind, options.list_size, ahead=ahead)
             room = min(room, self._claims.max_per_claim(lanes[0][0], options))
-            if room <= 0:
+            if room <= 0 or (group == KEYED and self._intake.waits_for_thread(kind)):
                 claimed.no_room = True
                 continue
             if group not in full:
@@ -80,6 +80,7 @@ class DueFetcher:
             claimed.count += len(rows)
             claimed.unfinished |= result.claim.unfinished
             claimed.at_limit |= result.at_limit
+            claimed.no_room |= result.claim.left_lines
             claimed.contended |= result.contended
             if len(rows) == room or result.size > options.batch_bytes // 2:
                 claimed.filled.add(kind)
@@ -108,7 +109,8 @@ class DueFetcher:
             own.record_scan(result.claim.marks, seconds, full=full, rest_key=(options, counted))
         else:  # neither a full scan that was due, nor a regular one
             own.advance(result.claim.marks)
-        if group == KEYED and has_marks and len(result.claim.rows) < room // 2:
+        sparse = len(result.claim.rows) < room // 2 and not result.claim.left_lines
+        if group == KEYED and has_marks and sparse:
             own.record_sparse_scan()
             result = result._replace(claim=result.claim._replace(unfinished=True))
         if rows := result.claim.rows:

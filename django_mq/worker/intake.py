@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.local_queue import LocalQueue
+from django_mq.executor.slow_lines import SlowLines
 from django_mq.messages import LONG_AGO, ClaimedRow
 from django_mq.store import Cursor
 from django_mq.worker.dispatch import Dispatch
@@ -15,7 +16,10 @@ from django_mq.worker.quota import Quota
 
 
 class Intake:
-    """The fetcher's view of the parts that run messages; used by the thread that claims."""
+    """The fetcher's view of the parts that run messages; used by the thread that claims.
+
+    `threads` is the number of executors.
+    """
 
     def __init__(
         self,
@@ -26,6 +30,7 @@ class Intake:
         quota: Quota,
         dispatch: Dispatch,
         backoffs: BackoffLevels,
+        threads: int,
     ) -> None:
         self._local_queue = local_queue
         self._runner = runner
@@ -33,6 +38,8 @@ class Intake:
         self._quota = quota
         self._dispatch = dispatch
         self._backoffs = backoffs
+        #: What claims take of lines with slow handlers.
+        self.slow_lines = SlowLines(local_queue.paces, threads=threads, unused=local_queue.unused)
         self._any_lists = False
 
     def room(self, kind: str, list_size: int = 1, *, ahead: bool = True) -> int:
@@ -63,6 +70,10 @@ class Intake:
         if local_queue.stuck() and (kind != "async" or local_queue.exclusive()):
             return True
         return kind != "sync" and self._runner.stuck()
+
+    def waits_for_thread(self, kind: str) -> bool:
+        """Return whether to claim from no queue with keys until a thread that runs them is free."""
+        return kind != "async" and self.slow_lines.wait_for_thread()
 
     def take(
         self,

@@ -146,6 +146,7 @@ class Parts:
             quota=self.quota,
             dispatch=self.dispatch,
             backoffs=self.backoffs,
+            threads=self._worker.threads,
         )
 
     def _build_claiming(self) -> None:
@@ -162,6 +163,7 @@ class Parts:
             owned=self.ordered_queues.owned,
             has_any=self.local_queue.unsettled.has_any,
             probing=self.backoffs.probe_started,
+            line_limits=self.intake.slow_lines.limits,
             stopped_queues=self.local_queue.stopped_queues,
         )
         self.fetcher = Fetcher(

@@ -59,6 +59,7 @@ def take_open(
     skip_dead: bool = False,
     more_claimers: Sequence[str] = (),
     park: bool = True,
+    line_limits: with_keys.LineLimits = with_keys.without_limits,
 ) -> Claim:
     """Claim in the open transaction."""
     return with_keys.claim(
@@ -71,6 +72,7 @@ def take_open(
         skip_dead=skip_dead,
         more_claimers=more_claimers,
         park=park,
+        line_limits=line_limits,
     )
 
 
@@ -91,6 +93,7 @@ def line_params(*lines: tuple[str, str, str, int], **more: Any) -> dict[str, Any
     """Return the parameters of the second statement, for lines that the first one returned."""
     return claim_params(
         **key_lines.columns("line", lines),
+        line_limits=[1000] * len(lines),
         claimers=["me:1"],
         per_claimer=100,
         lease=30.0,

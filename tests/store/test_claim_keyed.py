@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -38,6 +39,32 @@ def test_heads_come_first_and_each_key_gets_its_share(cursor: Cursor) -> None:
     settle.release(cursor, [Fence(m.pk, 1, "me:7") for m in (*a[:2], *b[:2])])
     QueuedMessage.objects.exclude(key="a").delete()
     assert ids(take(cursor, limit=8)) == pks(*a[:8])
+
+
+def test_a_line_gets_no_more_than_its_limit(cursor: Cursor) -> None:
+    a, b, c = [[keyed(key) for _ in range(3)] for key in "abc"]
+    plain = keyed(None)
+    with cursor.connection.transaction():
+        taken = take_open(cursor, line_limits=lambda handlers: [2, 0, 9])
+    assert ids(taken) == pks(a[0], c[0], plain, a[1], c[1], c[2])
+    assert taken.left_lines
+    assert ids(take(cursor)) == pks(*b)
+    assert not take(cursor).left_lines
+
+
+def test_claim_that_leaves_all_lines_looks_for_no_others(cursor: Cursor) -> None:
+    """Others would wait for the same threads; the claim is not stuck behind them."""
+    for n in range(WINDOW):
+        keyed(f"k{n}")
+    asked: list[int] = []
+
+    def limits(handlers: Sequence[str]) -> Sequence[int]:
+        asked.append(len(handlers))
+        return [0] * len(handlers)
+
+    with cursor.connection.transaction():
+        taken = take_open(cursor, limit=5, line_limits=limits)
+    assert (taken.rows, taken.left_lines, taken.stuck, asked) == ([], True, False, [5])
 
 
 def test_several_claims_in_one_statement_share_the_rows(cursor: Cursor) -> None:

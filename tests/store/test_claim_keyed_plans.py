@@ -10,7 +10,7 @@ from django_mq.executor.statements import ONE_PLAN
 from django_mq.models import QueuedMessage
 from django_mq.store import claim_keyed as with_keys
 from django_mq.store import key_lines
-from django_mq.store.claim_keyed import CLAIM_LINES, CLAIM_UNLOCKED_LINES
+from django_mq.store.claim_lines import CLAIM_LINES, CLAIM_UNLOCKED_LINES
 from django_mq.store.key_lines import LOCK_LINES, LOCK_UNLOCKED_LINES
 from tests.rows import pks
 from tests.slow import mostly_slow

@@ -12,7 +12,8 @@ import pytest
 
 from django_mq.messages import Fence
 from django_mq.store import settle
-from django_mq.store.claim_keyed import CLAIM_LINES, WINDOW
+from django_mq.store.claim_keyed import WINDOW
+from django_mq.store.claim_lines import CLAIM_LINES
 from django_mq.store.key_lines import LOCK_LINES
 from tests.database import second_connection, until_any_blocked, until_blocked
 from tests.rows import pks

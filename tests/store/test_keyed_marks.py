@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from django_mq.store.claim import Lane, lane_columns
-from django_mq.store.claim_keyed import CLAIM_LINES
+from django_mq.store.claim_lines import CLAIM_LINES
 from django_mq.store.key_lines import LOCK_LINES
 from django_mq.store.keys import FREE_NEXT
 from tests.database import held_snapshot
@@ -94,6 +94,7 @@ def test_a_held_snapshot_costs_a_busy_key_few_walks(cursor: Cursor) -> None:
         lock = pages(LOCK_LINES, claiming)
         claiming |= dict(zip(names, line, strict=True)) | {
             "line_starts": "{1}",
+            "line_limits": "{1000}",
             "with_marks": False,
             "park": True,
             "nonatomic": "{}",

@@ -11,10 +11,10 @@ import pytest
 from django.db import connection
 
 from django_mq import RetryPolicy, fixed, handler
-from django_mq.executor import local_queue
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
+from django_mq.policy import suspect_turns
 from django_mq.policy.line_marks import FRONT
 from django_mq.store import ordered_queues as line
 from django_mq.store.claim import Lane
@@ -101,7 +101,7 @@ def test_busy_owner_gives_up_its_line(
     Nothing starts beside a suspect, nor when one has waited for long; coroutines fill the slots.
     """
     settings.DJANGO_MQ = {"POLL_INTERVAL": 0.2, "QUEUES": {"line": {"ordered": True}}}
-    monkeypatch.setattr(local_queue, "SUSPECT_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(suspect_turns, "SUSPECT_WAIT_SECONDS", 0.5)
     gate, done, started = threading.Event(), threading.Event(), threading.Event()
 
     @handler("#", queue="mail", name="long", timeout=PATIENCE * 2)

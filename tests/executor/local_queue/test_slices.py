@@ -133,6 +133,22 @@ def test_one_that_may_take_long_is_alone_in_its_slice(local_queue: LocalQueue) -
     assert [take(local_queue), take(local_queue), take(local_queue)] == [[1], [2], [3, 4]]
 
 
+def test_executors_without_a_task_are_unused(local_queue: LocalQueue, told: Told) -> None:
+    """The loop is poked when another one is: it may claim what it had left for others."""
+    assert local_queue.unused() == 0
+    threads = [Thread(target=local_queue.take) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    until(lambda: local_queue.free.count == 2)
+    assert told.count == 1
+    assert local_queue.unused() == 2
+    local_queue._waiting.ready.append(task(1))  # an executor has been notified, but has not begun
+    assert local_queue.unused() == 1
+    local_queue.close()
+    for thread in threads:
+        thread.join(SOON)
+
+
 def test_queue_is_stuck_when_no_executor_takes_a_task_for_long(
     local_queue: LocalQueue, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:

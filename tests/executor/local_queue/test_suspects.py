@@ -9,6 +9,7 @@ import pytest
 from django_mq.executor import local_queue as local_queue_module
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.tasks import Slice
+from django_mq.policy import suspect_turns
 from tests.executor.local_queue.conftest import Told, dispatch, dispatch_first, take, task
 from tests.waiting import SOON, until
 
@@ -87,7 +88,7 @@ def test_no_coroutine_starts_beside_a_suspect(local_queue: LocalQueue, told: Tol
 def test_a_suspect_that_waited_long_stops_the_others(
     local_queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_queue_module, "SUSPECT_WAIT_SECONDS", -1.0)
+    monkeypatch.setattr(suspect_turns, "SUSPECT_WAIT_SECONDS", -1.0)
     dispatch(local_queue, [task(9, "coroutine")])
     dispatch(local_queue, [task(1, suspect=True), task(2)])
     got: list[int] = []
@@ -183,7 +184,7 @@ def test_a_suspect_that_waits_holds_up_coroutines_first(
     dispatch(local_queue, [task(1, suspect=True)])
     assert local_queue.waits_for_suspect(coroutines=True)
     assert not local_queue.waits_for_suspect(coroutines=False)
-    monkeypatch.setattr(local_queue_module, "SUSPECT_WAIT_SECONDS", -1.0)
+    monkeypatch.setattr(suspect_turns, "SUSPECT_WAIT_SECONDS", -1.0)
     assert local_queue.waits_for_suspect(coroutines=False)
 
 

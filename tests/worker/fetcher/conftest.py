@@ -12,6 +12,7 @@ from django_mq.executor.last_starts import LastStarts
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.messages import ClaimedRow
 from django_mq.policy.line_marks import LineMarks
+from django_mq.store.claim_keyed import LineLimits, without_limits
 from django_mq.worker import claims as claims_module
 from django_mq.worker import due_fetcher as due_fetcher_module
 from django_mq.worker import fetcher as fetcher_module
@@ -24,6 +25,14 @@ from django_mq.worker.ordered_queues import OrderedQueues
 from django_mq.worker.queue_options import ClaimOptions
 from django_mq.worker.watermarks import GroupWatermarks
 from tests.database import second_connection
+
+#: The kinds of statements, by how they begin.
+KINDS = {
+    "with taken": "claim",
+    "with seen": "keyed",
+    "with found": "lapsed",
+    "with recursive": "poll",
+}
 
 
 class Counting:
@@ -40,9 +49,8 @@ class Counting:
 
     def execute(self, statement: str, params: Any = None) -> Any:
         self._clock.now += self.takes
-        kinds = {"with taken": "claim", "with found": "lapsed", "with recursive": "poll"}
         head = statement.strip()
-        found = (kind for start, kind in kinds.items() if head.startswith(start))
+        found = (kind for start, kind in KINDS.items() if head.startswith(start))
         self.asked.append(next(found, "gate"))
         if self.asked[-1] == "claim":
             self.lanes.append(params["queues"].count(",") + 1)
@@ -74,6 +82,8 @@ class Rig:
         self.options: dict[str, ClaimOptions] = {}
         self.last_starts = LastStarts()
         self.owned: dict[str, LineMarks] = {}
+        self.line_limits: LineLimits = without_limits
+        self.thread_is_free = True
 
     def make(self, *patterns: str, poll: float = 1.0) -> Rig:
         self.fetcher = Fetcher(
@@ -84,6 +94,7 @@ class Rig:
                 worker="rig",
                 owned=self.owned,
                 stopped_queues=StoppedQueues(),
+                line_limits=lambda handlers: self.line_limits(handlers),
             ),
             ordered_queues=OrderedQueues(
                 "rig", [], on_owned=lambda: None, busy=lambda queue: False
@@ -100,6 +111,9 @@ class Rig:
 
     def room(self, kind: str, list_size: int = 1, *, ahead: bool = True) -> int:
         return self.rooms[kind]
+
+    def waits_for_thread(self, kind: str) -> bool:
+        return kind != "async" and not self.thread_is_free
 
     def drop(self, withdrawn: Collection[str], backing_off: Collection[str]) -> None:
         """No task waits here."""

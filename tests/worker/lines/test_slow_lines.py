@@ -1,0 +1,50 @@
+"""A process with slow handlers holds few messages of a key at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from asgiref.sync import sync_to_async
+
+from django_mq import handler
+from django_mq.messages import Delivery
+from django_mq.models import QueuedMessage
+from tests.worker.conftest import PATIENCE, Start
+from tests.worker.lines.conftest import empty, keyed
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: Seconds that a message takes, so that a claim takes at most three of a key.
+SECONDS, MOST = 0.02, 3
+#: At most so many are claimed before it is known that the handler is slow.
+FIRST = SLOTS = 20
+
+
+def held(key: str | None) -> int:
+    return QueuedMessage.objects.filter(key=key, leased_until__isnull=False).count()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_few_messages_of_a_key_are_claimed_at_once(start: Start, is_async: bool) -> None:
+    """Else other threads and processes may have no line to work on."""
+    seen: list[int] = []
+    if is_async:
+
+        @handler("#", queue="mail", name="h", timeout=PATIENCE)
+        async def h(delivery: Delivery) -> None:
+            seen.append(await sync_to_async(held)(delivery.key))
+            await asyncio.sleep(SECONDS)
+    else:
+
+        @handler("#", queue="mail", name="h", timeout=PATIENCE)
+        def h(delivery: Delivery) -> None:
+            seen.append(held(delivery.key))
+            time.sleep(SECONDS)
+
+    for _ in range(3 * FIRST):
+        keyed("a")
+    start(until_empty=True, threads=2, async_slots=SLOTS).join()
+    assert empty()
+    assert max(seen[FIRST:]) <= MOST
