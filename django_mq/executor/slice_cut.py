@@ -8,7 +8,7 @@ from math import ceil
 
 from django_mq.executor.ordering import Ordering
 from django_mq.executor.pace import WORTH_DIVIDING, Pace
-from django_mq.executor.tasks import Slice, Task, max_in_call
+from django_mq.executor.tasks import Line, Slice, Task, max_in_call
 from django_mq.handlers import Handler
 
 
@@ -25,16 +25,19 @@ def next_slice(
 
     The slice has up to `slice_size` messages, with as many per handler as its pace allows; or one
     message that runs outside any transaction; or the messages of one batch handler, up to `batch`
-    or its `max_batch`. While `idle` other threads wait, it leaves them their share of messages that
-    take long.
+    or its `max_batch`, wherever they are in `ready`. While `idle` other threads wait, it leaves
+    them their share of messages that take long.
     """
     head = ready.popleft()
     slice_, first = Slice([head]), head.handler
     _occupy(slice_, ordering, head)
-    limits = {first: max_in_call(head, batch) if first.batch else pace(first).limit}
-    if not (first.atomic or first.batch) or limits[first] == 1:
+    if first.batch:
+        _fill_list(slice_, ready, ordering, batch=batch, limit=max_in_call(head, batch))
         return slice_
-    may_divide = idle and not (first.batch or head.delivery._row.ordered)
+    limits = {first: pace(first).limit}
+    if not first.atomic or limits[first] == 1:
+        return slice_
+    may_divide = idle and not head.delivery._row.ordered
     if may_divide and pace(first).seconds > WORTH_DIVIDING:
         slice_size = min(slice_size, ceil((1 + len(ready)) / (1 + idle)))
     taken = {first: 1}
@@ -47,7 +50,7 @@ def next_slice(
                 continue
             if task.delivery._row.suspect:
                 break
-        if not _may_follow(first, task, batch=batch, limit=limits[first]):
+        if handler.batch or not handler.atomic:
             break
         if handler not in limits:
             limits[handler] = pace(handler).limit
@@ -60,11 +63,33 @@ def next_slice(
     return slice_
 
 
-def _may_follow(first: Handler, task: Task, *, batch: int, limit: int) -> bool:
-    """Return whether `task` may be in a slice that begins with `first`, which has up to `limit`."""
-    if first.batch:
-        return task.handler is first and max_in_call(task, batch) >= limit
-    return task.handler.atomic and not task.handler.batch
+def _fill_list(
+    slice_: Slice, ready: deque[Task], ordering: Ordering, *, batch: int, limit: int
+) -> None:
+    """Add up to `limit` messages of its handler to the list `slice_`, from all of `ready`.
+
+    Of a line, none follows without the one before it.
+    """
+    first = slice_.tasks[0].handler
+    passed: list[Task] = []
+    passed_lines: set[Line] = set()
+    while ready and len(slice_.tasks) < limit:
+        task = ready.popleft()
+        line = task.line
+        if line is not None and line not in slice_.lines and ordering.is_busy(line):
+            ordering.wait(task, line)
+        elif (
+            task.handler is first
+            and max_in_call(task, batch) >= limit
+            and line not in passed_lines
+            and (line is None or not task.delivery._row.suspect)
+        ):
+            slice_.tasks.append(task)
+            _occupy(slice_, ordering, task)
+        else:
+            passed.append(task)
+            passed_lines |= set() if line is None else {line}
+    ready.extendleft(reversed(passed))
 
 
 def _occupy(slice_: Slice, ordering: Ordering, task: Task) -> None:
