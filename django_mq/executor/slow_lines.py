@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from django_mq.executor.pace import WORTH_DIVIDING, Paces
-from django_mq.policy.line_limits import UNLIMITED, SlowLine, line_limits
+from django_mq.handlers import Handler
+from django_mq.policy.line_limits import UNLIMITED, SlowLine, limit_of, line_limits
 
 
 class SlowLines:
@@ -31,6 +32,14 @@ class SlowLines:
         limits = line_limits(lines, unused=self._unused(), threads=self._threads)
         self._left_all = 0 in limits and len(lines) <= self._threads
         return limits
+
+    def limit(self, handlers: Iterable[Handler]) -> int:
+        """Return the most messages to claim of an ordered queue, given the `handlers` it may have.
+
+        It stays where it is claimed, so its messages take the room of others while they wait.
+        """
+        slow = filter(None, (self._slow(each.name) for each in handlers))
+        return min(map(limit_of, slow), default=UNLIMITED)
 
     def wait_for_thread(self) -> bool:
         """Return whether a claim would leave all slow lines, since no thread is unused."""

@@ -48,12 +48,13 @@ def line_limits(lines: Sequence[SlowLine | None], *, unused: int, threads: int) 
         if line is None:
             limits.append(UNLIMITED)
         elif not line.takes_thread:
-            limits.append(_limit(line))
+            limits.append(limit_of(line))
         else:
-            limits.append(_limit(line) if free > 0 or index < ahead else 0)
+            limits.append(limit_of(line) if free > 0 or index < ahead else 0)
             free -= min(1.0, line.seconds / LINE_SECONDS)
     return limits
 
 
-def _limit(line: SlowLine) -> int:
+def limit_of(line: SlowLine) -> int:
+    """Return how many messages of `line` run in LINE_SECONDS; at least one."""
     return ceil(LINE_SECONDS / line.seconds)

@@ -15,6 +15,7 @@ from time import perf_counter
 from django_mq.executor.statements import within_transaction
 from django_mq.executor.stopped_queues import StoppedQueues
 from django_mq.messages import ClaimedRow
+from django_mq.policy.line_limits import UNLIMITED
 from django_mq.policy.line_marks import LineMarks
 from django_mq.store import (
     Cursor,
@@ -50,8 +51,9 @@ class ClaimRouter:
     `facts` are from the last poll. `owned` are the ordered queues that this process owns, with the
     marks of their lines, which claims move. `has_any(queue)` says whether it has an unsettled
     message of the queue; `probing(queue, claimer)` is called for a claim that is the probe of its
-    queue; `line_limits` limits what a claim takes of each key. Nothing is claimed from
-    `stopped_queues`: it would be released at once.
+    queue; `line_limits` limits what a claim takes of each key, `ordered_limit(queue)` what it
+    takes of an ordered queue. Nothing is claimed from `stopped_queues`: it would be released at
+    once.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ClaimRouter:
         has_any: Callable[[str], bool] = lambda queue: False,
         probing: Callable[[str, str], None] = lambda queue, claimer: None,
         line_limits: LineLimits = claim_keyed.without_limits,
+        ordered_limit: Callable[[str], int] = lambda queue: UNLIMITED,
     ) -> None:
         self._worker = worker
         self._numbers = count(1)
@@ -72,6 +75,7 @@ class ClaimRouter:
         self.facts = QueueFacts()
         self._probing = probing
         self._line_limits = line_limits
+        self._ordered_limit = ordered_limit
         # How many messages a statement that begins with this queue may claim, so that their
         # payloads probably fit into `batch_bytes`. For each queue: large messages of one must not
         # slow the others down.
@@ -148,6 +152,8 @@ class ClaimRouter:
         queue = lanes[0].queue
         if options.ordered and (queue not in self._owned or self._has_any(queue)):
             return NOT_SCANNED
+        if options.ordered:
+            limit = min(limit, self._ordered_limit(queue))
         is_plain = self.statement_group(queue, options) == PLAIN
         with nullcontext() if is_plain else within_transaction(cursor):
             take = partial(self._claim_lanes, cursor, lanes, options, from_marks, park)

@@ -164,6 +164,9 @@ class Parts:
             has_any=self.local_queue.unsettled.has_any,
             probing=self.backoffs.probe_started,
             line_limits=self.intake.slow_lines.limits,
+            ordered_limit=lambda queue: self.intake.slow_lines.limit(
+                self.options.handlers_of(queue)
+            ),
             stopped_queues=self.local_queue.stopped_queues,
         )
         self.fetcher = Fetcher(
@@ -175,6 +178,9 @@ class Parts:
             last_starts=self.local_queue.last_starts,
             poll_interval=self._settings.poll_interval,
         )
+
+    def _ordered_limit(self, queue: str) -> int:
+        return self.intake.slow_lines.limit(self.options.handlers_of(queue))
 
     def _build_threads(self) -> None:
         """Build the threads that work from time to time."""

@@ -57,6 +57,8 @@ class ClaimOptionsCache:
         self._batch_size = batch_size
         self._queues = cache(partial(handlers.allowed_queues, settings=settings))
         self.of = lru_cache(REMEMBERED_QUEUES)(self._make)
+        #: Returns the handlers that may run messages of a queue.
+        self.handlers_of = lru_cache(REMEMBERED_QUEUES)(self._find_handlers)
 
     def lease_of(self, queue: str) -> float:
         """Return the lease of the messages of `queue`, in seconds.
@@ -84,9 +86,12 @@ class ClaimOptionsCache:
             if options.ordered and any(pattern.matches(name) for pattern in wanted)
         ]
 
+    def _find_handlers(self, queue: str) -> list[Handler]:
+        return [each for each in handlers.all_handlers() if queue in self._queues(each)]
+
     def _make(self, queue: str) -> ClaimOptions:
         options = self._settings.queue(queue)
-        found = [each for each in handlers.all_handlers() if queue in self._queues(each)]
+        found = self.handlers_of(queue)
         batch_size = self.batch_size_of(queue)
         longest = min(batch_size, self._batch_size or self._settings.batch_size)
         lists = (

@@ -53,6 +53,15 @@ def test_no_claim_is_worth_it_until_a_thread_is_unused(paces: Paces) -> None:
     assert not lines.wait_for_thread()
 
 
+def test_slowest_handler_of_an_ordered_queue_decides(paces: Paces) -> None:
+    lines = SlowLines(paces, threads=4, unused=lambda: 0)
+    found = {each.name: each for each in handlers.all_handlers()}
+    assert lines.limit([found["quick"], found["list"]]) == UNLIMITED
+    paces.of(found["quick"]).seconds = 0.02
+    assert lines.limit([found["quick"], found["list"]]) == 3
+    assert lines.limit([found["quick"], found["slow"]]) == 1
+
+
 def test_of_many_lines_some_are_claimed_ahead(paces: Paces) -> None:
     """So a thread does not wait for a claim; the process leaves as many lines as it has threads."""
     lines = SlowLines(paces, threads=4, unused=lambda: 0)

@@ -1,4 +1,4 @@
-"""A process with slow handlers holds few messages of a key at once."""
+"""A process with slow handlers holds few messages of a line at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django_mq import handler
 from django_mq.messages import Delivery
 from django_mq.models import QueuedMessage
 from tests.worker.conftest import PATIENCE, Start
-from tests.worker.lines.conftest import empty, keyed
+from tests.worker.lines.conftest import empty, keyed, row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -22,8 +22,8 @@ SECONDS, MOST = 0.02, 3
 FIRST = SLOTS = 20
 
 
-def held(key: str | None) -> int:
-    return QueuedMessage.objects.filter(key=key, leased_until__isnull=False).count()
+def held(queue: str) -> int:
+    return QueuedMessage.objects.filter(queue=queue, leased_until__isnull=False).count()
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -34,17 +34,33 @@ def test_few_messages_of_a_key_are_claimed_at_once(start: Start, is_async: bool)
 
         @handler("#", queue="mail", name="h", timeout=PATIENCE)
         async def h(delivery: Delivery) -> None:
-            seen.append(await sync_to_async(held)(delivery.key))
+            seen.append(await sync_to_async(held)(delivery.queue))
             await asyncio.sleep(SECONDS)
     else:
 
         @handler("#", queue="mail", name="h", timeout=PATIENCE)
         def h(delivery: Delivery) -> None:
-            seen.append(held(delivery.key))
+            seen.append(held(delivery.queue))
             time.sleep(SECONDS)
 
     for _ in range(3 * FIRST):
         keyed("a")
     start(until_empty=True, threads=2, async_slots=SLOTS).join()
+    assert empty()
+    assert max(seen[FIRST:]) <= MOST
+
+
+def test_few_messages_of_an_ordered_queue_are_claimed_at_once(start: Start) -> None:
+    """While they wait, they take the room of other queues."""
+    seen: list[int] = []
+
+    @handler("#", queue="line", name="h", timeout=PATIENCE)
+    def h(delivery: Delivery) -> None:
+        seen.append(held(delivery.queue))
+        time.sleep(SECONDS)
+
+    for _ in range(3 * FIRST):
+        row()
+    start(until_empty=True, threads=2).join()
     assert empty()
     assert max(seen[FIRST:]) <= MOST
