@@ -211,6 +211,11 @@ class LocalQueue:
                 )
             )
 
+    def waiting_queues(self) -> set[str]:
+        """Return the ordered queues whose first task here could start if a thread were free."""
+        with self._lock:
+            return self._waiting.waiting_queues()
+
     def cancel_start(self, coroutines: list[Task]) -> None:
         """Note that these coroutines could not start; nothing behind them in their lines does."""
         for task in coroutines:

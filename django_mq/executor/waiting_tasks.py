@@ -207,6 +207,11 @@ class WaitingTasks:
         if self.ordering.coroutines:
             self._poke()
 
+    def waiting_queues(self) -> set[str]:
+        """Return the ordered queues that have ready tasks, while none of their tasks runs."""
+        ordered = (task for task in self.ready if task.delivery._row.ordered)
+        return {task.delivery.queue for task in ordered if not self.ordering.is_busy(task.line)}
+
     def clear_front(self) -> None:
         """Take tasks that cannot start now from the front of `ready`.
 

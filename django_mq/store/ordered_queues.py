@@ -88,6 +88,31 @@ def disown(cursor: Cursor, *, worker: str, queues: Sequence[str] | None = None) 
     cursor.execute(DISOWN, {"worker": worker, "queues": None if queues is None else list(queues)})
 
 
+HAND_OVER = """
+with ours as materialized (
+    select s.queue
+      from django_mq_queuestate s
+     where s.queue = %(queue)s and s.owner = %(worker)s
+       for no key update skip locked
+)
+update django_mq_queuestate s
+   set owner = %(to)s,
+       owned_until = statement_timestamp() + make_interval(secs => %(lease)s)
+  from ours
+ where s.queue = ours.queue
+returning s.queue
+"""
+
+
+def hand_over(cursor: Cursor, *, queue: str, worker: str, to: str, lease: float) -> bool:
+    """Let the worker `to` own a queue of `worker` for `lease` seconds; return whether it does.
+
+    It does not while another session has the queue's row locked.
+    """
+    cursor.execute(HAND_OVER, {"queue": queue, "worker": worker, "to": to, "lease": lease})
+    return cursor.fetchone() is not None
+
+
 # Locks the queue's row first, so that no worker takes the line over before this commits.
 HOLD_LINE = """
 select date_part('epoch', statement_timestamp()),

@@ -52,7 +52,8 @@ class OrderedQueues:
         self._queues = sorted(queues)
         self._on_owned = on_owned
         self._busy = busy
-        self._silent = silent
+        #: Seconds without a heartbeat after which a worker does not live.
+        self.silent = silent
         self._passed_over: set[str] = set()
         self._turn_at = 0.0
         self._adopt_at: dict[str, float] = {}
@@ -128,6 +129,13 @@ class OrderedQueues:
             self._passed_over.update(left)  # take them as soon as possible, not at the next turn
             self._remove(left)
 
+    def hand_over(self, cursor: Cursor, queue: str, *, to: str) -> None:
+        """Give `queue` to the worker `to`; call it once none of its handlers runs here."""
+        if ordered_queues.hand_over(
+            cursor, queue=queue, worker=self._worker, to=to, lease=LEASE_SECONDS
+        ):
+            self._remove([queue])
+
     def _may_take(self, queue: str) -> bool:
         return not (self.draining or self._busy(queue))
 
@@ -163,7 +171,7 @@ class OrderedQueues:
         extra = {"event": "owner_frozen", "queue": queue}
         try:
             for id in frozen_owner.end(
-                cursor, queue=queue, worker=previous_owner, silent=self._silent
+                cursor, queue=queue, worker=previous_owner, silent=self.silent
             ):
                 logger.warning(
                     "worker %s, which owned queue %s, is frozen: ended its transaction with"

@@ -9,6 +9,7 @@ from django_mq.executor.tasks import Task
 from django_mq.executor.watchdog import STALL_MARGIN
 from django_mq.store import Cursor, notify, queue_backoff
 from django_mq.store.limits import STATEMENT_SECONDS
+from django_mq.worker.line_sharing import LineSharing
 from django_mq.worker.parts import Parts
 from django_mq.worker.releasing import release_skipping_refused
 
@@ -27,6 +28,7 @@ class Unstarted:
         # The claims whose answers were lost, each with the time after which it cannot commit.
         self._unconfirmed: dict[str, float] = {}
         self._look_at = float("-inf")
+        self._sharing = LineSharing(worker_id, parts, release=self._release)
 
     def add_unconfirmed(self, claimers: Sequence[str], *, lost: bool) -> None:
         """Record claims whose answers were lost: they may have been committed, or will be.
@@ -119,10 +121,11 @@ class Unstarted:
         return handed + local_queue.take_to_release()
 
     def _leave_lines(self, cursor: Cursor) -> None:
-        """Leave ordered queues to siblings if their due messages cannot start here."""
+        """Leave ordered queues to siblings if their due messages cannot start here, or not soon."""
         parts = self._parts
         if self.disown_unused(cursor, parts.ordered_queues.stuck(parts.fetcher.due_queues)):
             notify.ring_if_room(cursor)
+        self._sharing.hand_over(cursor)
 
     def disown_unused(self, cursor: Cursor, queues: Collection[str]) -> bool:
         """Disown the `queues` without an unsettled message here; return whether there was one."""
