@@ -27,12 +27,12 @@ from django_mq.management.databases import (
 )
 from django_mq.management.interruption import interruptible
 from django_mq.management.output import as_json
-from django_mq.management.serving import unknown_queue_warning
 from django_mq.policy.names import check_name
 from django_mq.policy.plain_text import one_line
 from django_mq.policy.rounding import message_count
 from django_mq.policy.similar_names import similar
 from django_mq.queues import Changed
+from django_mq.queues.known_queues import unknown_queue_warning
 from django_mq.supervisor.output import discard
 
 #: The errors of a disk that takes nothing more.

@@ -10,7 +10,7 @@ from django_mq import handlers
 from django_mq.conf import Settings
 from django_mq.management.output import table
 from django_mq.policy.routing import Pattern
-from django_mq.policy.similar_names import similar
+from django_mq.queues.known_queues import unknown_queue_warning
 
 #: The maximum numbers of types and of queues shown per handler, or named in a warning.
 MAX_PATTERNS, MAX_QUEUES = 5, 5
@@ -53,21 +53,6 @@ def unserved_warning(names: Sequence[str]) -> str:
     return (
         f"Messages wait that no live worker claims, in {', '.join(names[:MAX_QUEUES])}{more}:"
         " mq_doctor says what to do."
-    )
-
-
-def unknown_queue_warning(name: str, known: Collection[str]) -> str:
-    """Return a warning if `name` is not a known queue, or an empty text.
-
-    >>> unknown_queue_warning("mial", ["mail", "default"])
-    "no handler here names the queue 'mial', and it has no messages: did you mean 'mail'?"
-    >>> unknown_queue_warning("mail", ["mail"])
-    ''
-    """
-    if name in known:
-        return ""
-    return f"no handler here names the queue {name!r}, and it has no messages" + _hint(
-        similar(name, known, most=1)
     )
 
 

@@ -17,7 +17,8 @@ from django_mq.queues.errors import ErrorGroup, errors
 from django_mq.queues.figures import Figures, Rate, figures, rates
 from django_mq.queues.fleet import WorkerProcess, horizon, timings, workers
 from django_mq.queues.history import history, replay
-from django_mq.queues.message_counts import QueueCounts, counts, names
+from django_mq.queues.known_queues import names
+from django_mq.queues.message_counts import QueueCounts, counts
 from django_mq.queues.operations import cancel_operation, operate, operations
 from django_mq.queues.reasons import Why, why
 from django_mq.queues.redaction import redacted

@@ -1,16 +1,20 @@
 """Pause, resume and limit a queue, or end its backoff.
 
 With `dry_run` nothing changes; the call returns or raises what the real call would. Each function
-raises OperationalError if another session keeps the queue's row locked for a second.
+raises OperationalError if another session keeps the queue's row locked for a second. A queue that
+is unknown here is changed, with a warning in the log: a deploy may add it later.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 
 from django.db import transaction
+from django.db.backends.utils import CursorWrapper
 
 from django_mq import signals
 from django_mq.conf import alias_of, get_settings
@@ -18,6 +22,7 @@ from django_mq.conf.local_time import local_text
 from django_mq.policy.column_bounds import MAX_INTEGER
 from django_mq.policy.names import check_name
 from django_mq.queues.arguments import MAX_SECONDS
+from django_mq.queues.known_queues import warning_if_unknown
 from django_mq.queues.transactions import after_commit, wake, writing
 from django_mq.store import decisions, queue_backoff
 from django_mq.values import When, checked_when, short_repr
@@ -53,7 +58,7 @@ def pause(
             " an end"
         )
     alias = alias_of(using)
-    with writing(alias, dry_run=dry_run) as cursor:
+    with _deciding(queue, alias, dry_run=dry_run) as cursor:
         paused = decisions.pause(cursor, queue=queue, at=at, delay=delay)
     if paused is None:
         raise ValueError(f"queue {queue} cannot be paused {words}: that time has passed")
@@ -78,7 +83,7 @@ def resume(queue: str, *, dry_run: bool = False, using: str | None = None) -> bo
     """
     check_name(queue, "queue")
     alias = alias_of(using)
-    with writing(alias, dry_run=dry_run) as cursor:
+    with _deciding(queue, alias, dry_run=dry_run) as cursor:
         was_paused = decisions.resume(cursor, queue=queue)
     if was_paused and not dry_run:
         extra = {"event": "queue_resumed", "queue": queue}
@@ -105,7 +110,7 @@ def limit(
             f" limit of the settings, not {short_repr(max_in_flight)}"
         )
     alias = alias_of(using)
-    with writing(alias, dry_run=dry_run) as cursor:
+    with _deciding(queue, alias, dry_run=dry_run) as cursor:
         decisions.limit(cursor, queue=queue, max_in_flight=max_in_flight)
     holds = effective_limit(queue, max_in_flight)
     if not dry_run:
@@ -135,7 +140,7 @@ def end_backoff(queue: str, *, dry_run: bool = False, using: str | None = None) 
     """
     check_name(queue, "queue")
     alias = alias_of(using)
-    with writing(alias, dry_run=dry_run) as cursor:
+    with _deciding(queue, alias, dry_run=dry_run) as cursor:
         moved = queue_backoff.end_backoff(cursor, queue=queue)
         if moved is not None and not dry_run:
             text = "is no longer backing off: an operator ended the backoff"
@@ -146,3 +151,14 @@ def end_backoff(queue: str, *, dry_run: bool = False, using: str | None = None) 
     if moved is not None and not dry_run:
         wake(alias)
     return moved is not None
+
+
+@contextmanager
+def _deciding(queue: str, alias: str, *, dry_run: bool) -> Iterator[CursorWrapper]:
+    """Yield a cursor for a decision about `queue`, and warn if its name may be misspelt."""
+    with writing(alias, dry_run=dry_run) as cursor:
+        warning = "" if dry_run else warning_if_unknown(cursor, queue)
+        yield cursor
+    if warning:
+        extra = {"event": "unknown_queue", "queue": queue}
+        after_commit(alias, lambda: logger.warning("%s", warning, extra=extra))

@@ -1,4 +1,4 @@
-"""Message counts by queue and state, and the names of the known queues."""
+"""Message counts by queue and state."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import overload
 
-from django.db import connections
-
-from django_mq import handlers
 from django_mq.conf import alias_of, get_settings
 from django_mq.operations.heads import ordered_queues, skipping_queues
 from django_mq.policy.names import check_name
 from django_mq.policy.rounding import counted
 from django_mq.queues.decisions import effective_limit
+from django_mq.queues.known_queues import names
 from django_mq.queues.transactions import reading
-from django_mq.store import Cursor, queue_names
+from django_mq.store import Cursor
 from django_mq.store import counts as counts_store
 from django_mq.store import estimates as sampled
 from django_mq.store.readers import prepare_to_read
@@ -249,23 +247,3 @@ def _counts(row: counts_store.Census, maximum: int) -> QueueCounts:
         capped=capped,
         estimated={},
     )
-
-
-def names(*, using: str | None = None) -> list[str]:
-    """Return the names of the known queues, sorted.
-
-    A queue is known when it has messages or an owner, is paused, limited or backing off, appears in
-    the settings, or has a handler in this process.
-    """
-    with connections[alias_of(using)].cursor() as cursor:
-        return read_names(cursor)
-
-
-def read_names(cursor: Cursor) -> list[str]:
-    """Return the same as `names()`, read on `cursor`."""
-    settings = get_settings()
-    found = queue_names.names(cursor)
-    found |= {settings.default_queue, *settings.queues}
-    for each in handlers.all_handlers():
-        found.update(handlers.allowed_queues(each, settings))
-    return sorted(found)

@@ -16,7 +16,7 @@ from django_mq.policy.handler_totals import HandlerTimings
 from django_mq.policy.routing import TASKS, Pattern
 from django_mq.queues.arguments import queue_names
 from django_mq.queues.fleet import timings, workers
-from django_mq.queues.message_counts import read_names
+from django_mq.queues.known_queues import read_names
 from django_mq.queues.transactions import reading
 from django_mq.store import Cursor, read_figures
 from django_mq.store import types as types_store

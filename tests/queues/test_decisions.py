@@ -143,6 +143,27 @@ def test_shorter_lock_timeout_of_the_caller_applies(transactional_db, other, dee
             DEEDS[deed]()
 
 
+@pytest.mark.parametrize("deed", DEEDS)
+def test_an_unknown_queue_is_changed_with_a_warning(settings, caplog, deed):
+    """Its name may be misspelt, but a deploy may also add the queue later."""
+    decide(paused=-1, backoff_level=1, backoff=60)
+    settings.DJANGO_MQ = {"QUEUES": {"malls": {}}}
+    QueueState.objects.update(queue="mall")
+    change = getattr(queues, deed)
+    arguments = (5,) if deed == "limit" else ()
+    for known in ("mall", "malls"):  # by a decision about it, and by the settings
+        change(known, *arguments)
+    change("mals", *arguments, dry_run=True)
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+    change("mals", *arguments)
+    [record] = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert (record.event, record.queue) == ("unknown_queue", "mals")
+    assert record.getMessage() == (
+        "no handler here names the queue 'mals', and it has no messages: did you mean 'malls'?"
+    )
+    assert QueueState.objects.filter(queue="mals").exists() is (deed in ("pause", "limit"))
+
+
 @pytest.mark.parametrize("action", [queues.end_backoff, lambda name: queues.limit(name, 5)])
 def test_a_bad_name(action):
     with pytest.raises(InvalidName):

@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_handlers")]
 
 
 @pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+def log(caplog: pytest.LogCaptureFixture, settings: Any) -> pytest.LogCaptureFixture:
+    settings.DJANGO_MQ = {"QUEUES": {"mail": {}}}  # known, so no decision about it logs a warning
     caplog.set_level(logging.INFO, "django_mq")
     return caplog
 

@@ -38,7 +38,8 @@ from django_mq.models import (
 )
 from django_mq.policy.figures import SPANS, Span
 from django_mq.queues.figures import figures_of, rates_of
-from django_mq.queues.message_counts import read_many_counts, read_names
+from django_mq.queues.known_queues import read_names
+from django_mq.queues.message_counts import read_many_counts
 from django_mq.store import read_figures
 from django_mq.store.readers import prepare_to_read
 

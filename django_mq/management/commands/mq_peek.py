@@ -13,10 +13,10 @@ from django_mq.conf.local_time import local_text
 from django_mq.management.arguments import limit, wrong_arguments
 from django_mq.management.base import OperatorCommand, add_queue
 from django_mq.management.output import as_json, heads_table, table
-from django_mq.management.serving import unknown_queue_warning
 from django_mq.models import QueuedMessage
 from django_mq.models.columns import Unreadable
 from django_mq.policy.plain_text import one_line
+from django_mq.queues.known_queues import unknown_queue_warning
 from django_mq.queues.stalled import line_positions
 from django_mq.queues.states import peek_messages
 

@@ -22,11 +22,12 @@ from django_mq.management.base import OperatorCommand, add_queue
 from django_mq.management.databases import refusal
 from django_mq.management.output import as_json, heads_table, span, table, workers_table
 from django_mq.management.screen import CLEAR, Section, all_lines, erased, fitted, size_of
-from django_mq.management.serving import unknown_queue_warning, unserved_warning
+from django_mq.management.serving import unserved_warning
 from django_mq.policy.durations import precise_span
 from django_mq.policy.histogram import Durations
 from django_mq.queues.doctor import Finding
 from django_mq.queues.doctor.links import pooler
+from django_mq.queues.known_queues import unknown_queue_warning
 from django_mq.store.server_errors import LOST
 
 HOLDERS = "These keep vacuum from removing dead rows:"
