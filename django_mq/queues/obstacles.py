@@ -12,6 +12,7 @@ from django.db.models.functions import Now
 from django_mq import handlers
 from django_mq.conf import get_settings
 from django_mq.conf.local_time import local_text
+from django_mq.handlers.holding import other_queue, unknown_handler, unknown_type
 from django_mq.handlers.nearest import nearest_handlers, nearest_types
 from django_mq.messages import worker_of
 from django_mq.models import FailedAttempt, HandledMessage, QueuedMessage, QueueState, Result
@@ -42,6 +43,11 @@ NO_TRACE = (
 
 def obstacle(message: QueuedMessage) -> str:
     """Say why no handler registered in this process takes `message`; empty if one would take it."""
+    return obstacle_for(message)[0]
+
+
+def obstacle_for(message: QueuedMessage) -> tuple[str, str]:
+    """Return the obstacle, and how the reason of a worker with the same obstacle begins."""
     settings = get_settings()
     if message.handler:
         known = handlers.get(message.handler)
@@ -49,29 +55,35 @@ def obstacle(message: QueuedMessage) -> str:
             near = nearest_handlers(message.handler, message.type)
             is_task = message.type.startswith(TASKS)
             renamed = RENAMED_TASK if is_task else RENAMED.format(message.handler)
-            return f"no handler named {message.handler} is registered here{near}{renamed}"
+            text = f"no handler named {message.handler} is registered here{near}{renamed}"
+            return text, unknown_handler(message.handler)
         found: tuple[handlers.Handler, ...] = (known,)
     else:
         found = handlers.table().match(message.type, _metadata(message))
         if not found:
             near = nearest_types(message.type)
-            return f"no handler registered here takes {message.type}{near}"
+            text = f"no handler registered here takes {message.type}{near}"
+            return text, unknown_type(message.type, message.queue)
     allowed = [each for each in found if message.queue in handlers.allowed_queues(each, settings)]
     if not allowed:
         names = ", ".join(each.name for each in found)
         allow = "" if message.type.startswith(TASKS) else ALLOW.format(message.queue)
-        return f"no matching handler ({names}) takes messages from queue {message.queue}{allow}"
+        text = f"no matching handler ({names}) takes messages from queue {message.queue}{allow}"
+        if message.handler:
+            return text, other_queue(found[0].name, message.queue)
+        return text, unknown_type(message.type, message.queue)
     for each in allowed:
         if refused := handlers.refusal(each, message.type, message.schema_version):
-            return refused
+            return refused, refused
     first = allowed[0]
     if (
         message.handler
         and not handlers.is_subscribed(first, message.type)
         and handlers.REPLAY not in _metadata(message)
     ):
-        return handlers.unsubscribed(first, message.type)
-    return ""
+        text = handlers.unsubscribed(first, message.type)
+        return text, text
+    return "", ""
 
 
 def other_code(message: QueuedMessage, workers: Sequence[WorkerProcess]) -> str:

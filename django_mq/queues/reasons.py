@@ -21,6 +21,7 @@ from django_mq.queues.obstacles import (
     last_known,
     locked,
     obstacle,
+    obstacle_for,
     other_code,
 )
 from django_mq.queues.stalled import shown_count
@@ -186,12 +187,14 @@ def _behind(case: Case) -> Reason:
 
 def _held(case: Case) -> Reason:
     message = case.message
-    found = obstacle(message) or other_code(message, case.workers())
+    found, of_worker = obstacle_for(message)
+    is_same = bool(found) and message.last_error.startswith(of_worker)
+    found = found or other_code(message, case.workers())
     text = f"has been held since {local_text(message.held_since)}: {found}"
     if message.processable_after > case.now:
         text += f". Workers check it again at {local_text(message.processable_after)}"
     # `last_error` is the worker's reason for holding the message: mostly the one found here, too.
-    return text, "" if message.last_error == found else message.last_error
+    return text, "" if is_same else message.last_error
 
 
 def _expired(case: Case) -> Reason:

@@ -18,6 +18,7 @@ from django_mq.executor.settle_rows import settle_all
 from django_mq.executor.statements import skip_refused_rows, within_transaction
 from django_mq.executor.tasks import Line, Task
 from django_mq.handlers import Handler, refusal
+from django_mq.handlers.holding import other_queue, unknown_handler, unknown_type
 from django_mq.handlers.nearest import nearest_handlers, nearest_types
 from django_mq.messages import ClaimedRow, Delivery
 from django_mq.policy.metadata import MAX_ADDED
@@ -102,11 +103,9 @@ class Resolver:
         handler = handlers.get(row.handler)
         if handler is None:
             near = nearest_handlers(row.handler, row.type)
-            return self._hold(delivery, f"this worker has no handler named {row.handler}{near}")
+            return self._hold(delivery, f"{unknown_handler(row.handler)}{near}")
         if row.queue not in self._queues(handler):
-            return self._hold(
-                delivery, f"handler {handler.name} is not allowed in queue {row.queue}"
-            )
+            return self._hold(delivery, other_queue(handler.name, row.queue))
         if refused := refusal(handler, row.type, row.schema_version):
             return self._hold(delivery, refused)
         if _is_replay(row):  # an operator chose the handler
@@ -157,10 +156,7 @@ class Resolver:
         ]
         if not matching:
             near = nearest_types(row.type)
-            return self._hold(
-                delivery,
-                f"this worker has no handler for {row.type} in queue {row.queue}{near}",
-            )
+            return self._hold(delivery, f"{unknown_type(row.type, row.queue)}{near}")
         for each in matching:
             if refused := refusal(each, row.type, row.schema_version):
                 return self._hold(delivery, refused)

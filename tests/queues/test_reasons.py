@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from django_mq import handlers, queues
 from django_mq.models import FailedAttempt, QueueState, Result
+from django_mq.testing import drain
 from tests.database import second_connection
 from tests.queues.explained import why
 from tests.rows import add, beat, decide
@@ -320,12 +321,33 @@ class TestHeld:
         text = "its schema version 3 is newer than version 2 that handler h understands"
         self.why(text, handler=handler, schema_version=3)
 
-    def test_the_reason_is_given_once(self):
-        """The worker that holds it stored the same reason."""
-        handlers.handler("#", name="h", queue="mail")(lambda delivery: None)
-        text = "its schema version 3 is newer than version 1 that handler h understands"
-        message = add(held=-60, after=30, last_error=text, handler="h", schema_version=3)
-        assert str(why(message, "held", text)).count(text) == 1
+    @pytest.mark.parametrize(
+        ("pattern", "queue", "columns", "text"),
+        [
+            ("#", "mail", {"handler": "gone"}, "no handler named gone is registered here"),
+            ("other", "mail", {}, "no handler registered here takes shop.orders.placed"),
+            ("#", "other", {}, "no matching handler (h) takes messages from queue mail"),
+            ("#", "other", {"handler": "h"}, "(h) takes messages from queue mail"),
+            ("other", "mail", {"handler": "h"}, "matches no pattern of handler h"),
+            ("#", "mail", {"schema_version": 3}, "its schema version 3 is newer"),
+        ],
+    )
+    def test_the_reason_is_given_once(self, pattern, queue, columns, text):
+        """The worker that holds it stores the same reason, in words of its own."""
+        handlers.handler(pattern, name="h", queue=queue)(print)
+        message = add(**columns)
+        drain()
+        message.refresh_from_db()
+        assert message.last_error
+        answer = why(message, "held", text)
+        assert (answer.error, "Last error" in str(answer)) == ("", False)
+
+    def test_another_reason_of_the_worker_is_the_error(self):
+        """The code of the worker is not that of this process."""
+        error = "this worker has no handler named h (handlers are looked for in handlers.py)"
+        handlers.handler("#", name="h", queue="other")(print)
+        message = add(held=-60, handler="h", last_error=error)
+        assert why(message, "held", "no matching handler (h) takes").error == error
 
     def test_it_could_run_here(self):
         handlers.handler("#", name="h", queue="mail")(lambda delivery: None)
