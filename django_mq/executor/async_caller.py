@@ -16,6 +16,7 @@ from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard_entries import CallEntries
 from django_mq.executor.shared_thread import SharedThread
 from django_mq.executor.tasks import Task
+from django_mq.executor.time_limits import time_limit
 from django_mq.messages import set_current
 from django_mq.policy.outcomes import AttemptEnded, cut_short
 from django_mq.policy.stack import raised_from
@@ -91,6 +92,7 @@ class AsyncCaller:
     def _late_error(self, tasks: list[Task], raised: BaseException, seconds: float) -> AttemptEnded:
         """Return the error of a call cancelled by its limit, with the place where it waited."""
         stopped = (self._stopped[id] for task in tasks if (id := task.delivery.id) in self._stopped)
-        error = cut_short(next(stopped, None), seconds)
+        limit = time_limit(tasks[0].handler, tasks[0].timeout)
+        error = cut_short(next(stopped, None), seconds, limit)
         error.stack = raised_from(raised.__cause__ or raised)
         return error

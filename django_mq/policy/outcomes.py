@@ -12,6 +12,7 @@ from django_mq.policy.durations import precise_span
 from django_mq.policy.error_text import Failure, describe
 from django_mq.policy.plain_text import one_line
 from django_mq.policy.stack import Frame
+from django_mq.policy.time_limits import TimeLimit
 from django_mq.values import checked_when
 
 #: Seconds that a message waits if the callable of its policy fails.
@@ -42,22 +43,22 @@ class WorkerLost(AttemptEnded):
     """The worker's process died, or was lost, while the handler ran."""
 
 
-def cut_short(by: str | None, ran: float = 0.0) -> AttemptEnded:
+def cut_short(by: str | None, ran: float = 0.0, limit: TimeLimit | None = None) -> AttemptEnded:
     """Return the error of an attempt that was stopped `by` an operator, or (None) at its timeout.
 
-    `ran`: the seconds that the handler ran, 0 if unknown. They are those of the timeout, unless
-    `extend()` moved it.
+    `ran`: the seconds that the handler ran, 0 if unknown. `limit`: its timeout, if known.
 
     >>> str(cut_short("ana")), str(cut_short(""))
     ('stopped by ana', 'stopped by an operator')
     >>> str(cut_short(None, 2.004))
     'the handler ran for 2 s, past its timeout: the option timeout, or the setting TIMEOUT'
+    >>> str(cut_short(None, 2.004, TimeLimit(2.0, is_option=True, can_move=False)))
+    'the handler ran for 2 s, past its timeout: the option timeout, 2 s'
     """
     if by is None:
         seconds = f" for {precise_span(ran)}," if ran else ""
-        return TimedOut(
-            f"the handler ran{seconds} past its timeout: the option timeout, or the setting TIMEOUT"
-        )
+        words = limit.words(ran) if limit else "the option timeout, or the setting TIMEOUT"
+        return TimedOut(f"the handler ran{seconds} past its timeout: {words}")
     return Stopped(f"stopped by {by or 'an operator'}")
 
 

@@ -17,6 +17,7 @@ from django_mq.executor.run_context import RunContext
 from django_mq.executor.scoreboard import MonitoredPart
 from django_mq.executor.scoreboard_entries import ExecutorEntries
 from django_mq.executor.statements import Statements
+from django_mq.executor.time_limits import time_limits
 from django_mq.executor.watchdog import Link, Watchdog
 from django_mq.messages import fence_of
 from django_mq.worker.claims import ClaimRouter
@@ -207,6 +208,7 @@ class Parts:
             alias,
             outage=self.outage,
             policy_of=self._policy_of,
+            limit_of=time_limits(self._settings),
             on_freed=self._on_freed,
             on_charged=lambda: self.lease_keeper.request_figures(),
             link=self._link(),

@@ -21,6 +21,7 @@ from django_mq.messages import ClaimedRow, Delivery, Fence
 from django_mq.policy.backoff import RetryPolicy
 from django_mq.policy.outcomes import AttemptEnded, WorkerLost, cut_short
 from django_mq.policy.stack import Frame
+from django_mq.policy.time_limits import TimeLimit
 from django_mq.store import leases, notify, ordered_queues, queue_backoff, recover, settle
 from django_mq.store.limits import STATEMENT_SECONDS, Limits
 from django_mq.store.server_errors import LOST
@@ -82,6 +83,7 @@ class Recovery:
         *,
         outage: Outage,
         policy_of: Callable[[ClaimedRow], RetryPolicy],
+        limit_of: Callable[[ClaimedRow], TimeLimit | None],
         on_freed: Callable[[], None],
         on_charged: Callable[[], None],
         link: Link,
@@ -89,6 +91,7 @@ class Recovery:
         self._statements = Statements(alias, limits=LIMITS, link=link)
         self._outage = outage
         self._policy_of = policy_of
+        self._limit_of = limit_of
         self._on_freed = on_freed
         self._on_charged = on_charged
         self._changed = threading.Condition()
@@ -191,7 +194,7 @@ class Recovery:
         freed = release_skipping_refused(
             cursor, worker=dead.worker, kept=[fence.id for fence in dead.charged]
         )
-        ended = self._charge(dead, dead.timed_out, _timed_out)
+        ended = self._charge(dead, dead.timed_out, self._timed_out)
         ended += self._charge(dead, dead.lost, _lost)
         reports.all_ended(ended)
         if ended:
@@ -215,7 +218,7 @@ class Recovery:
         self,
         dead: DeadWorker,
         fences: list[Fence],
-        error_of: Callable[[DeadWorker, int], AttemptEnded],
+        error_of: Callable[[DeadWorker, ClaimedRow], AttemptEnded],
     ) -> list[Ended]:
         """Charge the messages of `fences`; one that the database refuses stops no other."""
 
@@ -232,7 +235,7 @@ class Recovery:
     def _charge_together(
         self,
         dead: DeadWorker,
-        error_of: Callable[[DeadWorker, int], AttemptEnded],
+        error_of: Callable[[DeadWorker, ClaimedRow], AttemptEnded],
         fences: Sequence[Fence],
     ) -> list[Ended]:
         if not fences:
@@ -242,7 +245,7 @@ class Recovery:
         with self._statements.transaction():
             for row in recover.lock_running(cursor, fences):
                 delivery = Delivery(row)
-                error, seconds = error_of(dead, delivery.id), dead.ran.get(delivery.id, 0.0)
+                error, seconds = error_of(dead, row), dead.ran.get(delivery.id, 0.0)
                 each = failure_end(delivery, self._policy_of(row), error, seconds=seconds)
                 suspect = isinstance(error, WorkerLost) and not dead.planned
                 failed = failed_row(each, suspect=suspect)
@@ -253,12 +256,12 @@ class Recovery:
             settle_effects.write_skipping_refused(cursor, ended)
         return ended
 
+    def _timed_out(self, dead: DeadWorker, row: ClaimedRow) -> AttemptEnded:
+        ran = dead.ran.get(row.id, 0.0)
+        error = cut_short(dead.stopped.get(row.id), ran, self._limit_of(row))
+        error.stack = dead.stacks.get(row.id, ())
+        return error
 
-def _timed_out(dead: DeadWorker, id: int) -> AttemptEnded:
-    error = cut_short(dead.stopped.get(id), dead.ran.get(id, 0.0))
-    error.stack = dead.stacks.get(id, ())
-    return error
 
-
-def _lost(dead: DeadWorker, id: int) -> AttemptEnded:
+def _lost(dead: DeadWorker, row: ClaimedRow) -> AttemptEnded:
     return WorkerLost(dead.reason)

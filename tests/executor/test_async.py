@@ -145,7 +145,20 @@ def test_a_handler_that_catches_the_cancel_and_returns_has_run_past_its_timeout(
     assert start(until_empty=True).join()
     assert attempts_of(message) == ["django_mq.policy.outcomes.TimedOut"]
     text = FailedAttempt.objects.get().error_text
-    assert re.match(r"the handler ran for .+, past its timeout: the option timeout", text)
+    assert re.match(r"the handler ran for .+, past its timeout: the option timeout, 50 ms", text)
+
+
+def test_the_error_of_a_timeout_names_the_setting(start: Start, settings: Any) -> None:
+    settings.DJANGO_MQ = {"TIMEOUT": 0.05}
+
+    @on(retry=RetryPolicy(backoff=fixed(600)))
+    async def h(delivery: Any) -> None:
+        await asyncio.sleep(2 * PATIENCE)
+
+    add(handler="h")
+    assert start(until_empty=True).join()
+    text = FailedAttempt.objects.get().error_text
+    assert re.match(r"the handler ran for .+, past its timeout: the setting TIMEOUT, 50 ms", text)
 
 
 def test_a_timeout_of_the_handlers_own_is_its_error(start: Start) -> None:

@@ -15,6 +15,7 @@ from django_mq import RetryPolicy, fixed, handler
 from django_mq.executor.watchdog import Link
 from django_mq.messages import Delivery, Fence
 from django_mq.models import FailedAttempt, QueuedMessage
+from django_mq.policy.durations import precise_span
 from django_mq.worker import DeadWorker, Worker, recovery, run
 from django_mq.worker.recovery import Recovery
 from tests.database import second_connection
@@ -107,6 +108,7 @@ def alone() -> Recovery:
         "default",
         outage=ShortOutage(threading.Event()),
         policy_of=lambda row: RetryPolicy(),
+        limit_of=lambda row: None,
         on_freed=lambda: None,
         on_charged=lambda: None,
         link=Link(),
@@ -189,6 +191,42 @@ def test_a_planned_end_charges_a_message_but_makes_no_suspect(start: Start, plan
     running.stop()
     assert attempts_of(message) == ["django_mq.policy.outcomes.WorkerLost"]
     assert (stored(message).attempts, stored(message).suspect) == (1, not planned)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "atomic", "ran", "limit"),
+    [
+        (2, True, 2.3, "the option timeout, 2 s"),
+        (None, True, 90.0, "the setting TIMEOUT, 1 min 30 s"),
+        (2, False, 2.3, "the option timeout, 2 s"),
+        (2, False, 80.0, "the option timeout, 2 s, or a later extend()"),
+        (300, False, 5.0, "the option timeout, 5 min, or a later extend()"),
+    ],
+)
+def test_a_timeout_names_its_limit(
+    start: Start,
+    settings: Any,
+    timeout: float | None,
+    atomic: bool,
+    ran: float,
+    limit: str,
+) -> None:
+    settings.DJANGO_MQ = {"TIMEOUT": 90}
+    retry = RetryPolicy(backoff=fixed(3600))
+
+    @handler("#", queue="mail", name="h", retry=retry, timeout=timeout, atomic=atomic)
+    def h(delivery: Delivery) -> None: ...
+
+    message = add(handler="h", leased=600, claimed_by="dead:4", attempts=1)
+    running = start()
+    done = threading.Event()
+    late = [Fence(message.pk, 1, "dead:4")]
+    dead = DeadWorker("dead", "killed", timed_out=late, ran={message.pk: ran})
+    running.worker.recover(dead, done.set)
+    assert done.wait(PATIENCE)
+    running.stop()
+    text = FailedAttempt.objects.get().error_text
+    assert text == f"the handler ran for {precise_span(ran)}, past its timeout: {limit}"
 
 
 def test_a_claim_that_commits_after_the_recovery_costs_no_attempt(start: Start, said: Said) -> None:

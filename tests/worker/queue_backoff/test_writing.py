@@ -163,6 +163,7 @@ def test_a_dying_worker_does_not_keep_its_probe(freed: Told, cursor: Cursor) -> 
         "default",
         outage=Outage(threading.Event()),
         policy_of=lambda row: RetryPolicy(),
+        limit_of=lambda row: None,
         on_freed=freed,
         on_charged=lambda: None,
         link=Link(),
