@@ -13,13 +13,21 @@ class SlowLines:
     """Limits what claims take of slow lines; used by the thread that claims.
 
     `paces` say which handlers are slow. `unused` returns how many of the `threads` that run
-    messages have none to start.
+    messages have none to start; `handlers_of(queue)`, which handlers a queue may have.
     """
 
-    def __init__(self, paces: Paces, *, threads: int, unused: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        paces: Paces,
+        *,
+        threads: int,
+        unused: Callable[[], int],
+        handlers_of: Callable[[str], Iterable[Handler]],
+    ) -> None:
         self._paces = paces
         self._threads = threads
         self._unused = unused
+        self._handlers_of = handlers_of
         self._left_all = False
 
     def limits(self, handlers: Sequence[str]) -> list[int]:
@@ -33,12 +41,12 @@ class SlowLines:
         self._left_all = 0 in limits and len(lines) <= self._threads
         return limits
 
-    def limit(self, handlers: Iterable[Handler]) -> int:
-        """Return the most messages to claim of an ordered queue, given the `handlers` it may have.
+    def ordered_limit(self, queue: str) -> int:
+        """Return the most messages to claim of an ordered queue, by the slowest of its handlers.
 
         It stays where it is claimed, so its messages take the room of others while they wait.
         """
-        slow = filter(None, (self._slow(each.name) for each in handlers))
+        slow = filter(None, (self._slow(each.name) for each in self._handlers_of(queue)))
         return min(map(limit_of, slow), default=UNLIMITED)
 
     def wait_for_thread(self) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
 from django_mq.executor.async_runner import AsyncRunner
 from django_mq.executor.local_queue import LocalQueue
 from django_mq.executor.slow_lines import SlowLines
+from django_mq.handlers import Handler
 from django_mq.messages import LONG_AGO, ClaimedRow
 from django_mq.store import Cursor
 from django_mq.worker.dispatch import Dispatch
@@ -18,7 +19,7 @@ from django_mq.worker.quota import Quota
 class Intake:
     """The fetcher's view of the parts that run messages; used by the thread that claims.
 
-    `threads` is the number of executors.
+    `threads` is the number of executors; `handlers_of(queue)` are those that a queue may have.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Intake:
         dispatch: Dispatch,
         backoffs: BackoffLevels,
         threads: int,
+        handlers_of: Callable[[str], Iterable[Handler]],
     ) -> None:
         self._local_queue = local_queue
         self._runner = runner
@@ -39,7 +41,12 @@ class Intake:
         self._dispatch = dispatch
         self._backoffs = backoffs
         #: What claims take of lines with slow handlers.
-        self.slow_lines = SlowLines(local_queue.paces, threads=threads, unused=local_queue.unused)
+        self.slow_lines = SlowLines(
+            local_queue.paces,
+            threads=threads,
+            unused=local_queue.unused,
+            handlers_of=handlers_of,
+        )
         self._any_lists = False
 
     def room(self, kind: str, list_size: int = 1, *, ahead: bool = True) -> int:

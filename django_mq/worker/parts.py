@@ -57,6 +57,7 @@ class Parts:
         self, worker: WorkerOptions, id: str, *, on_order: Callable[[str, str], None]
     ) -> None:
         self._worker = worker
+        self._alias = worker.alias
         self._on_order = on_order
         self._settings = settings = worker.settings
         self._id = id
@@ -88,7 +89,7 @@ class Parts:
         slice_size = batch * SLICE_BATCHES
         self.prefetch = Prefetch(minimum=worker.threads, maximum=2 * slice_size, batch=batch)
         self._context = RunContext(
-            alias=worker.alias,
+            alias=self._alias,
             outage=self.outage,
             policy_of=self._policy_of,
             lease_of=self.options.lease_of,
@@ -148,6 +149,7 @@ class Parts:
             dispatch=self.dispatch,
             backoffs=self.backoffs,
             threads=self._worker.threads,
+            handlers_of=self.options.handlers_of,
         )
 
     def _build_claiming(self) -> None:
@@ -165,9 +167,7 @@ class Parts:
             has_any=self.local_queue.unsettled.has_any,
             probing=self.backoffs.probe_started,
             line_limits=self.intake.slow_lines.limits,
-            ordered_limit=lambda queue: self.intake.slow_lines.limit(
-                self.options.handlers_of(queue)
-            ),
+            ordered_limit=self.intake.slow_lines.ordered_limit,
             stopped_queues=self.local_queue.stopped_queues,
         )
         self.fetcher = Fetcher(
@@ -180,16 +180,12 @@ class Parts:
             poll_interval=self._settings.poll_interval,
         )
 
-    def _ordered_limit(self, queue: str) -> int:
-        return self.intake.slow_lines.limit(self.options.handlers_of(queue))
-
     def _build_threads(self) -> None:
         """Build the threads that work from time to time."""
-        alias = self._worker.alias
         # A drain cancels the statement. Cutting the link would leave it running in the server.
-        self.maintenance = Maintenance(alias, self._settings, link=self._link(drains=False))
+        self.maintenance = Maintenance(self._alias, self._settings, link=self._link(drains=False))
         self.scheduler = Scheduler(
-            alias,
+            self._alias,
             self._settings,
             declares=self._worker.declares,
             on_declared=self._worker.on_declared,
@@ -198,14 +194,14 @@ class Parts:
             link=self._link(),
         )
         self.operation_runner = OperationRunner(
-            alias,
+            self._alias,
             poll_interval=self._settings.poll_interval,
             on_freed=self._on_freed,
             on_turn=self.wakeup.poke,
             link=self._link(),
         )
         self.recovery = Recovery(
-            alias,
+            self._alias,
             outage=self.outage,
             policy_of=self._policy_of,
             limit_of=time_limits(self._settings),
@@ -216,9 +212,8 @@ class Parts:
 
     def _build_lease_keeper(self) -> None:
         """Build the lease keeper, and the part that carries out the commands that it reads."""
-        alias = self._worker.alias
         self.commands = CommandRunner(
-            alias,
+            self._alias,
             worker=self._id,
             scoreboard=self.scoreboard,
             runner=self.runner,
@@ -228,7 +223,7 @@ class Parts:
         )
         self.renewal_link = self._link()
         self.lease_keeper = LeaseKeeper(
-            alias=alias,
+            alias=self._alias,
             worker=self._id,
             local_queue=self.local_queue,
             lease_of=self.options.lease_of,
@@ -242,9 +237,8 @@ class Parts:
 
     def _build_listener(self) -> None:
         """Build the listener, and follow the parts that must move."""
-        alias = self._worker.alias
         self.listener: Listener | None = None
-        if (listens_on := self._settings.listen_alias(alias)) is not None:
+        if (listens_on := self._settings.listen_alias(self._alias)) is not None:
             self.listener = listener = Listener(
                 listens_on,
                 self.wakeup,

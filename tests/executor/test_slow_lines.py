@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from django_mq import handler, handlers
@@ -33,16 +35,24 @@ def paces() -> Paces:
     return paces
 
 
+def slow_lines(
+    paces: Paces, *names: str, threads: int = 4, unused: Callable[[], int] = lambda: 0
+) -> SlowLines:
+    """Return the limits of lines in queues that have the handlers `names`."""
+    found = [each for each in handlers.all_handlers() if each.name in names]
+    return SlowLines(paces, threads=threads, unused=unused, handlers_of=lambda queue: found)
+
+
 def test_only_slow_handlers_are_limited(paces: Paces) -> None:
     """A list takes as long with one message as with many; of the unknown, nothing is known."""
-    lines = SlowLines(paces, threads=9, unused=lambda: 1)
+    lines = slow_lines(paces, threads=9, unused=lambda: 1)
     names = ["slow", "slow", "quick", "list", "async", "unknown"]
     assert lines.limits(names) == [1, 0, UNLIMITED, UNLIMITED, 1, UNLIMITED]
 
 
 def test_no_claim_is_worth_it_until_a_thread_is_unused(paces: Paces) -> None:
     unused = 0
-    lines = SlowLines(paces, threads=4, unused=lambda: unused)
+    lines = slow_lines(paces, threads=4, unused=lambda: unused)
     assert not lines.wait_for_thread()
     lines.limits(["slow", "quick"])
     assert lines.wait_for_thread()
@@ -54,16 +64,17 @@ def test_no_claim_is_worth_it_until_a_thread_is_unused(paces: Paces) -> None:
 
 
 def test_slowest_handler_of_an_ordered_queue_decides(paces: Paces) -> None:
-    lines = SlowLines(paces, threads=4, unused=lambda: 0)
-    found = {each.name: each for each in handlers.all_handlers()}
-    assert lines.limit([found["quick"], found["list"]]) == UNLIMITED
-    paces.of(found["quick"]).seconds = 0.02
-    assert lines.limit([found["quick"], found["list"]]) == 3
-    assert lines.limit([found["quick"], found["slow"]]) == 1
+    lines = slow_lines(paces, "quick", "list")
+    assert lines.ordered_limit("line") == UNLIMITED
+    quick = handlers.get("quick")
+    assert quick is not None
+    paces.of(quick).seconds = 0.02
+    assert lines.ordered_limit("line") == 3
+    assert slow_lines(paces, "quick", "slow").ordered_limit("line") == 1
 
 
 def test_of_many_lines_some_are_claimed_ahead(paces: Paces) -> None:
     """So a thread does not wait for a claim; the process leaves as many lines as it has threads."""
-    lines = SlowLines(paces, threads=4, unused=lambda: 0)
+    lines = slow_lines(paces, threads=4, unused=lambda: 0)
     assert lines.limits(["slow"] * 6) == [1, 1, 0, 0, 0, 0]
     assert not lines.wait_for_thread()
