@@ -68,6 +68,7 @@ def own(cursor: Cursor, *, queue: str, worker: str, lease: float) -> OwnedQueue 
     return None if row is None else OwnedQueue(row[0])
 
 
+# A lease of null is no lease: owned_until becomes null, too.
 DISOWN = """
 with ours as materialized (
     select s.queue
@@ -77,31 +78,18 @@ with ours as materialized (
        for no key update skip locked
 )
 update django_mq_queuestate s
-   set owner = null, owned_until = null
+   set owner = %(to)s::text,
+       owned_until = statement_timestamp() + make_interval(secs => %(lease)s::float8)
   from ours
  where s.queue = ours.queue
+returning s.queue
 """
 
 
 def disown(cursor: Cursor, *, worker: str, queues: Sequence[str] | None = None) -> None:
     """Give up `queues`, or all that `worker` owns; the ownership of locked rows lapses later."""
-    cursor.execute(DISOWN, {"worker": worker, "queues": None if queues is None else list(queues)})
-
-
-HAND_OVER = """
-with ours as materialized (
-    select s.queue
-      from django_mq_queuestate s
-     where s.queue = %(queue)s and s.owner = %(worker)s
-       for no key update skip locked
-)
-update django_mq_queuestate s
-   set owner = %(to)s,
-       owned_until = statement_timestamp() + make_interval(secs => %(lease)s)
-  from ours
- where s.queue = ours.queue
-returning s.queue
-"""
+    given = None if queues is None else list(queues)
+    cursor.execute(DISOWN, {"worker": worker, "queues": given, "to": None, "lease": None})
 
 
 def hand_over(cursor: Cursor, *, queue: str, worker: str, to: str, lease: float) -> bool:
@@ -109,7 +97,7 @@ def hand_over(cursor: Cursor, *, queue: str, worker: str, to: str, lease: float)
 
     It does not while another session has the queue's row locked.
     """
-    cursor.execute(HAND_OVER, {"queue": queue, "worker": worker, "to": to, "lease": lease})
+    cursor.execute(DISOWN, {"worker": worker, "queues": [queue], "to": to, "lease": lease})
     return cursor.fetchone() is not None
 
 

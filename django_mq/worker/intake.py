@@ -40,7 +40,7 @@ class Intake:
         self._quota = quota
         self._dispatch = dispatch
         self._backoffs = backoffs
-        #: What claims take of lines with slow handlers.
+        #: Limits what a claim takes of a line whose handler is slow.
         self.slow_lines = SlowLines(
             local_queue.paces,
             threads=threads,

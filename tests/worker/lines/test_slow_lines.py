@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 #: Seconds that a message takes, so that a claim takes at most three of a key.
 SECONDS, MOST = 0.02, 3
-#: At most so many are claimed before it is known that the handler is slow.
+#: The most messages that are claimed before it is known that the handler is slow.
 FIRST = SLOTS = 20
 
 
