@@ -98,4 +98,4 @@ def test_a_held_snapshot_costs_no_more(cursor: Cursor) -> None:
             after = {queue: touched(queue, marks) for queue in QUEUES}
             full = touched("plain", {})
     assert {queue: n for queue, n in after.items() if n > before[queue] + LIMIT} == {}
-    assert full > after["plain"] + LIMIT  # there were rows to pass
+    assert full > after["plain"]  # there were rows to pass, on pages that may be few
