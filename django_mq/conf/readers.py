@@ -20,6 +20,9 @@ from django_mq.values import as_seconds, short_repr
 
 Reader = Callable[[Any], Any]
 
+#: Options of other queues that are parts of a `RetryPolicy` here.
+_PARTS_OF_RETRY = frozenset(("attempts", "backoff", "max_attempts", "max_retries", "retries"))
+
 
 def option(read: Reader, default: Any = MISSING, *, make: Any = MISSING) -> Any:
     """Return a dataclass field whose value `read_fields()` takes from `read`."""
@@ -215,7 +218,8 @@ def read_fields(
             spelled = spell(str(key))
             near = get_close_matches(spelled, known, 1)
             meant = f"Did you mean {near[0]!r}?" if near else None
-            hint = meant if near == [spelled] else elsewhere(str(key)) or meant
+            other = elsewhere(str(key)) or _hint_of_retry(str(key), known, spell)
+            hint = meant if near == [spelled] else other or meant
             errors.append(SettingError(f"{where}[{key!r}]", "is unknown.", hint))
     return values
 
@@ -223,6 +227,13 @@ def read_fields(
 def hint_of(kind: type[Any], spell: Callable[[str], str], place: str, key: str) -> str | None:
     """Return the hint that `key` belongs to `place`, if the dataclass `kind` has such an option."""
     return f"{place}[{spell(key)!r}]." if spell(key) in _options(kind, spell) else None
+
+
+def _hint_of_retry(key: str, known: Mapping[str, Any], spell: Callable[[str], str]) -> str | None:
+    """Return the hint that `key` is a part of the option `retry`, if `known` has that."""
+    if key.lower() not in _PARTS_OF_RETRY or spell("retry") not in known:
+        return None
+    return f"It is part of {spell('retry')!r}: RetryPolicy(max_attempts=..., backoff=...)."
 
 
 def _options(kind: type[Any], spell: Callable[[str], str]) -> dict[str, Field[Any]]:

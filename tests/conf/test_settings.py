@@ -380,6 +380,15 @@ def test_bad_name_of_a_queue_is_an_error(name: object) -> None:
             {"QUEUES": {"mail": {"HOLD_FOR": 5}}},
             "It is a setting for all queues: DJANGO_MQ['HOLD_FOR'].",
         ),
+        (
+            {"MAX_ATTEMPTS": 5},
+            "It is part of 'RETRY': RetryPolicy(max_attempts=..., backoff=...).",
+        ),
+        (
+            {"QUEUES": {"mail": {"max_retries": 5}}},
+            "It is part of 'retry': RetryPolicy(max_attempts=..., backoff=...).",
+        ),
+        ({"BACKOFF": {}}, "It is an option of a queue: DJANGO_MQ['QUEUES'][...]['backoff']."),
     ],
 )
 def test_unknown_key_is_an_error_with_a_hint(raw: dict[Any, Any], hint: str | None) -> None:

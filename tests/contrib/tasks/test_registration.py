@@ -289,6 +289,11 @@ def test_bad_options_are_errors_of_the_checks(
     assert text in error.msg
 
 
+def test_attempts_belong_into_the_retry_policy(settings: Any) -> None:
+    [error] = configure(settings, OPTIONS={"max_attempts": 5}).check()
+    assert error.hint == "It is part of 'retry': RetryPolicy(max_attempts=..., backoff=...)."
+
+
 def test_errors_in_the_settings_are_reported_once(settings: Any) -> None:
     """E001 has them; the error of the backend says only that there are some."""
     found = configure(settings)
