@@ -9,12 +9,10 @@ from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import count
-from operator import attrgetter
 from time import perf_counter
 
 from django_mq.executor.statements import within_transaction
 from django_mq.executor.stopped_queues import StoppedQueues
-from django_mq.messages import ClaimedRow
 from django_mq.policy.line_limits import UNLIMITED
 from django_mq.policy.line_marks import LineMarks
 from django_mq.store import (
@@ -30,14 +28,13 @@ from django_mq.store.claim import NOTHING, Claim, Lane
 from django_mq.store.claim_keyed import LineLimits
 from django_mq.store.gates import Gate
 from django_mq.worker.claim_round import ClaimResult
+from django_mq.worker.claim_sizes import ClaimSizes
 from django_mq.worker.queue_facts import QueueFacts
 from django_mq.worker.queue_options import ClaimArguments, ClaimOptions, nonatomic_names
 from django_mq.worker.refused_rows import RefusedRows
 
 #: The maximum number of batches that one statement claims.
 MAX_BATCHES = 4
-#: The factor by which the limit of a statement grows at most from one claim to the next.
-GROWTH = 4
 #: The statement groups of queues without and with keys. Each other group is one queue, which is
 #: claimed alone.
 PLAIN, KEYED = "plain", "keyed"
@@ -76,10 +73,7 @@ class ClaimRouter:
         self._probing = probing
         self._line_limits = line_limits
         self._ordered_limit = ordered_limit
-        # How many messages a statement that begins with this queue may claim, so that their
-        # payloads probably fit into `batch_bytes`. For each queue: large messages of one must not
-        # slow the others down.
-        self._fitting: dict[tuple[ClaimOptions, str], int] = {}
+        self._sizes = ClaimSizes()
         self.refused = RefusedRows()
         self._nonatomic = nonatomic_names()
         #: The names of the claims in this round of the loop.
@@ -107,8 +101,7 @@ class ClaimRouter:
     def max_per_claim(self, queue: str, options: ClaimOptions) -> int:
         """Return the maximum number of messages of `queue` to claim with one statement."""
         batches = 1 if self.facts.is_gated(queue, options) else MAX_BATCHES
-        fitting = self._fitting.get((options, queue), options.batch_size)
-        return min(batches * options.batch_size, fitting)
+        return min(batches * options.batch_size, self._sizes.fitting(queue, options))
 
     def claim(
         self,
@@ -178,18 +171,8 @@ class ClaimRouter:
         }
 
     def _measured(self, queue: str, options: ClaimOptions, taken: Claim) -> ClaimResult:
-        """Record from `taken` how many messages like these one statement should claim.
-
-        The statement reads and locks all rows up to its limit before `batch_bytes` cuts them: 100
-        payloads of 1 MB for the four that fit. After large messages the number grows step by step,
-        because more large ones may come behind a few small ones.
-        """
-        size = _payload_bytes(taken.rows)
-        if size:
-            fitting = options.batch_bytes * len(taken.rows) // size
-            for each in {queue, *map(attrgetter("queue"), taken.rows)}:
-                before = self._fitting.get((options, each), options.batch_size)
-                self._fitting[options, each] = max(1, min(fitting, GROWTH * before))
+        """Record from `taken` how many messages like these one statement should claim."""
+        size = self._sizes.record(queue, options, taken.rows)
         return ClaimResult(taken, size=size)
 
     def _claim_gated(
@@ -280,10 +263,3 @@ class ClaimRouter:
                 **arguments,
             )
         return claim.claim(cursor, lanes=lanes, more_claimers=more_claimers, **arguments)
-
-
-def _payload_bytes(rows: Sequence[ClaimedRow]) -> int:
-    payloads = [row.payload for row in rows]
-    if all(map(str.isascii, payloads)):
-        return sum(map(len, payloads))
-    return sum(len(payload.encode()) for payload in payloads)

@@ -8,7 +8,8 @@ import pytest
 
 from django_mq.models import QueuedMessage
 from django_mq.worker import lanes as lanes_module
-from django_mq.worker.claims import GROWTH, MAX_BATCHES
+from django_mq.worker.claim_sizes import GROWTH, SIMILAR_CLAIMS
+from django_mq.worker.claims import MAX_BATCHES
 from django_mq.worker.queue_options import ClaimOptions
 from tests.rows import add
 from tests.worker.fetcher.conftest import Rig
@@ -250,3 +251,19 @@ def test_queue_with_large_messages_does_not_slow_down_the_others(rig: Rig) -> No
         counts.append(Counter(row.queue for row in rig.taken[before:]))
     assert [each["big"] for each in counts if each["big"]] == [3] * 3
     assert [each["small"] for each in counts if each["small"]] == [10] + [10 * MAX_BATCHES] * 2
+
+
+def test_queues_of_few_small_messages_are_claimed_together_like_a_long_one(rig: Rig) -> None:
+    """After claims that show that payloads are small, also of queues not claimed from before."""
+    rig.make()
+    names = [f"tenant.{n:02}" for n in range(20)]
+    for queue in names:
+        rig.options[queue] = ClaimOptions("sync", 30.0, 10, batch_bytes=10_000)
+        for _ in range(10):
+            add(queue)
+    counts = []
+    while len(rig.taken) < 10 * len(names):
+        before = len(rig.taken)
+        rig.fetcher.fetch(rig.cursor)
+        counts.append(len(rig.taken) - before)
+    assert counts == [10] * SIMILAR_CLAIMS + [10 * MAX_BATCHES] * 3
