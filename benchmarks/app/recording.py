@@ -147,7 +147,8 @@ def begin(
 
 def _noting_commits(report: Callable[..., None]) -> Callable[..., None]:
     def noting(ended: Any) -> None:
-        recorder.committed()
+        if ended:  # a chore that settled nothing reports that, too
+            recorder.committed()
         report(ended)
 
     return noting

@@ -29,10 +29,11 @@ class Fetcher:
     """Claims for one process. The thread that runs the loop calls `fetch()`.
 
     Any thread may call `on_freed()` and `on_next_in_line()`; only the loop's thread calls the other
-    methods. These two set flags without a lock: `empty`, `_may_be_due`, `_must_poll`, and the
-    request for full scans in the watermarks. `fetch()` clears a flag before it sends the statement
-    that the flag asks for, so a call during the statement asks for another one. If such a call and
-    `fetch()` set `empty` at once, it may be wrong for a round: the loop looks twice before it ends.
+    methods. These two set fields without a lock: `empty`, `_freed_at`, `_may_be_due`, `_must_poll`,
+    and the request for full scans in the watermarks. `fetch()` clears a flag before it sends the
+    statement that the flag asks for, so a call during the statement asks for another one. If such a
+    call and `fetch()` set `empty` at once, it may be wrong for a round: the loop looks twice before
+    it ends.
 
     `options(queue)` returns the options of a claim. `intake` says how much room there is, and takes
     the rows. `last_starts` says when messages of each lane last started. `shuffle` puts new lanes
@@ -70,20 +71,23 @@ class Fetcher:
         self._repoll_at = float("inf")
         self._due_at = float("inf")
         self._was_limited = False
+        self._freed_at = self._nothing_due_at = float("-inf")
+        #: Whether nothing was due when this worker last looked. A ring does not change that: it
+        #: comes from messages committed since, or before that look.
         self.empty = False
         #: Queues in which something was due at the last poll.
         self.due_queues: set[str] = set()
 
     def on_ring(self) -> None:
         """Claim now, and again a little later, since a producer committed a message."""
-        self.on_freed()
+        self._look_everywhere()
         self._rung = True
         self._repoll_at = monotonic() + REPOLL_DELAY
 
     def on_freed(self) -> None:
         """Poll, and claim from the start of each lane: rows were released here, or became due."""
-        self.on_next_in_line()
-        self._must_poll = True
+        self._freed_at = monotonic()
+        self._look_everywhere()
 
     def on_released(self) -> None:
         """Do as `on_freed()`, since rows were claimed and released without a start.
@@ -100,6 +104,14 @@ class Fetcher:
 
         For when a message has ended that held up its key, its ordered queue or its limited queue.
         """
+        self._freed_at = monotonic()
+        self._claim_from_start()
+
+    def _look_everywhere(self) -> None:
+        self._claim_from_start()
+        self._must_poll = True
+
+    def _claim_from_start(self) -> None:
         self.empty = False
         self._due.request_full()
         self._may_be_due = True
@@ -135,7 +147,7 @@ class Fetcher:
             self._may_be_due = self._must_poll = True
         if now >= self._repoll_at:
             self._repoll_at = float("inf")
-            self.on_freed()
+            self._look_everywhere()
         if self._may_be_due:
             return self._claim(cursor)
         return self._sleep(cursor)
@@ -203,7 +215,9 @@ class Fetcher:
             self._ordered_queues.caught_up(queue)
         facts = self._claims.facts
         self._intake.drop(facts.withdrawn, facts.backing_off)
-        return new_keys or bool(self.due_queues)
+        any_due = new_keys or bool(self.due_queues)
+        self._nothing_due_at = float("-inf") if any_due else began
+        return any_due
 
     @property
     def _must_take_suspects(self) -> bool:
@@ -218,10 +232,20 @@ class Fetcher:
                 return 0.0
         if self._must_take_suspects:
             return 0.0
-        self.empty = not (
-            self._may_be_due or self._lapsed.more or self._must_poll or self._was_limited
-        ) and (monotonic() >= self._lapsed.postponed_until)
+        self.empty = not self._may_have_work
         return self._until_next()
+
+    @property
+    def _may_have_work(self) -> bool:
+        """Whether something may have been due since the last look, or when this worker looked.
+
+        Where rings do not stop, and looks rest because they are slow, another look is always
+        wanted: a worker would not end before the rings do.
+        """
+        looked = self._nothing_due_at > self._freed_at
+        may_be_due = not looked and (self._may_be_due or self._must_poll)
+        may_lapse = self._lapsed.more or monotonic() < self._lapsed.postponed_until
+        return may_be_due or may_lapse or self._was_limited
 
     def _until_next(self) -> float:
         """Return the seconds until there is a reason to do something again."""

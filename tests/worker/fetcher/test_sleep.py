@@ -14,6 +14,7 @@ from django_mq.worker import claims as claims_module
 from django_mq.worker.claims import MAX_BATCHES, PLAIN
 from django_mq.worker.fetcher import REPOLL_DELAY
 from django_mq.worker.queue_options import ClaimOptions
+from django_mq.worker.watermarks import Rest
 from tests.database import second_connection
 from tests.rows import add, decide, stored
 from tests.worker.fetcher.conftest import Rig
@@ -123,6 +124,29 @@ def test_a_ring_that_was_too_early_is_looked_after(rig: Rig) -> None:
     late = add()
     rig.settle()
     assert rig.ids() == [late.pk]
+
+
+def test_rings_and_slow_looks_do_not_hide_that_nothing_is_due(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a worker with --until-empty would go on while other queues get messages."""
+    rig.make(poll=600.0)
+    rig.settle()
+    monkeypatch.setattr(Rest, "after", lambda rest, seconds: 60.0)
+    rig.clock.now += 1.0
+    for _ in range(10):
+        rig.fetcher.on_ring()
+        rig.clock.now += 0.02
+        rig.fetcher.fetch(rig.cursor)
+        assert rig.fetcher.empty
+    rig.fetcher.on_freed()
+    for _ in range(10):
+        rig.fetcher.fetch(rig.cursor)
+        assert not rig.fetcher.empty
+        rig.clock.now += 1.0
+    rig.clock.now += 60.0
+    rig.settle()
+    assert rig.fetcher.empty
 
 
 def test_a_storm_of_rings_is_not_a_storm_of_scans(rig: Rig, monkeypatch: Any) -> None:
