@@ -72,8 +72,8 @@ class Fetcher:
         self._due_at = float("inf")
         self._was_limited = False
         self._freed_at = self._nothing_due_at = float("-inf")
-        #: Whether nothing was due when this worker last looked. A ring does not change that: it
-        #: comes from messages committed since, or before that look.
+        #: Whether a look found nothing due that began after messages were last freed here. A ring
+        #: alone does not change that: its message was committed later, or seen by that look.
         self.empty = False
         #: Queues in which something was due at the last poll.
         self.due_queues: set[str] = set()
