@@ -23,7 +23,7 @@ from django_mq import broadcast
 from django_mq.store.claim_lapsed import CLAIM_LAPSED
 from django_mq.store.poll import POLL
 
-APART = ("mq-keeper", "mq-listener")
+APART = ("mq-lease-keeper", "mq-listener")
 #: After its start, and after the lapse, the idle worker has so many seconds to come to rest.
 REST = 2.0
 #: The statements of an idle worker, by name.
