@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 
 from django_mq.messages import ClaimedRow
 from django_mq.worker.queue_options import ClaimOptions
@@ -44,7 +45,7 @@ class ClaimSizes:
         size = _payload_bytes(rows)
         if size:
             fitting = options.batch_bytes * len(rows) // size
-            for each in {queue, *(row.queue for row in rows)}:
+            for each in {queue, *map(attrgetter("queue"), rows)}:
                 most = GROWTH * self.fitting(each, options)
                 self._fitting[options, each] = max(1, min(fitting, most))
             recent = self._recent.setdefault(options, deque(maxlen=SIMILAR_CLAIMS))

@@ -99,7 +99,9 @@ class Run:
                 continue
             used_up = parts.quota.remaining == 0
             done = used_up or (until_empty and parts.fetcher.empty)
-            if done and not self._busy():
+            if done and self._busy():
+                looked_after = -1  # what still runs may broadcast
+            elif done:
                 if used_up:
                     return
                 if looked_after == parts.quota.claimed:

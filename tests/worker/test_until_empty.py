@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Any
 
 import pytest
+from django.db import transaction
 from psycopg.errors import DeadlockDetected
 
-from django_mq import handler
+from django_mq import broadcast, handler
 from django_mq.messages import Delivery
 from django_mq.store import gates, ordered_queues
 from django_mq.worker import Worker
 from django_mq.worker import claims as claiming
+from django_mq.worker.scheduler import Scheduler
+from django_mq.worker.watermarks import Rest
 from tests.database import second_connection
 from tests.rows import add, decide
 from tests.slow import slow
@@ -159,3 +163,28 @@ def test_a_gate_that_a_sibling_holds_is_waited_for(ran: list[int]) -> None:
             assert not running.done()
         assert running.result(PATIENCE)
     assert ran == [message.pk]
+
+
+def test_what_a_busy_part_broadcasts_is_not_left(
+    monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """Into a queue that the last look did not see, while the next look rests."""
+    settings.DJANGO_MQ = {"POLL_INTERVAL": 600, "LEASE": 300}
+    ran: list[int] = []
+    asked = count(1)
+
+    @handler("late", queue="late", name="late")
+    def late(delivery: Delivery) -> None:
+        ran.append(delivery.id)
+
+    def busy(scheduler: Scheduler) -> bool:
+        number = next(asked)
+        if number == 2:  # the first look has been followed by the second, which is the last
+            with transaction.atomic():
+                broadcast("late")
+        return number == 2
+
+    monkeypatch.setattr(Rest, "after", lambda rest, seconds: 1.0)
+    monkeypatch.setattr(Scheduler, "busy", busy)
+    assert Worker().run(until_empty=True)
+    assert len(ran) == 1
