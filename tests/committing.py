@@ -13,7 +13,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connection
 from django.db.migrations.recorder import MigrationRecorder
 
-from tests.database import open_second, second_connection
+from tests.database import CLEANERS_NAME, open_second, second_connection
 
 #: The tables that `migrate` filled; no test owns their rows.
 KEPT = {model._meta.db_table for model in (ContentType, Permission, MigrationRecorder.Migration)}
@@ -39,10 +39,6 @@ def _delete_all() -> str:
     """
     names = {model._meta.db_table for model in apps.get_models(include_auto_created=True)}
     return "; ".join(f"delete from {name}" for name in names - KEPT)
-
-
-#: Tests that count sessions recognise this one by it.
-CLEANERS_NAME = "mq-tests-cleaner"
 
 
 class Cleaner:

@@ -15,6 +15,9 @@ from django_mq.store import row_locks
 from django_mq.store.limits import set_each
 from tests.waiting import until
 
+#: The name of the session that empties the tables; whoever counts sessions knows it by this.
+CLEANERS_NAME = "mq-tests-cleaner"
+
 
 def open_second(**more: str) -> psycopg.Connection[Any]:
     """Open a connection of the bare driver, in autocommit mode; the caller closes it."""
@@ -65,6 +68,18 @@ def until_any_blocked(event: str | None = None) -> None:
     )
     with second_connection() as other:
         until(lambda: other.execute(blocked, [event]).fetchone(), "one is blocked")
+
+
+def until_alone() -> None:
+    """Return once no session but the caller's and the tests' cleaner uses this database."""
+    others = (
+        "select 1 from pg_stat_activity where datname = current_database()"
+        " and backend_type = 'client backend' and application_name <> %s"
+        " and pid <> all(array[pg_backend_pid(), %s])"
+    )
+    own = connection.connection.info.backend_pid if connection.connection else 0
+    with second_connection() as other:
+        until(lambda: not other.execute(others, [CLEANERS_NAME, own]).fetchone(), "it is alone")
 
 
 class Listener:

@@ -18,8 +18,7 @@ from django_mq import handler, signals
 from django_mq.messages import Delivery, Fence
 from django_mq.models import FailedAttempt, QueuedMessage, QueueState
 from django_mq.worker import DeadWorker
-from tests.committing import CLEANERS_NAME
-from tests.database import second_connection
+from tests.database import CLEANERS_NAME, second_connection
 from tests.rows import add, decide, stored
 from tests.slow import slow
 from tests.waiting import until

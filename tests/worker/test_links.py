@@ -26,7 +26,7 @@ from django_mq.supervisor.process_slot import ProcessSlot
 from django_mq.supervisor.readiness import Readiness
 from django_mq.worker import liveness
 from django_mq.worker.parts import Parts
-from tests.database import second_connection
+from tests.database import second_connection, until_alone
 from tests.rows import add
 from tests.slow import slow
 from tests.waiting import until
@@ -314,6 +314,9 @@ def test_a_drain_ends_whatever_the_link_does(
     through.hold(False)
     for executor in parts.executors:
         executor.join(PATIENCE)
+    # A statement that the proxy held may arrive after the worker's links are shut.
+    connection.close()
+    until_alone()
 
 
 # ---- the supervisor's view

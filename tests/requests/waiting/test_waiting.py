@@ -22,7 +22,7 @@ from django_mq.requests import connection as link
 from django_mq.requests import waiter
 from django_mq.store import results
 from django_mq.testing import drain
-from tests.committing import CLEANERS_NAME
+from tests.database import CLEANERS_NAME
 from tests.requests.questions import NEVER, echo
 from tests.requests.waiting.conftest import names, waiting, wanted
 from tests.waiting import until

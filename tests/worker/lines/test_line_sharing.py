@@ -65,6 +65,7 @@ def test_queues_that_wait_are_handed_over(start: Start, gate: threading.Event) -
             row(queue, handler=f"h_{queue}")
     worker = start(threads=1)
     until(lambda: owners().count("other") == 2)
+    until(lambda: running)
     handed = set(QUEUES) - set(running)
     assert len(running) == 1
     waiting = QueuedMessage.objects.filter(queue__in=handed)
