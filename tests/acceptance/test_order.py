@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -77,7 +78,9 @@ def test_an_ordered_queue_in_a_storm(
     for wanted in (15, 40, 65, 90):
         worker.until(lambda wanted=wanted: queue.done().total() >= wanted, f"{wanted} are done")
         pid = queue.effects()[-1][2]  # the process of the last effect owns the line
-        os.kill(pid, signal.SIGKILL)
+        # On a busy machine, the process killed last may have done all of these before it died.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     queue.wait_empty(worker, 120)
     assert violations(queue, witness, 1, 100) == []
 
