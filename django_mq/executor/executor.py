@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from contextvars import copy_context
 from operator import attrgetter
+from time import monotonic
 
 from django.db import connections
 
@@ -87,8 +88,7 @@ class Executor(threading.Thread):
         tasks = slice_.tasks
         if not tasks[0].handler.atomic:
             self._session.leave_block()
-            if not self._nonatomic.run(tasks):
-                self._put_back(slice_)
+            self._run_nonatomic(slice_)
             return
         remainder = self._slice_runner.run(tasks)
         unstarted = len(remainder.left) + len(remainder.not_locked)
@@ -116,6 +116,14 @@ class Executor(threading.Thread):
         if others := [task for task in not_locked if task.line is None]:
             self._local_queue.put(others)
         self._slice_runner.prepare()
+
+    def _run_nonatomic(self, slice_: Slice) -> None:
+        began = monotonic()
+        if self._nonatomic.run(slice_.tasks):
+            pace = self._local_queue.paces.of(slice_.tasks[0].handler)
+            pace.seconds = (monotonic() - began) / len(slice_.tasks)
+        else:
+            self._put_back(slice_)
 
     def _put_back(self, slice_: Slice) -> None:
         """Put tasks that could not start behind the others; in their lines they stay the first."""

@@ -19,8 +19,9 @@ class Pace:
     After a conflict (deadlock, serialization) the limit is 1 until `run_singly` messages have run:
     handlers that update shared counters ran 75 a second, with 22 deadlocks, in transactions of 100,
     and 3,200 one by one.
-    `seconds` is how long a message of the last slice took, on average over all its handlers, or the
-    last coroutine. The handler may get lists (`listed`), or be async.
+    `seconds` is how long a message of the last slice took, on average over all its handlers; or the
+    last coroutine; or a message of the last non-atomic call, with its statements, since they occupy
+    the thread, too. The handler may get lists (`listed`), or be async.
     """
 
     limit: int = 1

@@ -26,11 +26,11 @@ def held(queue: str) -> int:
     return QueuedMessage.objects.filter(queue=queue, leased_until__isnull=False).count()
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_few_messages_of_a_key_are_claimed_at_once(start: Start, is_async: bool) -> None:
+@pytest.mark.parametrize("kind", ["atomic", "non-atomic", "async"])
+def test_few_messages_of_a_key_are_claimed_at_once(start: Start, kind: str) -> None:
     """Else other threads and processes may have no line to work on."""
     seen: list[int] = []
-    if is_async:
+    if kind == "async":
 
         @handler("#", queue="mail", name="h", timeout=PATIENCE)
         async def h(delivery: Delivery) -> None:
@@ -38,7 +38,7 @@ def test_few_messages_of_a_key_are_claimed_at_once(start: Start, is_async: bool)
             await asyncio.sleep(SECONDS)
     else:
 
-        @handler("#", queue="mail", name="h", timeout=PATIENCE)
+        @handler("#", queue="mail", name="h", timeout=PATIENCE, atomic=kind == "atomic")
         def h(delivery: Delivery) -> None:
             seen.append(held(delivery.queue))
             time.sleep(SECONDS)
