@@ -77,8 +77,10 @@ def _say(ended: Ended) -> None:
     if ended.settled in DONE:
         _announce(signals.message_acked, ended, f"acked after {ended.seconds:.3f} s")
     elif isinstance(outcome, DeadLettered):
-        reason = _reason(outcome, ended.error)
-        text = f"is dead: {reason} ({_loggable_failure(outcome.failure)})"
+        # A reason other than EXHAUSTED is the text of the error.
+        exhausted, failure = outcome.reason == EXHAUSTED, outcome.failure
+        error = _loggable_failure(failure) if exhausted else failure.error_class
+        text = f"is dead: {_reason(outcome, ended.error)} ({error})"
         _announce(signals.message_dead, ended, text, reason=outcome.reason)
     elif ended.settled is Settled.DEAD_UNSTARTED:
         text = f"is dead: {ended.reason}"
